@@ -1,0 +1,30 @@
+# make demo   Fed-BAC, IFCA and HierFAVG on the embedded data, with a report
+# make test   lint, types and every test
+# make install just the environment
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo install test clean
+
+install: $(STAMP)
+
+# torch comes first and pinned: a plain request by another package would pull a much larger build.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/fedbac compare fed-bac ifca hierfavg --task demo --out runs/demo --overwrite
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+clean:
+	rm -rf $(VENV) build runs src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

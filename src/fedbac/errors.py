@@ -1,0 +1,39 @@
+"""The errors of fedbac, one tree.
+
+    ValueError
+      ConfigError            a configuration that cannot run; names the field, the value and what is allowed
+      PartitionError         no partition of the data meets the stated minimum sizes
+    FederationError          what the world does
+      DataNotFoundError      a data set is in none of the places tried
+      RunFolderError         a run folder that cannot be used as asked
+        RunInUseError        another process is writing to it
+        CheckpointError      no checkpoint in it can be read
+"""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message names the field, the value and what is allowed."""
+
+
+class PartitionError(ValueError):
+    """No partition of the data meets the stated minimum sizes."""
+
+
+class FederationError(Exception):
+    """Something outside the program went wrong."""
+
+
+class DataNotFoundError(FederationError):
+    """A data set is in none of the places tried."""
+
+
+class RunFolderError(FederationError):
+    """A run folder that cannot be used as asked."""
+
+
+class RunInUseError(RunFolderError):
+    """Another process is writing to the run folder."""
+
+
+class CheckpointError(RunFolderError):
+    """No checkpoint in the run folder can be read."""
