@@ -1,13 +1,13 @@
 """The errors of fedbac, one tree.
 
-    ValueError
-      ConfigError            a configuration that cannot run; names the field, the value and what is allowed
-      PartitionError         no partition of the data meets the stated minimum sizes
-    FederationError          what the world does
-      DataNotFoundError      a data set is in none of the places tried
-      RunFolderError         a run folder that cannot be used as asked
-        RunInUseError        another process is writing to it
-        CheckpointError      no checkpoint in it can be read
+ValueError
+  ConfigError            a configuration that cannot run; names the field, the value and what is allowed
+  PartitionError         no partition of the data meets the stated minimum sizes
+FederationError          what the world does
+  DataNotFoundError      a data set is in none of the places tried
+  RunFolderError         a run folder that cannot be used as asked
+    RunInUseError        another process is writing to it
+    CheckpointError      no checkpoint in it can be read
 """
 
 

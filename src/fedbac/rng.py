@@ -12,7 +12,7 @@ Rng = np.random.Generator
 
 
 def stream(seed: int, purpose: str, *address: int) -> Rng:
-    """Return the generator for one purpose (``"batches"``, ``"selection"``, ...) at one address (round, member, ...)."""
+    """Return the generator for a purpose (``"batches"``, ``"selection"``, ...) at an address (round, member, ...)."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, address)))
 
 

@@ -1,0 +1,1 @@
+"""Hierarchical, clustered, personalized federated learning with learned decisions."""

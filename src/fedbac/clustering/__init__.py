@@ -1,0 +1,7 @@
+"""Column "Clustering" of Table I: one policy that gives every edge a cluster."""
+
+from fedbac.clustering.bandit import LinUCB, LinUCBState
+from fedbac.clustering.fixed import Fixed
+from fedbac.clustering.loss import LowestLoss
+
+__all__ = ["Fixed", "LinUCB", "LinUCBState", "LowestLoss"]

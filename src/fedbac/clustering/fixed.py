@@ -1,0 +1,56 @@
+"""Labels that never change: one cluster for all, one per edge, or any start kept for good."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from fedbac.rng import Rng
+from fedbac.types import Ask, Evidence, IntArray, NoState, Settings
+
+Start = Literal["round_robin", "uniform", "random"]
+"""How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""
+
+
+def start_labels(start: Start, num_members: int, num_clusters: int, rng: Rng) -> IntArray:
+    """Return the labels before anything is known."""
+    if start == "round_robin":
+        return np.arange(num_members) % num_clusters
+    if start == "uniform":
+        return np.zeros(num_members, dtype=np.int64)
+    return rng.integers(num_clusters, size=num_members)
+
+
+class Fixed(Settings):
+    """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
+
+    kind: Literal["fixed"] = "fixed"
+    adaptive: ClassVar[bool] = False
+    num_clusters: PositiveInt | None = None
+    """Number of clusters; one per edge when not given."""
+    start_labels: Start = "round_robin"
+
+    def clusters(self, num_members: int) -> int:
+        """Return K."""
+        return self.num_clusters or num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """Return the labels for good."""
+        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def ask(self, state: NoState, round_: int) -> Ask | None:
+        """Never due."""
+        return None
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, IntArray]:
+        """Keep the labels."""
+        assert evidence.label_N is not None
+        return state, evidence.label_N

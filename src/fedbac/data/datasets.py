@@ -1,0 +1,158 @@
+"""A data set in memory, from arrays or from a torch ``Dataset``."""
+
+import hashlib
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from fedbac.errors import ConfigError
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A labelled training set and test set.
+
+    Images are uint8 ``[N, C, H, W]``; floating-point examples have any shape ``[N, ...]`` and are used as they are.
+    """
+
+    name: str
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for split, x, y in self._splits():
+            _check(f"data set {self.name!r}: {split}", x, y, self.num_classes)
+        if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
+            raise ConfigError(
+                f"data set {self.name!r}: an example is {self.x_train.dtype} {self.x_train.shape[1:]} in x_train but "
+                f"{self.x_test.dtype} {self.x_test.shape[1:]} in x_test; both must be alike"
+            )
+
+    @classmethod
+    def from_arrays(
+        cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, num_classes: int | None = None
+    ) -> Self:
+        """Make a data set from arrays; uint8 images may also be ``[N, H, W]`` or channels-last.
+
+        A uint8 array counts as channels-last when its last axis is 1 or 3 and its second axis is neither. Without
+        ``num_classes`` it is the largest label plus one.
+        """
+        y_train, y_test = _labels(name, "y_train", y_train), _labels(name, "y_test", y_test)
+        if num_classes is None:
+            num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
+        return cls(name, _channels_first(x_train), y_train, _channels_first(x_test), y_test, num_classes)
+
+    @classmethod
+    def from_torch(
+        cls, name: str, train: TorchDataset[Any], test: TorchDataset[Any], num_classes: int | None = None
+    ) -> Self:
+        """Make a data set from two torch data sets of (example, label).
+
+        An example is a tensor, an array or a PIL image. Each is read once, so a random transform would be frozen:
+        leave augmentation to ``Augment``.
+        """
+        x_train, y_train = _materialize(name, "train", train)
+        x_test, y_test = _materialize(name, "test", test)
+        return cls.from_arrays(name, x_train, y_train, x_test, y_test, num_classes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 of all arrays, by which a resumed run knows that it sees the same data."""
+        digest = hashlib.sha256(str(self.num_classes).encode())
+        for _, x, y in self._splits():
+            for array in (x, y):
+                digest.update(f"{array.dtype.str}{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def normalization(self) -> tuple[Floats, Floats] | None:
+        """Return the mean and standard deviation per channel of ``x_train / 255``, or None for floating-point data.
+
+        A constant channel gets deviation 1, so that dividing by it is safe.
+        """
+        if self.x_train.dtype != np.uint8:
+            return None
+        mean_C, std_C = [], []
+        # Whole-number sums are exact, and one channel at a time keeps the squares of a large data set small.
+        for channel in np.moveaxis(self.x_train, 1, 0):
+            mean = channel.sum(dtype=np.uint64) / channel.size
+            square = np.square(channel, dtype=np.uint16).sum(dtype=np.uint64) / channel.size
+            mean_C.append(mean / 255)
+            std_C.append(np.sqrt(max(square - mean**2, 0.0)) / 255 or 1.0)
+        return np.array(mean_C, np.float32), np.array(std_C, np.float32)
+
+    def _splits(self) -> Iterator[tuple[str, Array, Array]]:
+        yield "train", self.x_train, self.y_train
+        yield "test", self.x_test, self.y_test
+
+
+def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
+    if y.ndim != 1 or y.dtype != np.int64:
+        raise ConfigError(f"{where} labels are {y.dtype} {y.shape}; they must be int64 of shape (N,)")
+    if len(x) == 0 or len(x) != len(y):
+        raise ConfigError(
+            f"{where} set has {len(x)} examples and {len(y)} labels; it needs as many of each, at least one"
+        )
+    if y.min() < 0 or y.max() >= num_classes:
+        raise ConfigError(
+            f"{where} labels run from {y.min()} to {y.max()}; with {num_classes=} they must be 0 to {num_classes - 1}"
+        )
+    if x.dtype == np.uint8:
+        if x.ndim != 4:
+            raise ConfigError(f"{where} images have shape {x.shape}; uint8 images must be [N, C, H, W]")
+    elif not np.issubdtype(x.dtype, np.floating):
+        raise ConfigError(f"{where} examples are {x.dtype}; give uint8 images or floating-point numbers")
+    elif not np.isfinite(x).all():
+        raise ConfigError(f"{where} examples hold NaN or infinite values; remove or replace them")
+
+
+def _labels(name: str, field: str, y: Array) -> Array:
+    y = np.asarray(y)
+    if not np.issubdtype(y.dtype, np.integer):
+        raise ConfigError(f"data set {name!r}: {field} is {y.dtype}; labels must be whole numbers from 0")
+    return y.astype(np.int64)
+
+
+def _channels_first(x: Array) -> Array:
+    x = np.asarray(x)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[:, np.newaxis]
+    elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = np.moveaxis(x, 3, 1)
+    # torch warns about sharing the memory of a read-only array, so such an array is copied.
+    return np.require(x, requirements=("C", "W"))
+
+
+def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array, Array]:
+    num = len(data)  # type: ignore[arg-type]  # torch declares no length, though every map-style data set has one
+    if num == 0:
+        raise ConfigError(f"data set {name!r}: the {split} set is empty; it needs at least one example")
+    examples, labels = [], []
+    for index in range(num):
+        x, y = data[index]
+        examples.append(x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x))
+        try:
+            labels.append(operator.index(y))
+        except TypeError:
+            raise ConfigError(
+                f"data set {name!r}: {split} label {index} is {y!r}; labels must be whole numbers"
+            ) from None
+    shapes = {example.shape for example in examples}
+    if len(shapes) != 1:
+        raise ConfigError(
+            f"data set {name!r}: {split} examples have shapes {sorted(shapes)}; they must all have one shape"
+        )
+    return np.stack(examples), np.array(labels, np.int64)

@@ -1,0 +1,165 @@
+"""Finding, reading and downloading the data sets that fedbac knows by name."""
+
+import difflib
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from fedbac.data.catalog import MINI, SOURCES, Download, Layout, Source
+from fedbac.data.datasets import Dataset
+from fedbac.data.readers import reading
+from fedbac.errors import ConfigError, DataNotFoundError
+
+Folder = str | os.PathLike[str]
+
+
+class Available(NamedTuple):
+    """A known data set and the folder it was found in, if any."""
+
+    name: str
+    where: Path | None
+    description: str
+    licence: str
+
+
+def load(name: str, folder: Folder | None = None) -> Dataset:
+    """Read a data set from the first place that has it.
+
+    The places are ``folder``, the folder named by ``FEDBAC_DATA``, the download cache, and for Fashion-MNIST the
+    folder of Debian's package. Each may hold an ``.npz`` file or torchvision's layout. ``fashion-mnist-mini`` is part
+    of the package.
+    """
+    source = _source(name)
+    if name == MINI:
+        return _read(name, source, _embedded(), source.layouts[0])
+    tried = []
+    for label, place in _places(source, folder):
+        layout = _layout_in(source, place)
+        if place and layout:
+            return _read(name, source, place, layout)
+        tried.append(f"  {label}: {_what_is_missing(source, place)}")
+    raise DataNotFoundError(
+        "\n".join([f"data set {name!r} is in none of the places tried:", *tried, f"To get it, {_ways(name, source)}."])
+    )
+
+
+def fetch(name: str, folder: Folder | None = None) -> Path:
+    """Download a data set from its official source into ``folder`` (by default the cache) and return that folder.
+
+    Every file is checked against its published checksum and appears under its name only when complete.
+    """
+    source = _source(name)
+    if name == MINI:
+        return _embedded()
+    target = Path(folder) if folder is not None else _cache()
+    for download in source.downloads:
+        try:
+            _retrieve(download, target)
+        except (OSError, ValueError) as error:  # no network or no disk space; a checksum that differs
+            raise DataNotFoundError(
+                f"could not download {download.url} into {target}: {error}\n"
+                f"Try again later, or get the files in another way: {_ways(name, source)}."
+            ) from error
+    return target
+
+
+def available(folder: Folder | None = None) -> list[Available]:
+    """List every known data set and where ``load`` would find it."""
+    return [Available(name, _found(name, folder), s.description, s.licence) for name, s in SOURCES.items()]
+
+
+def _found(name: str, folder: Folder | None) -> Path | None:
+    if name == MINI:
+        return _embedded()
+    source = SOURCES[name]
+    return next((place for _, place in _places(source, folder) if _layout_in(source, place)), None)
+
+
+def _source(name: str) -> Source:
+    if name in SOURCES:
+        return SOURCES[name]
+    near = difflib.get_close_matches(name.lower(), SOURCES, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(f"unknown data set {name!r}: {hint}The known ones are {', '.join(SOURCES)}")
+
+
+def _embedded() -> Path:
+    return Path(str(resources.files("fedbac.data").joinpath("embedded")))
+
+
+def _cache() -> Path:
+    import pooch  # slow to import, and needed only to find or fill the cache
+
+    return Path(os.environ.get("FEDBAC_CACHE") or pooch.os_cache("fedbac"))
+
+
+def _places(source: Source, folder: Folder | None) -> Iterator[tuple[str, Path | None]]:
+    if folder is not None:
+        yield f"{folder} (the folder asked for)", Path(folder)
+    variable = os.environ.get("FEDBAC_DATA")
+    yield (f"{variable} (FEDBAC_DATA)", Path(variable)) if variable else ("FEDBAC_DATA", None)
+    yield f"{_cache()} (the download cache)", _cache()
+    for place in source.system_folders:
+        yield f"{place} (the system's package)", place
+
+
+def _layout_in(source: Source, place: Path | None) -> Layout | None:
+    if place is None:
+        return None
+    return next((layout for layout in source.layouts if all((place / file).is_file() for file in layout.files)), None)
+
+
+def _what_is_missing(source: Source, place: Path | None) -> str:
+    if place is None:
+        return "not set"
+    if not place.is_dir():
+        return "no such folder"
+    for layout in source.layouts:
+        missing = [file for file in layout.files if not (place / file).is_file()]
+        if len(missing) < len(layout.files):
+            return f"incomplete, {', '.join(missing)} is missing"
+    return f"no {' or '.join(dict.fromkeys(layout.label for layout in source.layouts))}"
+
+
+def _ways(name: str, source: Source) -> str:
+    return (
+        f"run `fedbac data get {name}`, or set FEDBAC_DATA or --data to a folder that holds "
+        f"{' or '.join(dict.fromkeys(layout.label for layout in source.layouts))}"
+    )
+
+
+def _read(name: str, source: Source, place: Path, layout: Layout) -> Dataset:
+    paths = [place / file for file in layout.files]
+    arrays = layout.read(paths)
+    with reading(paths[0]):
+        return Dataset.from_arrays(name, *arrays, num_classes=source.num_classes)
+
+
+def _retrieve(download: Download, target: Path) -> None:
+    import pooch
+
+    if download.members and all((target / member).is_file() for member in download.members):
+        return
+    path = target / download.path
+    # pooch writes to a temporary file and moves it into place once its checksum is right.
+    pooch.retrieve(download.url, known_hash=f"md5:{download.md5}", fname=path.name, path=path.parent)
+    if download.members:
+        _unpack(path, target, download.members)
+        path.unlink()
+
+
+def _unpack(archive: Path, target: Path, members: tuple[str, ...]) -> None:
+    """Write the named members of an archive below a folder, each one moved into place when it is complete."""
+    with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=target) as scratch:
+        for member in members:
+            content = tar.extractfile(member)
+            if content is None:
+                raise ValueError(f"{archive} holds no file {member}")
+            part = Path(scratch) / "part"
+            part.write_bytes(content.read())
+            (target / member).parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target / member)

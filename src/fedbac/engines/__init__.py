@@ -1,0 +1,5 @@
+"""Engines: how the cloud reaches its edges."""
+
+from fedbac.engines.simulator import Simulator
+
+__all__ = ["Simulator"]

@@ -1,0 +1,61 @@
+"""All edges and clients in this process: the edges' work is driven in step and their requests are merged."""
+
+from collections.abc import Generator, Sequence
+
+from fedbac.experiment import Experiment
+from fedbac.rounds import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
+from fedbac.types import Evaluate, Request, Result, Train, Trainer
+
+
+class Simulator:
+    """Edges that share one trainer."""
+
+    def __init__(self, experiment: Experiment, sites: Sequence[EdgeSite], trainer: Trainer) -> None:
+        self.experiment = experiment
+        self.sites = sites
+        self.trainer = trainer
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every edge run its order."""
+        return [report for report in self._run(orders) if isinstance(report, TrainReport)]
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every edge measure."""
+        return [report for report in self._run(orders) if isinstance(report, MeasureReport)]
+
+    def _run(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
+        """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
+        work = [serve(order, self.sites[order.edge], self.experiment) for order in orders]
+        reports: dict[int, EdgeReport] = {}
+        requests: dict[int, Request] = {}
+        for i, edge in enumerate(work):
+            _advance(i, edge, None, requests, reports)
+        while requests:
+            results = self._answer(requests)
+            requests = {}
+            for i, result in results.items():
+                _advance(i, work[i], result, requests, reports)
+        return [reports[i] for i in range(len(work))]
+
+    def _answer(self, requests: dict[int, Request]) -> dict[int, Result]:
+        training = {i: request for i, request in requests.items() if isinstance(request, Train)}
+        measuring = {i: request for i, request in requests.items() if isinstance(request, Evaluate)}
+        results: dict[int, Result] = {}
+        if training:
+            results |= zip(training, self.trainer.train(list(training.values())), strict=True)
+        if measuring:
+            results |= zip(measuring, self.trainer.evaluate(list(measuring.values())), strict=True)
+        return results
+
+
+def _advance(
+    i: int,
+    edge: Generator[Request, Result, EdgeReport],
+    result: Result | None,
+    requests: dict[int, Request],
+    reports: dict[int, EdgeReport],
+) -> None:
+    try:
+        requests[i] = next(edge) if result is None else edge.send(result)
+    except StopIteration as done:
+        reports[i] = done.value

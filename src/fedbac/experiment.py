@@ -1,0 +1,244 @@
+"""The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from fedbac.choices import Choice, unknown
+from fedbac.clustering import Fixed, LinUCB, LowestLoss
+from fedbac.data import Augment, Partition
+from fedbac.errors import ConfigError
+from fedbac.models import LeNet5, NetworkChoice
+from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.selection import Random, Thompson
+from fedbac.topology import Hierarchical
+from fedbac.types import ClusterPolicy, Personalization, SelectionPolicy, Settings, Split
+
+CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB)
+SELECTION = Choice(SelectionPolicy, Random, Thompson)
+PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive)
+
+S = TypeVar("S", bound=Settings)
+
+
+class Training(Settings):
+    """Local SGD, the same for every method."""
+
+    epochs: PositiveInt = 5
+    """E, passes over the client's data per round."""
+    batch_size: PositiveInt = 32
+    """Not given in the paper (C.1)."""
+    drop_last: bool = False
+    """Leave out a last batch that is not full, unless it is the only one."""
+    learning_rate: PositiveFloat = 0.01
+    learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
+    """η_t = η · decay^(t−1), constant within a round (C.5)."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum_state: Literal["reset", "persist"] = "reset"
+    """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
+    weight_decay: NonNegativeFloat = 5e-4
+    clip_norm: PositiveFloat | None = 1.0
+    """Largest norm of a gradient; null does not clip."""
+    clip_scope: Literal["joint", "per_network"] = "joint"
+    """One norm over all parts that are trained, or one per part (C.3)."""
+
+    def rate(self, round_: int) -> float:
+        """Return η_t."""
+        return self.learning_rate * self.learning_rate_decay ** (round_ - 1)
+
+
+class Task(Settings):
+    """What is learned, from which data, spread how, with which network and local training."""
+
+    dataset: str = "fashion-mnist-mini"
+    num_edges: PositiveInt = 10
+    """M."""
+    clients_per_edge: PositiveInt | tuple[NonNegativeInt, ...] = 10
+    """N_m: one number, or one per edge."""
+    rounds: PositiveInt = 100
+    """T, cloud rounds."""
+    partition: Partition = Partition()
+    augment: Augment | None = None
+    """Random crops and flips; none by default (C.6)."""
+    network: NetworkChoice = LeNet5()
+    training: Training = Training()
+    targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.5, 0.6, 0.7, 0.8)
+    """Accuracies for which rounds and bytes to reach them are reported."""
+
+    def clients(self) -> tuple[int, ...]:
+        """Return N_m for every edge."""
+        if isinstance(self.clients_per_edge, tuple):
+            return self.clients_per_edge
+        return (self.clients_per_edge,) * self.num_edges
+
+    @model_validator(mode="after")
+    def _every_edge_has_clients(self) -> "Task":
+        if len(self.clients()) != self.num_edges:
+            raise ValueError(
+                f"clients_per_edge lists {len(self.clients())} edges but num_edges is {self.num_edges}; make them equal"
+            )
+        for edge, count in enumerate(self.clients()):
+            if count == 0:
+                raise ValueError(f"clients_per_edge: edge {edge} has no clients; every edge needs at least 1")
+        return self
+
+
+class Measurement(Settings):
+    """How the loss L_m^(k) of a cluster's model on an edge's data is measured (C.19, C.39)."""
+
+    split: Split = "train"
+    clients: Literal["all", "selected"] = "all"
+    """All clients of the edge, or those that trained in this round."""
+    max_samples_per_client: PositiveInt | None = 256
+    """Cap, by a fixed subset; null uses all."""
+    location: Literal["clients", "edge"] = "clients"
+    """Who holds the training and validation data that are measured on: decides which bytes are counted."""
+
+
+class Method(Settings):
+    """A row of Table I: one choice per column."""
+
+    name: str
+    topology: Hierarchical = Hierarchical()
+    clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
+    selection: Annotated[SelectionPolicy, SELECTION] = Random()
+    personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
+    cloud_weight: Literal["total", "selected", "uniform"] = "total"
+    """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
+    empty_cluster: Literal["keep", "clone", "zero"] = "keep"
+    """The network that an edge finds in an empty cluster: what was left there, a copy of the network it comes with,
+    or one whose output is zero (C.17)."""
+    measurement: Measurement = Measurement()
+    network: NetworkChoice | None = None
+    """A network to use instead of the task's, for studies of capacity."""
+
+
+class Evaluation(Settings):
+    """How a run is judged (C.13, C.14, C.33, C.37)."""
+
+    point: Literal["pre_reassign", "post_reassign", "edge_model"] = "pre_reassign"
+    """Distributed accuracy after cloud aggregation with the labels of the round, with the new labels, or of the edges'
+    own averages before the cloud's (C.14)."""
+    last_rounds: PositiveInt = 10
+    """The final accuracy is the mean over this many last rounds."""
+    target_patience: PositiveInt = 3
+    """A target counts as reached in the first of this many consecutive rounds at or above it."""
+
+
+class Experiment(Settings):
+    """Everything that decides the numbers of a run."""
+
+    seed: NonNegativeInt = 0
+    task: Task
+    method: Method
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Experiment":
+        num_edges = self.task.num_edges
+        num_clusters = self.method.clustering.clusters(num_edges)
+        if num_clusters > num_edges:
+            raise ValueError(
+                f"method.clustering.num_clusters is {num_clusters} but there are only {num_edges} edges to cluster; "
+                f"choose at most {num_edges}"
+            )
+        clusters_matter = "cluster" in self.method.personalization.scopes.values()
+        if num_clusters > 1 and not clusters_matter:
+            raise ValueError(
+                f"method.personalization {self.method.personalization.kind!r} has no part per cluster, so "
+                f"method.clustering must have one cluster, not {num_clusters}"
+            )
+        wanted = {"method.measurement.split": self.method.measurement.split}
+        wanted["method.selection.reward_split"] = getattr(self.method.selection, "reward_split", None) or "train"
+        for field, split in wanted.items():
+            if split == "validation" and self.task.partition.validation_fraction == 0:
+                raise ValueError(
+                    f"{field} is 'validation' but task.partition.validation_fraction is 0; hold out some data "
+                    "(0.1 is usual) or choose another split"
+                )
+        return self
+
+
+class Runtime(Settings):
+    """Where and how the work is done. None of it changes what is computed, beyond floating-point rounding."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: PositiveInt | None = None
+    """Processes on the CPU; one per core when not given."""
+
+
+def parse(cls: type[S], data: Any) -> S:
+    """Return the settings in plain data, or raise a ConfigError that names each field, its value and what is allowed."""
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(cls, detail) for detail in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+
+
+def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the tree with each ``path=value`` set; values are read as YAML, so 0.1, true, null and [1, 2] work."""
+    out = _copy(tree)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--set {assignment!r}: write it as path=value, for example task.training.batch_size=64")
+        *parents, leaf = path.split(".")
+        node = out
+        for parent in parents:
+            child = node.get(parent)
+            if child is None:
+                child = node[parent] = {}
+            if not isinstance(child, dict):
+                raise ConfigError(f"--set {assignment!r}: {parent!r} is a value, not a group of settings")
+            node = child
+        node[leaf] = yaml.safe_load(text)
+    return out
+
+
+def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+
+
+def _explain(cls: type[Settings], detail: Any) -> str:
+    # A choice puts its kind into the path; the user never wrote it there.
+    kinds = {*CLUSTERING.kinds, *SELECTION.kinds, *PERSONALIZATION.kinds, "lenet5", "mlp", "custom"}
+    path = [str(step) for step in detail["loc"] if str(step) not in kinds]
+    where, value, message = ".".join(path) or cls.__name__.lower(), detail["input"], detail["msg"]
+    if detail["type"] == "extra_forbidden":
+        return f"{where}: " + unknown("field", path[-1], _fields_at(cls, detail["loc"][:-1]))
+    if detail["type"] in {"value_error", "unknown_kind", "missing"}:
+        return f"{where}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
+    return f"{where}: {value!r} is not allowed: {message[0].lower()}{message[1:]}"
+
+
+def _fields_at(cls: type[Settings], path: Sequence[object]) -> list[str]:
+    """Return the field names of the settings at a path of a validation error."""
+    schema: dict[str, Any] = cls.model_json_schema()
+    node: dict[str, Any] = schema
+    for step in path:
+        node = _resolve(schema, node)
+        if step in node.get("properties", {}):
+            node = node["properties"][step]
+        elif "discriminator" in node:
+            node = {"$ref": node["discriminator"]["mapping"][step]}
+    return list(_resolve(schema, node).get("properties", {}))
+
+
+def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    options = [option for option in node.get("anyOf", ()) if "$ref" in option]
+    if len(options) == 1:  # an optional group of settings
+        node = options[0]
+    while "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node

@@ -1,0 +1,91 @@
+"""A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbac.data import Augment, Dataset, Shards
+from fedbac.experiment import Training
+from fedbac.rng import stream
+from fedbac.types import Evaluate, FloatArray, IntArray, Split
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The data set, who holds which examples, and how they are visited and seen."""
+
+    dataset: Dataset
+    shards: Shards
+    training: Training
+    augment: Augment | None
+    seed: int
+
+    def visits(self, client: int, round_: int, edge_round: int, num_phases: int) -> IntArray:
+        """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation."""
+        mine = self.shards.train[client]
+        rng = stream(self.seed, "batches", round_, edge_round, client)
+        return np.stack([mine[rng.permutation(mine.size)] for _ in range(num_phases * self.training.epochs)])
+
+    def batches(self, size: int) -> list[slice]:
+        """Return the batches of one epoch over ``size`` examples; only the last may be smaller."""
+        step = self.training.batch_size
+        slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        ragged = size % step != 0
+        return slices[:-1] if self.training.drop_last and ragged and len(slices) > 1 else slices
+
+    def distortions(self, client: int, round_: int, edge_round: int, visits: IntArray) -> tuple[Tensor, Tensor] | None:
+        """Return crop offsets and flips for every visit, or None without augmentation."""
+        if self.augment is None:
+            return None
+        rng = stream(self.seed, "augment", round_, edge_round, client)
+        offset, flip = self.augment.draw(rng, visits.size)
+        return torch.from_numpy(offset).reshape(*visits.shape, 2), torch.from_numpy(flip).reshape(visits.shape)
+
+    def groups(self, request: Evaluate) -> list[IntArray]:
+        """Return the examples an Evaluate request speaks of, one group per client, or the edge's test data as one."""
+        if request.split == "test":
+            return [self.shards.test[request.edge]]
+        return [self._capped(client, request.split, request.max_samples) for client in request.clients]
+
+    def _capped(self, client: int, split: Split, cap: int | None) -> IntArray:
+        mine = self.shards.train[client] if split == "train" else self.shards.validation[client]
+        if cap is None or mine.size <= cap:
+            return mine
+        return np.sort(stream(self.seed, "loss-subset", client).choice(mine, cap, replace=False))
+
+    def source(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the images and labels that indices of a split point into."""
+        return self._tensors[1 if split == "test" else 0]
+
+    @cached_property
+    def _tensors(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        d = self.dataset
+        return (
+            (torch.from_numpy(d.x_train), torch.from_numpy(d.y_train)),
+            (torch.from_numpy(d.x_test), torch.from_numpy(d.y_test)),
+        )
+
+    @cached_property
+    def _statistics(self) -> tuple[Tensor, Tensor] | None:
+        found = self.dataset.normalization()
+        if found is None:
+            return None
+        mean, std = (torch.from_numpy(np.asarray(value, dtype=np.float32)).reshape(-1, 1, 1) for value in found)
+        return mean, std
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, floats as they are."""
+        if self._statistics is None:
+            return x.float()
+        mean, std = (value.to(x.device) for value in self._statistics)
+        return (x.float() / 255 - mean) / std
+
+
+def rates(correct: list[list[int]], loss: list[list[float]], count: list[int]) -> tuple[FloatArray, FloatArray]:
+    """Return mean loss and accuracy per (model, group) from sums; a group without examples gives NaN."""
+    count_G = np.maximum(np.array(count, dtype=np.float64), 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.array(loss, dtype=np.float64) / count_G, np.array(correct, dtype=np.float64) / count_G

@@ -1,0 +1,232 @@
+"""One client after another, on flat parameters: the trainer for any network on a CPU."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedbac import trees
+from fedbac.local.examples import Examples, rates
+from fedbac.rng import torch_seed
+from fedbac.types import Evaluate, Measured, Params, Parts, Personalization, Phase, Train, Trained
+
+EVALUATION_BATCH = 512
+
+
+class FlatModel:
+    """Copies of a network, one per part, whose parameters are views of one flat vector.
+
+    With one vector, clipping, weight decay and momentum are a handful of calls per step, however many layers there are.
+    """
+
+    def __init__(self, network: nn.Module, part_names: Sequence[str]) -> None:
+        self.modules = {part: copy.deepcopy(network) for part in part_names}
+        sizes = {part: sum(p.numel() for p in module.parameters()) for part, module in self.modules.items()}
+        self.weight = torch.zeros(sum(sizes.values()))
+        self.gradient = torch.zeros_like(self.weight)
+        self.range: dict[str, slice] = {}
+        start = 0
+        for part, module in self.modules.items():
+            self.range[part] = slice(start, start + sizes[part])
+            for parameter in module.parameters():
+                stop = start + parameter.numel()
+                parameter.data = self.weight[start:stop].view_as(parameter)
+                parameter.grad = self.gradient[start:stop].view_as(parameter)
+                start = stop
+
+    def apply(self, part: str, x: Tensor) -> Tensor:
+        """Run one part."""
+        logits: Tensor = self.modules[part](x)
+        return logits
+
+    def load(self, part: str, params: Params) -> None:
+        """Copy weights (and buffers) in."""
+        module = self.modules[part]
+        with torch.no_grad():
+            for name, value in [*module.named_parameters(), *module.named_buffers()]:
+                if name in params:
+                    value.copy_(params[name])
+
+    def read(self, part: str, names: Sequence[str]) -> Params:
+        """Copy weights (and buffers) out."""
+        module = self.modules[part]
+        values = dict([*module.named_parameters(), *module.named_buffers()])
+        return {name: values[name].detach().clone() for name in names}
+
+    def prepare(self, phase: Phase) -> None:
+        """Let only the phase's parts receive gradients."""
+        for part, module in self.modules.items():
+            for parameter in module.parameters():
+                parameter.requires_grad_(part in phase.moves)
+
+    def train(self, mode: bool) -> None:
+        """Switch layers such as dropout on or off."""
+        for module in self.modules.values():
+            module.train(mode)
+
+
+class LoopTrainer:
+    """Trains and evaluates in this process, on one thread, so that results do not depend on the number of cores."""
+
+    path = "torch-loop"
+
+    def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples) -> None:
+        self.examples = examples
+        self.scheme = scheme
+        self.model = FlatModel(network, tuple(scheme.scopes))
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Train the clients of all requests."""
+        return [gather([self.train_one(request, i) for i in range(len(request.clients))]) for request in requests]
+
+    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
+        """Evaluate the models of all requests."""
+        return [self.evaluate_one(request) for request in requests]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def train_one(self, request: Train, index: int) -> tuple[Parts, float, Parts | None]:
+        """Run LocalSGD for one client of a request and return its parts, mean loss and momentum."""
+        client = request.clients[index]
+        for part, params in request.start.items():
+            self.model.load(part, params)
+        velocity = torch.zeros_like(self.model.weight)
+        if request.momentum is not None:
+            for part, buffers in request.momentum.items():
+                velocity[self.model.range[part]] = trees.ravel(trees.take(buffers, index))
+        phases = self.scheme.phases()
+        visits = self.examples.visits(client, request.round, request.edge_round, len(phases))
+        distortions = self.examples.distortions(client, request.round, request.edge_round, visits)
+        pixels, labels = self.examples.source("train")
+        total = torch.zeros(())
+        seen = 0
+        self.model.train(True)
+        with one_thread(torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, client)):
+            for epoch, order in enumerate(visits):
+                phase = phases[epoch // self.examples.training.epochs]
+                if epoch % self.examples.training.epochs == 0:
+                    step = self._stepper(phase, velocity, request.learning_rate)
+                index_B = torch.from_numpy(order)
+                x, y = self.examples.normalize(pixels[index_B]), labels[index_B]
+                if distortions is not None and self.examples.augment is not None:
+                    x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
+                for batch in self.examples.batches(order.size):
+                    loss = F.cross_entropy(self.scheme.predict(self.model.apply, x[batch]), y[batch])
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    step()
+                    total += loss.detach() * (batch.stop - batch.start)
+                    seen += batch.stop - batch.start
+        parts = {part: self.model.read(part, list(params)) for part, params in request.start.items()}
+        momentum = None
+        if request.momentum is not None:
+            momentum = {
+                part: trees.unravel(velocity[self.model.range[part]].clone(), trees.take(buffers, index))
+                for part, buffers in request.momentum.items()
+            }
+        return parts, float(total) / max(seen, 1), momentum
+
+    def _stepper(self, phase: Phase, velocity: Tensor, rate: float) -> Callable[[], None]:
+        """Return the update of one step: penalty, clip, weight decay, momentum, as PyTorch's SGD does them."""
+        training, model = self.examples.training, self.model
+        weight, gradient = model.weight, model.gradient
+        gradient.zero_()
+        model.prepare(phase)
+        decay, penalty = torch.zeros_like(weight), torch.zeros_like(weight)
+        for part in phase.moves:
+            decay[model.range[part]] = training.weight_decay + phase.decay.get(part, 0.0)
+            penalty[model.range[part]] = phase.penalty.get(part, 0.0)
+        penalized = bool(penalty.any())
+        moving = [model.range[part] for part in phase.moves]
+        clipped = [slice(None)] if training.clip_scope == "joint" else moving
+        moving_mask = torch.zeros_like(weight)
+        for piece in moving:
+            moving_mask[piece] = 1.0
+        everything_moves = len(moving) == len(model.modules)
+
+        @torch.no_grad()
+        def step() -> None:
+            if penalized:
+                gradient.addcmul_(penalty, weight)
+            if training.clip_norm is not None:
+                for piece in clipped:
+                    norm = torch.linalg.vector_norm(gradient[piece])
+                    gradient[piece].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+            gradient.addcmul_(decay, weight)
+            velocity.mul_(training.momentum).add_(gradient)
+            # A frozen part must not coast on a momentum it kept from before.
+            weight.add_(velocity if everything_moves else velocity * moving_mask, alpha=-rate)
+            gradient.zero_()
+
+        return step
+
+    def evaluate_one(self, request: Evaluate) -> Measured:
+        """Return losses and accuracies of a request's models on its groups."""
+        pixels, labels = self.examples.source(request.split)
+        groups = self.examples.groups(request)
+        networks, model_table = distinct(request.models)
+        loss = [[0.0] * len(groups) for _ in request.models]
+        correct = [[0] * len(groups) for _ in request.models]
+        self.model.train(False)
+        with one_thread(0), torch.no_grad():
+            for g, group in enumerate(groups):
+                for start in range(0, group.size, EVALUATION_BATCH):
+                    index = torch.from_numpy(group[start : start + EVALUATION_BATCH])
+                    x, y = self.examples.normalize(pixels[index]), labels[index]
+                    logits = [self._logits(part, params, x) for part, params in networks]
+                    for v, row in enumerate(model_table):
+                        # A network that several models share is run once per batch.
+                        score = self.scheme.predict(lambda part, _, row=row, logits=logits: logits[row[part]], x)  # type: ignore[misc]
+                        loss[v][g] += float(F.cross_entropy(score, y, reduction="sum"))
+                        correct[v][g] += int((score.argmax(1) == y).sum())
+        loss_VG, accuracy_VG = rates(correct, loss, [group.size for group in groups])
+        return Measured(loss_VG, accuracy_VG, np.array([group.size for group in groups]))
+
+    def _logits(self, part: str, params: Params, x: Tensor) -> Tensor:
+        self.model.load(part, params)
+        return self.model.apply(part, x)
+
+
+def distinct(models: Sequence[Parts]) -> tuple[list[tuple[str, Params]], list[dict[str, int]]]:
+    """Return the distinct (part, network) pairs of several models, and for each model where its parts are among them."""
+    found: dict[tuple[str, int], int] = {}
+    networks: list[tuple[str, Params]] = []
+    table: list[dict[str, int]] = []
+    for model in models:
+        row = {}
+        for part, params in model.items():
+            key = (part, id(params))
+            if key not in found:
+                found[key] = len(networks)
+                networks.append((part, params))
+            row[part] = found[key]
+        table.append(row)
+    return networks, table
+
+
+def gather(outcomes: Sequence[tuple[Parts, float, Parts | None]]) -> Trained:
+    """Stack the outcomes of a request's clients."""
+    parts, losses, momenta = zip(*outcomes, strict=True)
+    kept = [momentum for momentum in momenta if momentum is not None]
+    return Trained(
+        parts_C={name: trees.stack([p[name] for p in parts]) for name in parts[0]},
+        loss_C=np.array(losses),
+        momentum={name: trees.stack([m[name] for m in kept]) for name in kept[0]} if kept else None,
+    )
+
+
+@contextmanager
+def one_thread(seed: int) -> Iterator[None]:
+    """Run on one thread with torch's generator seeded, and put both back afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,110 @@
+"""The loop trainer in one single-threaded process per core."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedbac import trees
+from fedbac.local.examples import Examples
+from fedbac.local.loop import LoopTrainer, distinct, gather
+from fedbac.types import Evaluate, Measured, Params, Parts, Personalization, Train, Trained
+
+Packed = dict[str, dict[str, np.ndarray]]
+"""Parts as numpy arrays: cheap to send between processes."""
+
+_worker: LoopTrainer
+
+
+def _begin(network: nn.Module, scheme: Personalization, examples: Examples) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it saves first
+    torch.set_num_threads(1)
+    _worker = LoopTrainer(network, scheme, examples)
+
+
+def _train(request: Train, start: Packed, momentum: Packed | None) -> tuple[Packed, float, Packed | None]:
+    whole = replace(request, start=_unpack(start), momentum=_unpack(momentum) if momentum else None)
+    parts, loss, after = _worker.train_one(whole, 0)
+    return _pack(parts), loss, _pack(after) if after else None
+
+
+def _evaluate(
+    request: Evaluate, networks: list[tuple[str, dict[str, np.ndarray]]], table: list[dict[str, int]]
+) -> Measured:
+    tensors = [(part, _tensors(params)) for part, params in networks]
+    models = tuple({part: tensors[index][1] for part, index in row.items()} for row in table)
+    return _worker.evaluate_one(replace(request, models=models))
+
+
+class PoolTrainer:
+    """Spreads clients over worker processes; every client is computed exactly as in the loop trainer."""
+
+    path = "torch-loop"
+
+    def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, workers: int) -> None:
+        from loky import ProcessPoolExecutor  # starts slowly and is needed only here
+
+        self.examples = examples
+        self.pool: Any = ProcessPoolExecutor(
+            max_workers=workers, initializer=_begin, initargs=(network, scheme, examples), timeout=60
+        )
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Train the clients of all requests, largest first so that no worker is left with a long one at the end."""
+        jobs = [(r, c) for r, request in enumerate(requests) for c in range(len(request.clients))]
+        jobs.sort(key=lambda job: -self.examples.shards.train[requests[job[0]].clients[job[1]]].size)
+        starts = [_pack(request.start) for request in requests]
+        futures = {}
+        for r, c in jobs:
+            request = requests[r]
+            momentum = None
+            if request.momentum is not None:
+                momentum = _pack({part: _row(rows, c) for part, rows in request.momentum.items()})
+            light = replace(request, clients=(request.clients[c],), start={}, momentum=None)
+            futures[r, c] = self.pool.submit(_train, light, starts[r], momentum)
+        out = []
+        for r, request in enumerate(requests):
+            outcomes = []
+            for c in range(len(request.clients)):
+                parts, loss, after = futures[r, c].result()
+                outcomes.append((_unpack(parts), loss, _unpack(after) if after else None))
+            out.append(gather(outcomes))
+        return out
+
+    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
+        """Evaluate the models of all requests."""
+        futures = []
+        for request in requests:
+            networks, table = distinct(request.models)
+            arrays = [(part, _arrays(params)) for part, params in networks]
+            futures.append(self.pool.submit(_evaluate, replace(request, models=()), arrays, table))
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.pool.shutdown(wait=True, kill_workers=True)
+
+
+def _arrays(params: Params) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in params.items()}
+
+
+def _tensors(arrays: dict[str, np.ndarray]) -> Params:
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+
+def _row(rows: Params, index: int) -> Params:
+    return {name: value[None] for name, value in trees.take(rows, index).items()}
+
+
+def _pack(parts: Parts) -> Packed:
+    return {part: _arrays(params) for part, params in parts.items()}
+
+
+def _unpack(packed: Packed) -> Parts:
+    return {part: _tensors(arrays) for part, arrays in packed.items()}

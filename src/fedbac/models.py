@@ -1,0 +1,144 @@
+"""Networks: LeNet-5 of any width, a small perceptron, and any ``nn.Module`` of the user's."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from fedbac.errors import ConfigError
+from fedbac.rng import torch_seed
+from fedbac.types import Params, Settings
+
+LENET_WIDTHS = (6, 16, 120, 84)
+
+
+class LeNet5(Settings):
+    """LeNet-5 with ReLU, max pooling and no padding: 62,006 weights for 3×32×32, 44,426 for 1×28×28 (C.7)."""
+
+    kind: Literal["lenet5"] = "lenet5"
+    width: PositiveFloat | tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = 1.0
+    """A multiplier, or the four layer widths; 1.41 gives the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Return the network for images of this shape."""
+        if len(shape) != 3 or min(shape[1:]) < 16:
+            raise ConfigError(
+                f"task.network: lenet5 needs images [channels, height, width] of at least 16×16, "
+                f"but an example of this data set has shape {list(shape)}; use task.network.kind=mlp or your own"
+            )
+        c1, c2, f1, f2 = self.widths()
+        height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+        return nn.Sequential(
+            nn.Conv2d(shape[0], c1, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(c1, c2, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(c2 * height * width, f1), nn.ReLU(),
+            nn.Linear(f1, f2), nn.ReLU(),
+            nn.Linear(f2, num_classes),
+        )  # fmt: skip
+
+    def widths(self) -> tuple[int, int, int, int]:
+        """Return the widths of the four hidden layers."""
+        if isinstance(self.width, tuple):
+            return self.width
+        c1, c2, f1, f2 = (max(1, round(base * self.width)) for base in LENET_WIDTHS)
+        return c1, c2, f1, f2
+
+
+class Perceptron(Settings):
+    """A multi-layer perceptron on the flattened example; no hidden layer makes it a linear model."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: tuple[PositiveInt, ...] = (32,)
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Return the network for examples of this shape."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = int(torch.Size(shape).numel())
+        for hidden in self.hidden:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+            width = hidden
+        return nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+
+class Custom(Settings):
+    """Stands in a configuration for a network that was handed over in Python; a resume must hand it over again."""
+
+    kind: Literal["custom"] = "custom"
+    name: str
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Refuse: only the caller has this network."""
+        raise ConfigError(
+            f"task.network: {self.name!r} is a network of your own; pass it again with network=... "
+            "(a function that returns a new nn.Module, or an nn.Module)"
+        )
+
+
+NetworkChoice = Annotated[LeNet5 | Perceptron | Custom, Field(discriminator="kind")]
+UserNetwork = nn.Module | Callable[[], nn.Module]
+Build = Callable[[int], nn.Module]
+"""``build(i)`` returns the i-th independently initialized network of a run."""
+
+
+def builder(
+    network: LeNet5 | Perceptron | Custom, user: UserNetwork | None, shape: tuple[int, ...], num_classes: int, seed: int
+) -> Build:
+    """Return the function that makes a run's networks, after checking once that one fits the data."""
+
+    def build(index: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(seed, "init", index))
+            return network.build(shape, num_classes) if user is None else _renew(user)
+
+    _check_output(build(0), shape, num_classes)
+    return build
+
+
+def _renew(user: UserNetwork) -> nn.Module:
+    if not isinstance(user, nn.Module):
+        return user()
+    module = copy.deepcopy(user)
+    for child in module.modules():
+        reset = getattr(child, "reset_parameters", None)
+        if reset is not None:
+            reset()
+        elif any(True for _ in child.parameters(recurse=False)):
+            raise ConfigError(
+                f"network: {type(child).__name__} has weights but no reset_parameters(), so it cannot be initialized "
+                "anew; pass a function that returns a new module instead of the module"
+            )
+    return module
+
+
+def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int) -> None:
+    module.eval()
+    with torch.no_grad():
+        try:
+            logits: Tensor = module(torch.zeros(2, *shape))
+        except RuntimeError as error:
+            raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
+    if logits.shape != (2, num_classes):
+        raise ConfigError(
+            f"network: for two examples it must return logits of shape [2, {num_classes}] (the data set has "
+            f"{num_classes} classes), but it returns {list(logits.shape)}"
+        )
+
+
+def weights(module: nn.Module) -> Params:
+    """Return a network's weights: its parameters and its floating-point buffers (averaged, though not trained)."""
+    named = {name: value.detach().clone() for name, value in module.named_parameters()}
+    named |= {name: value.detach().clone() for name, value in module.named_buffers() if value.is_floating_point()}
+    return named
+
+
+def zero_last_layer(params: Params) -> Params:
+    """Return the weights with the last layer at zero, so that the network's output is zero yet it can learn (C.15)."""
+    last = list(params)[-1].rpartition(".")[0]
+    return {
+        name: torch.zeros_like(value) if name.rpartition(".")[0] == last else value.clone()
+        for name, value in params.items()
+    }

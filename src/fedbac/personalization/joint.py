@@ -1,0 +1,90 @@
+"""Schemes whose parts are trained together: one network, one per cluster, or the sum of both (Eq. 2)."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import NonNegativeFloat
+from torch import Tensor, nn
+
+from fedbac import models, trees
+from fedbac.types import Apply, Params, Parts, Phase, Scope, Settings
+
+ClusterInit = Literal["shared", "distinct"]
+"""Whether all cluster networks start from the same weights or each from its own (C.16)."""
+
+
+def _cluster_stack(build: Callable[[int], nn.Module], first: int, num_clusters: int, init: ClusterInit) -> Params:
+    indices = [first] * num_clusters if init == "shared" else list(range(first, first + num_clusters))
+    return trees.stack([models.weights(build(index)) for index in indices])
+
+
+class Shared(Settings):
+    """One network for everybody, averaged at the cloud: no personalization."""
+
+    kind: Literal["shared"] = "shared"
+    scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud"}
+
+    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+        """Return the initial network."""
+        return {"global": trees.stack([models.weights(build(0))])}
+
+    def predict(self, apply: Apply, x: Tensor) -> Tensor:
+        """ŷ = h(x; Θ_global)."""
+        return apply("global", x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train it."""
+        return (Phase(moves=("global",), decay={}, penalty={}),)
+
+
+class PerCluster(Settings):
+    """One network per cluster, averaged within the cluster only: isolated clusters, as in IFCA."""
+
+    kind: Literal["per_cluster"] = "per_cluster"
+    scopes: ClassVar[Mapping[str, Scope]] = {"cluster": "cluster"}
+    cluster_init: ClusterInit = "shared"
+    """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
+
+    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+        """Return the initial cluster networks; with a shared start, the very network that ``Shared`` starts from."""
+        return {"cluster": _cluster_stack(build, 0, num_clusters, self.cluster_init)}
+
+    def predict(self, apply: Apply, x: Tensor) -> Tensor:
+        """ŷ = f(x; Θ_k)."""
+        return apply("cluster", x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train it."""
+        return (Phase(moves=("cluster",), decay={}, penalty={}),)
+
+
+class Additive(Settings):
+    """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k), both trained jointly; Θ_global is shared by all, Θ_k by the cluster."""
+
+    kind: Literal["additive"] = "additive"
+    scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud", "cluster": "cluster"}
+    l2_cluster: NonNegativeFloat = 0.001
+    """λ, the additional L2 on Θ_k."""
+    l2_form: Literal["decay", "loss"] = "decay"
+    """λΘ_k as weight decay of the optimizer, or as the gradient of (λ/2)‖Θ_k‖² inside the clipped loss (C.4)."""
+    cluster_init: ClusterInit = "shared"
+    """Equal or independent initial cluster networks (C.16)."""
+    residual_init: Literal["independent", "zero_last_layer"] = "independent"
+    """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
+
+    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+        """Return network 0 as h, and networks 1, 2, … as the f_k."""
+        cluster = _cluster_stack(build, 1, num_clusters, self.cluster_init)
+        if self.residual_init == "zero_last_layer":
+            cluster = models.zero_last_layer(cluster)
+        return {"global": trees.stack([models.weights(build(0))]), "cluster": cluster}
+
+    def predict(self, apply: Apply, x: Tensor) -> Tensor:
+        """ŷ = h(x; Θ_global) + f(x; Θ_k)."""
+        return apply("global", x) + apply("cluster", x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train both at once."""
+        extra = {"cluster": self.l2_cluster}
+        decay, penalty = (extra, {}) if self.l2_form == "decay" else ({}, extra)
+        return (Phase(moves=("global", "cluster"), decay=decay, penalty=penalty),)

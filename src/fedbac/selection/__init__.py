@@ -1,0 +1,6 @@
+"""Column "Client selection" of Table I: one policy that picks the clients of an edge."""
+
+from fedbac.selection.bandit import Thompson, ThompsonState
+from fedbac.selection.simple import Random
+
+__all__ = ["Random", "Thompson", "ThompsonState"]

@@ -1,0 +1,83 @@
+"""Thompson sampling at each edge, with soft updates (Eqs. 11 and 12)."""
+
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from fedbac import bandits
+from fedbac.rng import Rng
+from fedbac.selection.simple import Fraction
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, Settings, Split
+
+
+class ThompsonState(NamedTuple):
+    """The Beta posterior of each client and the edge's accuracy of the round before."""
+
+    alpha_N: FloatArray
+    beta_N: FloatArray
+    accuracy: FloatArray
+    """a_m^(t−1) in an array of one; NaN before there is one."""
+
+
+class Thompson(Settings):
+    """Draw p̃_i ~ Beta(α_i, β_i), take the top B; all selected share the reward a_m^(t) − a_m^(t−1)."""
+
+    kind: Literal["thompson"] = "thompson"
+    adaptive: ClassVar[bool] = True
+    fraction: Fraction = 0.8
+    warmup: NonNegativeInt = 10
+    """τ_TS: selection is uniform in the first rounds."""
+    update_in_warmup: bool = True
+    """Posteriors learn during the warm-up too, as Algorithm 2 is written (C.30)."""
+    reward_split: Split = "validation"
+    """Data on which a_m is measured. The paper uses its test data, which leaks them into training (C.29)."""
+    initial_accuracy: Literal["evaluate", "zero", "skip"] = "evaluate"
+    """a_m^(0), which the paper leaves open: measured, taken as 0, or the first reward skipped (C.30)."""
+    skip_after_move: bool = True
+    """Do not blame clients for a change of accuracy right after their edge changed its cluster (C.30)."""
+    prior_alpha: PositiveFloat = 1.0
+    prior_beta: PositiveFloat = 1.0
+    step_scale: NonNegativeFloat = 10.0
+    """The 10 of Eq. 11."""
+    step_cap: NonNegativeFloat = 2.0
+    """The 2.0 of Eq. 11."""
+
+    def init(self, num_members: int) -> ThompsonState:
+        """Beta(1, 1) for every client."""
+        before = 0.0 if self.initial_accuracy == "zero" else np.nan
+        return ThompsonState(
+            alpha_N=np.full(num_members, self.prior_alpha),
+            beta_N=np.full(num_members, self.prior_beta),
+            accuracy=np.array([before]),
+        )
+
+    def ask(self, state: ThompsonState, round_: int) -> Ask:
+        """Ask for the edge's accuracy after training, and once for that of the initial model."""
+        first = self.initial_accuracy == "evaluate" and bool(np.isnan(state.accuracy[0]))
+        return Ask(accuracy=self.reward_split, baseline=first)
+
+    def act(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> BoolArray:
+        """Top B of one draw per client; uniform draws during the warm-up."""
+        if evidence.round <= self.warmup:
+            draw_N = rng.random(state.alpha_N.size)
+        else:
+            draw_N = rng.beta(state.alpha_N, state.beta_N)
+        return bandits.top(draw_N, bandits.budget(self.fraction, draw_N.size), evidence.size_N > 0, rng)
+
+    def learn(self, state: ThompsonState, evidence: Evidence, mask_N: BoolArray) -> ThompsonState:
+        """Eqs. 11 and 12 with r = a_m^(t) − a_m^(t−1)."""
+        assert evidence.accuracy is not None
+        before = float(state.accuracy[0]) if evidence.baseline is None else evidence.baseline
+        state = state._replace(accuracy=np.array([evidence.accuracy]))
+        ignored = (
+            np.isnan(before)
+            or (evidence.round <= self.warmup and not self.update_in_warmup)
+            or (evidence.moved and self.skip_after_move)
+        )
+        if ignored:
+            return state
+        reward = evidence.accuracy - before
+        step = bandits.soft_step(reward, self.step_scale, self.step_cap)
+        alpha_N, beta_N = bandits.beta_update(state.alpha_N, state.beta_N, mask_N, reward, step)
+        return state._replace(alpha_N=alpha_N, beta_N=beta_N)

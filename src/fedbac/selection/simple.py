@@ -1,0 +1,43 @@
+"""Selection that learns nothing: uniform, or in proportion to data size."""
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedbac import bandits
+from fedbac.rng import Rng
+from fedbac.types import Ask, BoolArray, Evidence, NoState, Settings
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""p, the share of an edge's clients that train in a round."""
+
+
+class Random(Settings):
+    """B = max(1, ⌊p·N_m⌋) clients, drawn without replacement; p = 1 is full participation."""
+
+    kind: Literal["random"] = "random"
+    adaptive: ClassVar[bool] = False
+    fraction: Fraction = 1.0
+    weighting: Literal["uniform", "size"] = "uniform"
+    """Draw uniformly, or with probability proportional to the number of examples (as the public HierFAVG code does)."""
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def ask(self, state: NoState, round_: int) -> Ask:
+        """Need nothing."""
+        return Ask()
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
+        """Draw a key per client and take the best: keys uniform, or the exponential race that weights by size."""
+        size_N = evidence.size_N
+        key_N = rng.random(size_N.size)
+        if self.weighting == "size":
+            key_N = np.log(key_N) / np.maximum(size_N, 1)  # Efraimidis and Spirakis, in logarithms
+        return bandits.top(key_N, bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state

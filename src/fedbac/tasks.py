@@ -1,0 +1,36 @@
+"""Tasks by name: the paper's settings, and smaller ones on the embedded data."""
+
+from fedbac.choices import unknown
+from fedbac.data import Partition
+from fedbac.errors import ConfigError
+from fedbac.experiment import Task, Training
+
+SEVERE = Partition(dirichlet_server=0.1)
+"""The paper's "α = 0.1": only the server level changes, clients stay at 0.5 (C.44)."""
+
+TASKS: dict[str, Task] = {
+    "demo": Task(
+        rounds=30,
+        partition=Partition(dirichlet_server=0.1),
+        training=Training(epochs=2, batch_size=32, learning_rate=0.02),
+        targets=(0.6, 0.7, 0.8, 0.85),
+    ),
+    "fashion-mnist-mini": Task(rounds=50),
+    "fashion-mnist": Task(dataset="fashion-mnist", rounds=100, targets=(0.7, 0.75, 0.8, 0.85)),
+    "fashion-mnist-severe": Task(dataset="fashion-mnist", rounds=100, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
+    "cifar10": Task(dataset="cifar10", rounds=200, targets=(0.4, 0.5, 0.6, 0.7)),
+    "cifar10-severe": Task(dataset="cifar10", rounds=200, partition=SEVERE, targets=(0.4, 0.5, 0.7, 0.8)),
+    "cifar10-500": Task(dataset="cifar10", rounds=200, num_edges=20, clients_per_edge=25, targets=(0.3, 0.4, 0.5)),
+    "svhn": Task(dataset="svhn", rounds=150, targets=(0.6, 0.7, 0.8, 0.85)),
+    "svhn-severe": Task(dataset="svhn", rounds=150, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
+}
+"""The default is ``fashion-mnist-mini``; all but it and ``demo`` need the full data sets."""
+
+DEFAULT_TASK = "fashion-mnist-mini"
+
+
+def task(name: str) -> Task:
+    """Return a task by name."""
+    if name not in TASKS:
+        raise ConfigError(unknown("task", name, TASKS))
+    return TASKS[name]
