@@ -43,8 +43,9 @@ def ridge_update(
 def upper_confidence(A: FloatArray, b: FloatArray, x: FloatArray, alpha: float) -> FloatArray:
     """Eq. 8, the bracket: θ̂ᵀx + α √(xᵀ A⁻¹ x) with θ̂ = A⁻¹ b, over any leading axes."""
     inverse_x = np.linalg.solve(A, np.broadcast_to(x, b.shape)[..., None])[..., 0]
-    mean: FloatArray = np.sum(inverse_x * b, axis=-1)  # xᵀA⁻¹b, A being symmetric
-    return mean + alpha * np.sqrt(np.maximum(np.sum(inverse_x * x, axis=-1), 0.0))
+    mean = np.sum(inverse_x * b, axis=-1)  # xᵀA⁻¹b, A being symmetric
+    bound: FloatArray = mean + alpha * np.sqrt(np.maximum(np.sum(inverse_x * x, axis=-1), 0.0))
+    return bound
 
 
 def soft_step(reward: float, scale: float = 10.0, cap: float = 2.0) -> float:

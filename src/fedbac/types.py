@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
@@ -230,6 +231,8 @@ class Trainer(Protocol):
 
     path: str
     """Which implementation this is, for the record."""
+    device: torch.device
+    """Where the networks of a run are kept between rounds."""
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""

@@ -34,7 +34,7 @@ def test_planted_shards_use_every_example_once() -> None:
     assert np.concatenate([*shards.train, *shards.validation]).size == len(data.y_train) == 5 * 2 * 10
     assert np.unique(np.concatenate([*shards.train, *shards.validation])).size == len(data.y_train)
     np.testing.assert_array_equal(np.concatenate(shards.test), np.arange(55))
-    assert shards.clients == (range(0, 2), range(2, 4), range(4, 6), range(6, 8), range(8, 10))
+    assert shards.clients == (range(2), range(2, 4), range(4, 6), range(6, 8), range(8, 10))
     assert {len(s) for s in shards.train} == {7}
     assert {len(s) for s in shards.validation} == {3}
 

@@ -167,6 +167,7 @@ def _shuffle_and_cut(y: IntArray, count_GC: IntArray, rng: Rng) -> list[IntArray
     pieces: list[list[IntArray]] = [[] for _ in count_GC]
     for c, count_G in enumerate(count_GC.T):
         members = rng.permutation(np.flatnonzero(y == c))
+        # The piece after the last cut is left over: test examples of a class that no edge trains on.
         for piece, part in zip(pieces, np.split(members, np.cumsum(count_G)), strict=False):
             piece.append(part)
     return [np.concatenate(piece) for piece in pieces]

@@ -36,7 +36,8 @@ def reading(path: Path) -> Iterator[None]:
 def read_npz(paths: Sequence[Path]) -> Arrays:
     """Read one ``.npz`` file with the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
     (path,) = paths
-    with reading(path), np.load(path, allow_pickle=False) as archive:
+    # Opened here, because numpy leaves a file that it opened itself open when it is damaged.
+    with reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return archive["x_train"], archive["y_train"], archive["x_test"], archive["y_test"]
 
 

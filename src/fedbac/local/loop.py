@@ -73,6 +73,7 @@ class LoopTrainer:
     """Trains and evaluates in this process, on one thread, so that results do not depend on the number of cores."""
 
     path = "torch-loop"
+    device = torch.device("cpu")
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples) -> None:
         self.examples = examples
@@ -112,9 +113,10 @@ class LoopTrainer:
                 if epoch % self.examples.training.epochs == 0:
                     step = self._stepper(phase, velocity, request.learning_rate)
                 index_B = torch.from_numpy(order)
-                x, y = self.examples.normalize(pixels[index_B]), labels[index_B]
+                x, y = pixels[index_B], labels[index_B]
                 if distortions is not None and self.examples.augment is not None:
                     x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
+                x = self.examples.normalize(x)
                 for batch in self.examples.batches(order.size):
                     loss = F.cross_entropy(self.scheme.predict(self.model.apply, x[batch]), y[batch])
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -192,7 +194,7 @@ class LoopTrainer:
 
 
 def distinct(models: Sequence[Parts]) -> tuple[list[tuple[str, Params]], list[dict[str, int]]]:
-    """Return the distinct (part, network) pairs of several models, and for each model where its parts are among them."""
+    """Return the distinct (part, network) pairs of several models, and where each model finds its parts among them."""
     found: dict[tuple[str, int], int] = {}
     networks: list[tuple[str, Params]] = []
     table: list[dict[str, int]] = []

@@ -45,6 +45,7 @@ class PoolTrainer:
     """Spreads clients over worker processes; every client is computed exactly as in the loop trainer."""
 
     path = "torch-loop"
+    device = torch.device("cpu")
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, workers: int) -> None:
         from loky import ProcessPoolExecutor  # starts slowly and is needed only here

@@ -93,9 +93,10 @@ class VmapTrainer:
         training = self.examples.training
         pixels, labels = self.source["train"]
         flat = index_AB.reshape(-1)
-        x = self.examples.normalize(pixels[flat])
+        x = pixels[flat]
         if distortion is not None and self.examples.augment is not None:
             x = self.examples.augment.apply(x, distortion[0].reshape(-1, 2), distortion[1].reshape(-1))
+        x = self.examples.normalize(x)
         x_AB, y_AB = x.reshape(*index_AB.shape, *x.shape[1:]), labels[index_AB]
         moving = {part: {name: parts[part][name][:active] for name in velocity[part]} for part in phase.moves}
         frozen = {

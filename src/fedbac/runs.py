@@ -1,0 +1,287 @@
+"""Running experiments: the consumer of the round loop that saves, resumes and sums up."""
+
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedbac import methods, metrics, tasks, trees
+from fedbac.data import Dataset, Shards
+from fedbac.engines import Simulator
+from fedbac.errors import ConfigError, RunFolderError
+from fedbac.experiment import Experiment, Method, Runtime, Task, override, parse
+from fedbac.federation import assemble
+from fedbac.local import make_trainer
+from fedbac.models import Custom, UserNetwork
+from fedbac.rounds import State, rounds, start
+from fedbac.store import Run, RunFolder
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a configuration cannot hold: data and networks handed over in Python, and where to look for data."""
+
+    dataset: Dataset | None = None
+    shards: Shards | None = None
+    network: UserNetwork | None = None
+    data_folder: Path | str | None = None
+
+
+# ------------------------------------------------------------------------------------ names → configurations
+
+
+def configure(
+    method: str | Method,
+    task: str | Task | Path = tasks.DEFAULT_TASK,
+    *,
+    seed: int = 0,
+    num_rounds: int | None = None,
+    settings: Sequence[str] = (),
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+) -> Experiment:
+    """Return the experiment that names, files and ``path=value`` settings describe, checked before any work."""
+    chosen = _task(task)
+    changes: dict[str, Any] = {}
+    if inputs.dataset is not None:
+        changes["dataset"] = inputs.dataset.name
+    if inputs.shards is not None:
+        changes |= {
+            "num_edges": len(inputs.shards.clients),
+            "clients_per_edge": tuple(len(clients) for clients in inputs.shards.clients),
+        }
+    if inputs.network is not None:
+        changes["network"] = Custom(name=getattr(inputs.network, "__name__", type(inputs.network).__name__))
+    if num_rounds is not None:
+        changes["rounds"] = num_rounds
+    # Task settings come first: some methods look at the task.
+    plain = chosen.model_dump(mode="json") | {
+        key: value.model_dump() if isinstance(value, Custom) else value for key, value in changes.items()
+    }
+    own = [setting.removeprefix("task.") for setting in settings if setting.startswith("task.")]
+    final_task = parse(Task, override(plain, own))
+    row = method if isinstance(method, Method) else methods.method(method, final_task)
+    tree = {"seed": seed, "task": final_task, "method": row}
+    others = [setting for setting in settings if not setting.startswith("task.")]
+    if not others:
+        return parse(Experiment, tree)
+    plain_tree = {"seed": seed, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
+    return parse(Experiment, override(plain_tree, others))
+
+
+def _task(task: str | Task | Path) -> Task:
+    if isinstance(task, Task):
+        return task
+    if isinstance(task, str) and not task.endswith((".yaml", ".yml")):
+        return tasks.task(task)
+    return parse(Task, _yaml(Path(task)))
+
+
+def read_experiment(path: Path | str) -> tuple[Experiment, Runtime]:
+    """Return the experiment and the runtime of a ``config.yaml``."""
+    tree = _yaml(Path(path))
+    if "experiment" not in tree:
+        raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
+    return parse(Experiment, tree["experiment"]), parse(Runtime, tree.get("runtime", {}))
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: the file cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: it is not readable YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: it must hold settings as 'name: value', not {type(tree).__name__}")
+    return tree
+
+
+# ------------------------------------------------------------------------------------------------ playing
+
+
+class Stop:
+    """A wish to stop after the current round; raised by Ctrl-C while ``caught`` is in force, or by setting it."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Turn the first Ctrl-C into the wish to stop; a second one interrupts at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: object) -> None:
+            self.wanted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def play(
+    experiment: Experiment,
+    *,
+    folder: RunFolder | None = None,
+    runtime: Runtime = Runtime(),  # noqa: B008 (frozen)
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    continued: bool = False,
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> Generator[Record, None, Run]:
+    """Run an experiment, yielding each round's record once it is safe on the disk; return the run.
+
+    With ``continued`` the rounds already in the folder are kept (and not yielded again). Without a folder nothing is written.
+    """
+    federation = assemble(
+        experiment,
+        dataset=inputs.dataset,
+        shards=inputs.shards,
+        network=inputs.network,
+        data_folder=inputs.data_folder,
+    )
+    trainer = make_trainer(federation.network, experiment.method.personalization, federation.examples, runtime)
+    config = {
+        "fedbac": version("fedbac"),
+        "experiment": experiment.model_dump(mode="json"),
+        "runtime": runtime.model_dump(mode="json"),
+        "trainer": trainer.path,
+        "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
+    }
+    frozen = {"experiment": config["experiment"], "data": config["data"]}
+    state = start(experiment, federation.build, federation.sites)
+    state = replace(state, parts={part: trees.to(params, trainer.device) for part, params in state.parts.items()})
+    records: list[Record] = []
+    try:
+        with _held(folder):
+            if folder is not None:
+                state, records = _open(folder, state, config, frozen, continued, overwrite)
+            edges = Simulator(experiment, federation.sites, trainer)
+            for record, after in rounds(experiment, federation.sites, edges, state):
+                records.append(record)
+                if folder is not None:
+                    folder.append(record, after, frozen)
+                yield record
+                if stop is not None and stop.wanted:
+                    break
+            summary = summarize(experiment, records)
+            if folder is not None:
+                folder.write_summary(summary)
+    finally:
+        trainer.close()
+    return Run(folder.path if folder else None, config, records, summary)
+
+
+@contextmanager
+def _held(folder: RunFolder | None) -> Iterator[None]:
+    if folder is None:
+        yield
+    else:
+        with folder.locked():
+            yield
+
+
+def _open(
+    folder: RunFolder,
+    state: State,
+    config: Mapping[str, Any],
+    frozen: Mapping[str, Any],
+    continued: bool,
+    overwrite: bool,
+) -> tuple[State, list[Record]]:
+    if folder.has_run() and not continued and not overwrite:
+        raise RunFolderError(
+            f"{folder.path}: there is a run in this folder already; go on with it (fedbac resume {folder.path}), replace it "
+            "(--overwrite), or choose another --out"
+        )
+    if overwrite:
+        folder.clear()
+    if folder.has_run():
+        return folder.restore(state, frozen)
+    folder.write_config(config)
+    return state, []
+
+
+def summarize(experiment: Experiment, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a run's summary."""
+    judge = experiment.evaluation
+    return {
+        "method": experiment.method.name,
+        "dataset": experiment.task.dataset,
+        "seed": experiment.seed,
+        "finished": len(records) == experiment.task.rounds,
+        **metrics.summarize(records, experiment.task.targets, judge.last_rounds, judge.target_patience),
+    }
+
+
+def finish(playing: Generator[Record, None, Run]) -> Run:
+    """Play to the end and return the run."""
+    while True:
+        try:
+            next(playing)
+        except StopIteration as done:
+            run: Run = done.value
+            return run
+
+
+def run(
+    method: str | Method = "fed-bac",
+    task: str | Task | Path = tasks.DEFAULT_TASK,
+    *,
+    seed: int = 0,
+    num_rounds: int | None = None,
+    settings: Sequence[str] = (),
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    data_folder: Path | str | None = None,
+) -> Run:
+    """Run one method on one task and return the run; with ``out`` it is also saved and can be resumed."""
+    inputs = Inputs(dataset, shards, network, data_folder)
+    experiment = configure(method, task, seed=seed, num_rounds=num_rounds, settings=settings, inputs=inputs)
+    return finish(
+        play(
+            experiment,
+            folder=RunFolder(out) if out is not None else None,
+            runtime=parse(Runtime, {"device": device, "workers": workers}),
+            inputs=inputs,
+            overwrite=overwrite,
+        )
+    )
+
+
+def resume(
+    folder: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    data_folder: Path | str | None = None,
+) -> Run:
+    """Go on with the run in a folder and return it; data and networks that were given in Python are given again."""
+    place = RunFolder(folder)
+    place.read_config()
+    experiment, runtime = read_experiment(place.config_file)
+    inputs = Inputs(dataset, shards, network, data_folder)
+    return finish(play(experiment, folder=place, runtime=runtime, inputs=inputs, continued=True))
+
+
+def load(folder: Path | str) -> Run:
+    """Return a saved run."""
+    return RunFolder(folder).read()
