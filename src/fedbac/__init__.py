@@ -1,1 +1,43 @@
-"""Hierarchical, clustered, personalized federated learning with learned decisions."""
+"""Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
+
+from fedbac.clustering import Fixed, LinUCB, LowestLoss
+from fedbac.data import Augment, Dataset, Partition, Shards
+from fedbac.errors import (
+    CheckpointError,
+    ConfigError,
+    DataNotFoundError,
+    FederationError,
+    PartitionError,
+    RunFolderError,
+    RunInUseError,
+)
+from fedbac.experiment import (
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    Evaluation,
+    Experiment,
+    Measurement,
+    Method,
+    Runtime,
+    Task,
+    Training,
+)
+from fedbac.methods import METHODS, method
+from fedbac.models import LeNet5, Perceptron
+from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.runs import configure, load, play, resume, run
+from fedbac.selection import Random, Thompson
+from fedbac.store import Run, RunFolder
+from fedbac.tasks import TASKS, task
+from fedbac.topology import Hierarchical
+from fedbac.types import Ask, Evidence, NoState, Settings
+
+__all__ = [
+    "CLUSTERING", "METHODS", "PERSONALIZATION", "SELECTION", "TASKS",
+    "Additive", "Ask", "Augment", "CheckpointError", "ConfigError", "DataNotFoundError", "Dataset", "Evaluation", "Evidence",
+    "Experiment", "FederationError", "Fixed", "Hierarchical", "LeNet5", "LinUCB", "LowestLoss", "Measurement", "Method",
+    "NoState", "Partition", "PartitionError", "PerCluster", "Perceptron", "Random", "Run", "RunFolder", "RunFolderError",
+    "RunInUseError", "Runtime", "Settings", "Shards", "Shared", "Task", "Thompson", "Training",
+    "configure", "load", "method", "play", "resume", "run", "task",
+]  # fmt: skip

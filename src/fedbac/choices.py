@@ -1,12 +1,12 @@
 """Fields that hold one of several registered kinds, or any object of the user's that follows the protocol."""
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
+from fedbac.errors import unknown
 from fedbac.types import Settings
 
 
@@ -51,14 +51,3 @@ class Choice:
 def kind_of(cls: type[Settings]) -> str:
     """Return the kind that a class of settings is known by."""
     return str(cls.model_fields["kind"].default)
-
-
-def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """Say that a name is unknown, with the nearest one or all that there are."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    return (
-        f"unknown {what} {str(name)!r}; "
-        + (f"did you mean {near[0]!r}? " if near else "")
-        + f"known: {', '.join(names)}"
-    )

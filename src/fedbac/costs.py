@@ -2,7 +2,8 @@
 
 Tiers: ``client`` (between clients and their edge) and ``cloud`` (between edges and the cloud). Purposes: ``train``
 (networks for training and their updates), ``evaluate`` (networks sent only to be measured), ``control`` (numbers and
-policy states). Measuring the reported accuracy is not counted: it is the experimenter's instrument, not part of a method.
+policy states). Measuring the reported accuracy is not counted: it is the experimenter's instrument, not part of a
+method.
 """
 
 from collections.abc import Iterable, Sequence

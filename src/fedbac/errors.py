@@ -10,6 +10,9 @@ FederationError          what the world does
     CheckpointError      no checkpoint in it can be read
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message names the field, the value and what is allowed."""
@@ -37,3 +40,14 @@ class RunInUseError(RunFolderError):
 
 class CheckpointError(RunFolderError):
     """No checkpoint in the run folder can be read."""
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """Say that a name is unknown, with the nearest one or all that there are."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return (
+        f"unknown {what} {str(name)!r}; "
+        + (f"did you mean {near[0]!r}? " if near else "")
+        + f"known: {', '.join(names)}"
+    )

@@ -14,10 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from fedbac.choices import Choice, unknown
+from fedbac.choices import Choice
 from fedbac.clustering import Fixed, LinUCB, LowestLoss
 from fedbac.data import Augment, Partition
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import Random, Thompson
@@ -178,7 +178,7 @@ class Runtime(Settings):
 
 
 def parse(cls: type[S], data: Any) -> S:
-    """Return the settings in plain data, or raise a ConfigError that names each field, its value and what is allowed."""
+    """Return the settings in plain data, or raise a ConfigError that names field, value and what is allowed."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:

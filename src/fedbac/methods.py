@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from fedbac.choices import unknown
 from fedbac.clustering import Fixed, LinUCB, LowestLoss
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, unknown
 from fedbac.experiment import Method, Task
 from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Shared

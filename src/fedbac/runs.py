@@ -143,7 +143,8 @@ def play(
 ) -> Generator[Record, None, Run]:
     """Run an experiment, yielding each round's record once it is safe on the disk; return the run.
 
-    With ``continued`` the rounds already in the folder are kept (and not yielded again). Without a folder nothing is written.
+    With ``continued`` the rounds already in the folder are kept and not yielded again. Without a folder nothing is
+    written.
     """
     federation = assemble(
         experiment,
@@ -203,15 +204,15 @@ def _open(
 ) -> tuple[State, list[Record]]:
     if folder.has_run() and not continued and not overwrite:
         raise RunFolderError(
-            f"{folder.path}: there is a run in this folder already; go on with it (fedbac resume {folder.path}), replace it "
-            "(--overwrite), or choose another --out"
+            f"{folder.path}: there is a run in this folder already; go on with it (fedbac resume {folder.path}), "
+            "replace it (--overwrite), or choose another --out"
         )
     if overwrite:
         folder.clear()
-    if folder.has_run():
-        return folder.restore(state, frozen)
-    folder.write_config(config)
-    return state, []
+    state, records = folder.restore(state, frozen)
+    if not records:
+        folder.write_config(config)
+    return state, records
 
 
 def summarize(experiment: Experiment, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

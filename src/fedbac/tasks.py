@@ -1,8 +1,7 @@
 """Tasks by name: the paper's settings, and smaller ones on the embedded data."""
 
-from fedbac.choices import unknown
 from fedbac.data import Partition
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, unknown
 from fedbac.experiment import Task, Training
 
 SEVERE = Partition(dirichlet_server=0.1)

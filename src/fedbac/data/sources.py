@@ -1,6 +1,5 @@
 """Finding, reading and downloading the data sets that fedbac knows by name."""
 
-import difflib
 import os
 import tarfile
 import tempfile
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from fedbac.data.catalog import MINI, SOURCES, Download, Layout, Source
 from fedbac.data.datasets import Dataset
 from fedbac.data.readers import reading
-from fedbac.errors import ConfigError, DataNotFoundError
+from fedbac.errors import ConfigError, DataNotFoundError, unknown
 
 Folder = str | os.PathLike[str]
 
@@ -80,11 +79,9 @@ def _found(name: str, folder: Folder | None) -> Path | None:
 
 
 def _source(name: str) -> Source:
-    if name in SOURCES:
-        return SOURCES[name]
-    near = difflib.get_close_matches(name.lower(), SOURCES, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown data set {name!r}: {hint}The known ones are {', '.join(SOURCES)}")
+    if name not in SOURCES:
+        raise ConfigError(unknown("data set", name, SOURCES))
+    return SOURCES[name]
 
 
 def _embedded() -> Path:

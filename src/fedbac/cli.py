@@ -1,0 +1,333 @@
+"""The command ``fedbac``: run, compare, resume, report, methods, tasks, data."""
+
+import logging
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedbac import data, methods, tasks
+from fedbac.errors import ConfigError, FederationError, PartitionError
+from fedbac.experiment import Experiment, Runtime, parse
+from fedbac.runs import Inputs, Stop, configure, play, read_experiment
+from fedbac.store import Run, RunFolder
+
+app = typer.Typer(
+    help="Three-tier federated learning with clustered personalization and learned decisions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="The data sets: where they are, and how to get them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console()
+err = Console(stderr=True)
+
+TaskOption = Annotated[str, typer.Option("--task", help="A task's name (see: fedbac tasks) or a .yaml file.")]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.training.batch_size=64.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="Processes on the CPU; by default one per core.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]
+
+
+@dataclass
+class Plan:
+    """A run that is about to be played."""
+
+    experiment: Experiment
+    folder: RunFolder
+    runtime: Runtime
+    continued: bool = False
+    overwrite: bool = False
+    inputs: Inputs = field(default_factory=Inputs)
+
+
+@app.command("run")
+def run_command(
+    method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods) or a run's config.yaml.")],
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    rounds: RoundsOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run one method on one task."""
+    runtime = parse(Runtime, {"device": device, "workers": workers})
+    if method.endswith((".yaml", ".yml")):
+        experiment, _ = read_experiment(method)
+    else:
+        experiment = configure(method, task, seed=seed, num_rounds=rounds, settings=settings)
+    name = f"{experiment.method.name}-{Path(task).stem}-seed{experiment.seed}"
+    folder = RunFolder(out_folder or Path("runs") / name)
+    plan = Plan(experiment, folder, runtime, overwrite=overwrite, inputs=Inputs(data_folder=data_folder))
+    _conclude(_play_all([plan]), folder.path / "report.html", folder.path)
+
+
+@app.command()
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to compare (see: fedbac methods).")],
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seeds: Annotated[list[int], typer.Option("--seed", help="May be given several times.")] = [0],  # noqa: B006
+    rounds: RoundsOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run several methods on the same task and data, one run folder each, and report on all together."""
+    runtime = parse(Runtime, {"device": device, "workers": workers})
+    parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
+    plans = []
+    for seed in seeds:
+        for name in names:
+            experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=settings)
+            folder = RunFolder(parent / (name if len(seeds) == 1 else f"{name}-seed{seed}"))
+            plans.append(Plan(experiment, folder, runtime, overwrite=overwrite, inputs=Inputs(data_folder=data_folder)))
+    taken = [str(plan.folder.path) for plan in plans if plan.folder.has_run()]
+    if taken and not overwrite:
+        raise ConfigError(
+            f"--out: there are runs already in {', '.join(taken)}; go on with them (fedbac resume {parent}), replace "
+            "them (--overwrite), or choose another --out"
+        )
+    # Every folder gets its configuration first, so that an interrupted comparison can be resumed as a whole.
+    for plan in plans:
+        with plan.folder.locked():
+            plan.folder.clear()
+            plan.folder.write_config(
+                {"experiment": plan.experiment.model_dump(mode="json"), "runtime": runtime.model_dump(mode="json")}
+            )
+        plan.continued, plan.overwrite = True, False
+    _conclude(_play_all(plans), parent / "report.html", parent)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run's folder, or that of a comparison.")],
+    data_folder: DataOption = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda; by default as before.")] = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Go on with an interrupted run or comparison, exactly as if it had never stopped."""
+    plans = []
+    for place in _run_folders([folder]):
+        place.read_config()
+        experiment, runtime = read_experiment(place.config_file)
+        changes = {"device": device, "workers": workers}
+        runtime = runtime.model_copy(update={key: value for key, value in changes.items() if value is not None})
+        plans.append(Plan(experiment, place, runtime, continued=True, inputs=Inputs(data_folder=data_folder)))
+    _conclude(_play_all(plans), folder / "report.html", folder)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html in FOLDER.")] = None,
+) -> None:
+    """Print the table of finished or unfinished runs and write their report."""
+    runs = [place.read() for place in _run_folders(folders)]
+    empty = [str(run.folder) for run in runs if not run.records]
+    if empty:
+        raise ConfigError(f"no complete round yet in {', '.join(empty)}")
+    _show(runs, out_file or folders[0] / "report.html")
+
+
+@app.command("methods")
+def methods_command() -> None:
+    """List the methods: one row of choices each."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("method", "clustering", "selection", "personalization", "adaptive", "shared between clusters"):
+        table.add_column(title)
+    any_task = tasks.task(tasks.DEFAULT_TASK)
+    for name, preset in methods.METHODS.items():
+        row = preset(any_task)
+        scopes = row.personalization.scopes
+        adaptive = row.clustering.adaptive or row.selection.adaptive
+        shared = ", ".join(part for part, scope in scopes.items() if scope == "cloud") or "nothing"
+        chosen = [row.clustering.kind, f"{row.selection.kind} p={row.selection.fraction:g}", row.personalization.kind]
+        table.add_row(name, *chosen, "yes" if adaptive else "no", shared)
+    out.print(table)
+    out.print("\nOne in words, with every setting: fedbac show METHOD")
+
+
+@app.command()
+def show(
+    method: Annotated[str, typer.Argument(help="A method's name.")],
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+) -> None:
+    """Print a method's whole configuration on a task, as it would be run."""
+    import yaml
+
+    experiment = configure(method, task, settings=settings)
+    out.print(f"# {methods.METHODS[method].__doc__}", highlight=False)
+    out.print(yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False), highlight=False, end="")
+
+
+@app.command("tasks")
+def tasks_command() -> None:
+    """List the tasks: data, federation and training."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("task", "data set", "edges", "clients", "α edge", "α client", "rounds", "epochs", "batch"):
+        table.add_column(title)
+    for name, task in tasks.TASKS.items():
+        numbers = (
+            task.num_edges,
+            sum(task.clients()),
+            task.partition.dirichlet_server,
+            task.partition.dirichlet_client,
+        )
+        work = (task.rounds, task.training.epochs, task.training.batch_size)
+        table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
+    out.print(table)
+
+
+@data_app.command("list")
+def data_list(data_folder: DataOption = None) -> None:
+    """List the data sets and where each was found."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("data set", "found in", "what it is", "licence"):
+        table.add_column(title, overflow="fold")
+    for entry in data.available(data_folder):
+        table.add_row(entry.name, str(entry.where or "not here"), entry.description, entry.licence)
+    out.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).")],
+    folder: Annotated[
+        Path | None, typer.Option("--to", help="Folder; by default the cache, where it is found.")
+    ] = None,
+) -> None:
+    """Download a data set from its official source and check it."""
+    out.print(f"{name} is in {data.fetch(name, folder)}", highlight=False, soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------------ playing
+
+
+def _play_all(plans: Sequence[Plan]) -> list[Run]:
+    """Play plans one after another with live progress; Ctrl-C ends after the round in hand is saved."""
+    stop, runs = Stop(), []
+    with stop.caught(), _progress() as progress:
+        for plan in plans:
+            playing = play(
+                plan.experiment,
+                folder=plan.folder,
+                runtime=plan.runtime,
+                inputs=plan.inputs,
+                continued=plan.continued,
+                overwrite=plan.overwrite,
+                stop=stop,
+            )
+            runs.append(_follow(plan, playing, progress, stop))
+            if stop.wanted:
+                break
+    if stop.wanted and not all(run.summary["finished"] for run in runs):
+        place = plans[0].folder.path if len(plans) == 1 else plans[0].folder.path.parent
+        err.print(f"stopped; everything is saved. Go on with: fedbac resume {place}", highlight=False, soft_wrap=True)
+        raise typer.Exit(130)
+    return runs
+
+
+def _follow(plan: Plan, playing: Generator[dict[str, Any], None, Run], progress: Progress, stop: Stop) -> Run:
+    total = plan.experiment.task.rounds
+    label = plan.experiment.method.name + (f" seed {plan.experiment.seed}" if plan.experiment.seed else "")
+    line = progress.add_task(label, total=total, note="")
+    while True:
+        try:
+            record = next(playing)
+        except StopIteration as done:
+            run: Run = done.value
+            progress.update(line, completed=run.summary["rounds"], note=_note(run.records[-1]))
+            return run
+        note = _note(record) + (" [yellow]stopping" if stop.wanted else "")
+        progress.update(line, completed=record["round"], note=note)
+        if not out.is_terminal and (record["round"] % max(1, total // 10) == 0 or record["round"] == 1):
+            out.print(f"{label}: round {record['round']}/{total}, {_note(record)}", highlight=False)
+
+
+def _note(record: dict[str, Any]) -> str:
+    clusters = record["active_clusters"]
+    text = f"accuracy {100 * record['accuracy']:.2f} %, {clusters} cluster{'s' if clusters > 1 else ''}"
+    return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
+        yield progress
+
+
+def _conclude(runs: Sequence[Run], page: Path, folder: Path) -> None:
+    _show(runs, page)
+    out.print(f"Runs: {folder}", highlight=False, soft_wrap=True)
+
+
+def _show(runs: Sequence[Run], page: Path) -> None:
+    from fedbac import report  # matplotlib is slow to import and needed only here
+
+    header, rows = report.table(runs)
+    table = Table(box=None, pad_edge=False)
+    for index, title in enumerate(header):
+        table.add_column(title, justify="left" if index == 0 else "right")
+    best = max(range(len(runs)), key=lambda i: runs[i].summary["accuracy"])
+    for index, row in enumerate(rows):
+        table.add_row(*row, style="bold green" if index == best and len(rows) > 1 else "")
+    out.print()
+    out.print(table)
+    out.print(f"\nReport: {report.write_report(runs, page)}", highlight=False, soft_wrap=True)
+
+
+def _run_folders(folders: Sequence[Path]) -> list[RunFolder]:
+    """Return the run folders among these and directly below them."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+        if not here:
+            raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
+        found += here
+    return found
+
+
+def main() -> None:
+    """Run the command; errors that a person can mend are one message, not a traceback."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=err, show_path=False)]
+    )
+    try:
+        app()
+    except (ConfigError, PartitionError, FederationError) as error:
+        err.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
+        sys.exit(2)
