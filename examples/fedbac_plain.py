@@ -6,9 +6,7 @@ paper leaves open is decided as in the library's defaults, with a comment at the
 
     t  round, from 1         h  global network, Θ_global     n_i, n_m  training examples of a client, of an edge
     m  edge server           f  cluster network, Θ_k         L_m^(k)   loss of cluster k's model on the data of edge m
-    k  cluster                                               k_m       the cluster of edge m (``edge.label``)
-
-Run it with ``python examples/fedbac_plain.py``.
+    k  cluster               k_m  the cluster of edge m      a_m       accuracy of edge m's own average
 """
 
 import copy
@@ -20,13 +18,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Module
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from fedbac.data import Dataset, Partition, Shards, load, partition
+from fedbac.models import LeNet5
 from fedbac.rng import stream, torch_seed
 
 EPSILON = 1e-8  # ε of Eqs. 7 and 9
+Examples = tuple[Tensor, Tensor]  # inputs and their classes
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,14 @@ class Config:
     loss_examples: int = 256  # L_m^(k) is measured on at most so many examples of each client
 
 
-class Examples(NamedTuple):
-    """Inputs and their classes."""
-
-    x: Tensor
-    y: Tensor
-
-
 @dataclass
 class Client:
     """A client: its data, and the posterior Beta(α_i, β_i) that its edge server keeps about it."""
 
     number: int
     train: Examples
-    validation: Examples
     loss_subset: Examples  # the part of ``train`` on which L_m^(k) is measured, always the same
+    size: int  # n_i
     alpha: float = 1.0
     beta: float = 1.0
 
@@ -76,17 +71,16 @@ class Edge:
 
     number: int
     clients: list[Client]
+    size: int  # n_m: of all its clients, selected or not
+    validation: (
+        Examples  # kept apart by its clients; were a_m taken on test data, as in the paper, the metric would leak
+    )
     test: Examples
-    label: int  # k_m
     A: NDArray[np.float64]  # A_k^(m) for every cluster k
     b: NDArray[np.float64]  # b_k^(m) for every cluster k
+    label: int  # k_m
     entered: int = 0  # the round after which it entered its cluster; 0: there from the start
     accuracy: float = math.nan  # a_m of the previous round
-
-    @property
-    def num_examples(self) -> int:
-        """n_m, which counts all clients, selected or not."""
-        return sum(len(client.train.y) for client in self.clients)
 
 
 class Round(NamedTuple):
@@ -98,56 +92,49 @@ class Round(NamedTuple):
     labels_after: list[int]  # ... and after reassignment
 
 
-class History(NamedTuple):
-    """All rounds and the final networks."""
-
-    rounds: list[Round]
-    h: nn.Module
-    f: list[nn.Module]
-
-
-def fed_bac(dataset: Dataset, shards: Shards, config: Config, build: Callable[[], nn.Module]) -> History:
-    """Run Algorithm 1, the cloud's part, with K_max = M ≥ 2; ``build`` returns a new network."""
-    num_edges = num_clusters = len(shards.clients)
+def fed_bac(
+    dataset: Dataset, shards: Shards, config: Config, build: Callable[[], Module]
+) -> tuple[list[Round], Module, list[Module]]:
+    """Run Algorithm 1, the cloud's part, with K_max = M ≥ 2; return all rounds, the final h, and every cluster's f."""
     edges = make_edges(dataset, shards, config)
-    h = initial_network(build, config.seed, 0)
-    f = [initial_network(build, config.seed, 1) for _ in range(num_clusters)]  # all cluster networks start equal
+    clusters = range(len(edges))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.seed, "init", 0))
+        h = build()
+        torch.manual_seed(torch_seed(config.seed, "init", 1))
+        f = [build()] * len(clusters)  # all start equal
     for edge in edges:
-        edge.accuracy = validation_accuracy(edge, h, f[edge.label])  # a_m^(0)
+        edge.accuracy = accuracy(h, f[edge.label], edge.validation)  # a_m^(0)
 
     rounds = []
     for t in range(1, config.num_rounds + 1):
         labels = [edge.label for edge in edges]
         results = [edge_round(edge, h, f[edge.label], t, config) for edge in edges]
-        selected = [numbers for numbers, _, _ in results]
-        h = average([h_m for _, h_m, _ in results], [edge.num_examples for edge in edges])  # Eq. 5
-        for k in range(num_clusters):  # Eq. 6; a cluster without edges keeps its network
-            members = [m for m in range(num_edges) if labels[m] == k]
-            if members:
-                f[k] = average([results[m][2] for m in members], [edges[m].num_examples for m in members])
+        h = average([h_m for _, h_m, _ in results], [edge.size for edge in edges])  # Eq. 5
+        for k in clusters:
+            members = [m for m, label in enumerate(labels) if label == k]
+            if members:  # Eq. 6; a cluster without edges keeps its network
+                f[k] = average([results[m][2] for m in members], [edges[m].size for m in members])
 
-        accuracy = sum(num_correct(h, f[edge.label], edge.test) / len(edge.test.y) for edge in edges) / num_edges
+        mean_accuracy = sum(accuracy(h, f[edge.label], edge.test) for edge in edges) / len(edges)
         if t % config.period == 0:
             reassign(edges, h, f, t, config)
-        rounds.append(Round(accuracy, selected, labels, [edge.label for edge in edges]))
-    return History(rounds, h, f)
+        selected = [numbers for numbers, _, _ in results]
+        rounds.append(Round(mean_accuracy, selected, labels, [edge.label for edge in edges]))
+    return rounds, h, f
 
 
-def edge_round(
-    edge: Edge, h: nn.Module, f: nn.Module, t: int, config: Config
-) -> tuple[list[int], nn.Module, nn.Module]:
-    """Run Algorithm 2, the edge's part; return who trained and both networks averaged over them."""
+def edge_round(edge: Edge, h: Module, f: Module, t: int, config: Config) -> tuple[list[int], Module, Module]:
+    """Run Algorithm 2, the edge's part; return who trained, and both networks averaged over them."""
     selected = select_clients(edge, t, config)
     trained = [local_sgd(h, f, client, t, config) for client in selected]
-    sizes = [len(client.train.y) for client in selected]
-    h_m = average([h_i for h_i, _ in trained], sizes)  # Eq. 1
-    f_m = average([f_i for _, f_i in trained], sizes)
+    h_m = average([h_i for h_i, _ in trained], [client.size for client in selected])  # Eq. 1
+    f_m = average([f_i for _, f_i in trained], [client.size for client in selected])
 
-    accuracy = validation_accuracy(edge, h_m, f_m)
-    reward = accuracy - edge.accuracy
-    edge.accuracy = accuracy
+    previous, edge.accuracy = edge.accuracy, accuracy(h_m, f_m, edge.validation)
+    reward = edge.accuracy - previous
     just_moved = edge.entered > 0 and edge.entered == t - 1
-    if not just_moved:  # the accuracy of another cluster's network would say little about the clients
+    if not just_moved:  # a change of network says nothing about the clients
         step = min(10 * abs(reward), 2.0)  # Eq. 11
         for client in selected:  # Eq. 12
             if reward > 0:
@@ -158,7 +145,7 @@ def edge_round(
 
 
 def select_clients(edge: Edge, t: int, config: Config) -> list[Client]:
-    """Select the B = ⌊p·N_m⌋ clients with the largest draws, by Thompson Sampling after the warm-up."""
+    """Select the B = ⌊p·N_m⌋ clients with the largest draws: uniform ones in the warm-up, then from the posteriors."""
     rng = stream(config.seed, "selection", t, 0, edge.number)
     num_clients = len(edge.clients)
     if t <= config.warmup:
@@ -171,7 +158,7 @@ def select_clients(edge: Edge, t: int, config: Config) -> list[Client]:
     return [edge.clients[i] for i in sorted(best_first[:budget])]
 
 
-def local_sgd(h: nn.Module, f: nn.Module, client: Client, t: int, config: Config) -> tuple[nn.Module, nn.Module]:
+def local_sgd(h: Module, f: Module, client: Client, t: int, config: Config) -> tuple[Module, Module]:
     """Train copies of both networks jointly on the client's data for E epochs."""
     h, f = copy.deepcopy(h), copy.deepcopy(f)
     groups = [
@@ -183,19 +170,21 @@ def local_sgd(h: nn.Module, f: nn.Module, client: Client, t: int, config: Config
     rng = stream(config.seed, "batches", t, 0, client.number)
     x, y = client.train
     for _ in range(config.epochs):
-        for batch in torch.from_numpy(rng.permutation(len(y))).split(config.batch_size):
+        order = rng.permutation(client.size)
+        for start in range(0, client.size, config.batch_size):
+            batch = order[start : start + config.batch_size]
             optimizer.zero_grad()
-            cross_entropy(predict(h, f, x[batch]), y[batch]).backward()
-            nn.utils.clip_grad_norm_([*h.parameters(), *f.parameters()], config.clip_norm)  # one norm over both
-            optimizer.step()
+            cross_entropy(predict(h, f, x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            clip_grad_norm_([*h.parameters(), *f.parameters()], config.clip_norm)  # one norm over both networks
+            optimizer.step()  # adds the weight decay to the clipped gradient
     return h, f
 
 
-def reassign(edges: list[Edge], h: nn.Module, f: list[nn.Module], t: int, config: Config) -> None:
+def reassign(edges: list[Edge], h: Module, f: list[Module], t: int, config: Config) -> None:
     """Let each edge's LinUCB learn and choose the edge's cluster (Algorithm 1, lines 12-18)."""
     rng = stream(config.seed, "clustering", t)
     clusters = range(len(f))
-    size = [sum(edge.label == k for edge in edges) for k in clusters]  # before any edge moves
+    size = [sum(edge.label == k for edge in edges) for k in clusters]  # |C_k| before any edge moves
     for edge in edges:
         L = [edge_loss(edge, h, f[k]) for k in clusters]
         now = edge.label
@@ -218,48 +207,36 @@ def reassign(edges: list[Edge], h: nn.Module, f: list[nn.Module], t: int, config
             edge.label, edge.entered = label, t
 
 
-def predict(h: nn.Module, f: nn.Module, x: Tensor) -> Tensor:
+def predict(h: Module, f: Module, x: Tensor) -> Tensor:
     """Return the logits of the additive model (Eq. 2)."""
     logits: Tensor = h(x) + f(x)
     return logits
 
 
-def average(networks: Sequence[nn.Module], sizes: Sequence[int]) -> nn.Module:
-    """Return the network whose weights are the average, weighted by size."""
-    result = copy.deepcopy(networks[0])
+def accuracy(h: Module, f: Module, examples: Examples) -> float:
+    """Return the share of examples that the additive model classifies correctly."""
+    x, y = examples
     with torch.no_grad():
-        for mean, *values in zip(result.parameters(), *(network.parameters() for network in networks), strict=True):
-            mean.copy_(sum(value * (size / sum(sizes)) for value, size in zip(values, sizes, strict=True)))
-    return result
+        return int((predict(h, f, x).argmax(1) == y).sum()) / len(y)
 
 
-def num_correct(h: nn.Module, f: nn.Module, examples: Examples) -> int:
-    """Return how many examples are classified correctly."""
-    with torch.no_grad():
-        return int((predict(h, f, examples.x).argmax(1) == examples.y).sum())
-
-
-def validation_accuracy(edge: Edge, h: nn.Module, f: nn.Module) -> float:
-    """Return a_m, on examples that the edge's clients keep apart; on test data the reported metric would leak."""
-    correct = sum(num_correct(h, f, client.validation) for client in edge.clients)
-    return correct / sum(len(client.validation.y) for client in edge.clients)
-
-
-def edge_loss(edge: Edge, h: nn.Module, f: nn.Module) -> float:
-    """Return L_m = F_m(h, f) = Σ n_i/n_m F_i(h, f) over all clients of the edge."""
+def edge_loss(edge: Edge, h: Module, f: Module) -> float:
+    """Return F_m(h, f) = Σ n_i/n_m F_i(h, f), over all clients of the edge."""
     loss = 0.0
     with torch.no_grad():
         for client in edge.clients:
             x, y = client.loss_subset
-            loss += len(client.train.y) / edge.num_examples * cross_entropy(predict(h, f, x), y).item()
+            loss += client.size / edge.size * cross_entropy(predict(h, f, x), y).item()
     return loss
 
 
-def initial_network(build: Callable[[], nn.Module], seed: int, index: int) -> nn.Module:
-    """Return a network with torch's default initial weights, the same for the same seed and index."""
-    with torch.random.fork_rng():
-        torch.manual_seed(torch_seed(seed, "init", index))
-        return build()
+def average(networks: Sequence[Module], sizes: Sequence[int]) -> Module:
+    """Return a network whose weights are the average of the networks' weights, in proportion to the sizes."""
+    result = copy.deepcopy(networks[0])
+    with torch.no_grad():
+        for mean, *values in zip(result.parameters(), *(network.parameters() for network in networks), strict=True):
+            mean.copy_(sum(size / sum(sizes) * value for size, value in zip(sizes, values, strict=True)))
+    return result
 
 
 def make_edges(dataset: Dataset, shards: Shards, config: Config) -> list[Edge]:
@@ -269,39 +246,30 @@ def make_edges(dataset: Dataset, shards: Shards, config: Config) -> list[Edge]:
     if (statistics := dataset.normalization()) is not None:
         mean, std = (torch.from_numpy(values)[:, None, None] for values in statistics)
         x_train, x_test = (x_train / 255 - mean) / std, (x_test / 255 - mean) / std
-
+    K = len(shards.clients)
     edges = []
     for m, numbers in enumerate(shards.clients):
         clients = []
         for i in numbers:
-            train, validation = shards.train[i], shards.validation[i]
-            subset = train
-            if len(train) > config.loss_examples:
+            held = subset = shards.train[i]
+            if len(held) > config.loss_examples:
                 rng = stream(config.seed, "loss-subset", i)
-                subset = np.sort(rng.choice(train, config.loss_examples, replace=False))
-            held = [Examples(x_train[indices], y_train[indices]) for indices in (train, validation, subset)]
-            clients.append(Client(i, *held))
-        num_clusters = len(shards.clients)
-        test = Examples(x_test[shards.test[m]], y_test[shards.test[m]])
-        edges.append(Edge(m, clients, test, m, np.stack([np.eye(4)] * num_clusters), np.zeros((num_clusters, 4))))
+                subset = np.sort(rng.choice(held, config.loss_examples, replace=False))
+            clients.append(Client(i, (x_train[held], y_train[held]), (x_train[subset], y_train[subset]), len(held)))
+        kept, tested = np.concatenate([shards.validation[i] for i in numbers]), shards.test[m]
+        validation, test = (x_train[kept], y_train[kept]), (x_test[tested], y_test[tested])
+        n_m = sum(client.size for client in clients)
+        edges.append(Edge(m, clients, n_m, validation, test, np.tile(np.eye(4), (K, 1, 1)), np.zeros((K, 4)), label=m))
     return edges
-
-
-def lenet5() -> nn.Module:
-    """Return LeNet-5 for grey images of 28×28."""
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16 * 4 * 4, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
-    )  # fmt: skip
 
 
 def main() -> None:
     """Run a small federation on the embedded part of Fashion-MNIST."""
     dataset = load("fashion-mnist-mini")
-    shards = partition(dataset.y_train, dataset.y_test, 10, [5] * 4, Partition(dirichlet_server=0.1), seed=0)
-    config = Config(num_rounds=12, epochs=2, warmup=4, period=2)
-    for t, done in enumerate(fed_bac(dataset, shards, config, lenet5).rounds, 1):
+    shards = partition(dataset.y_train, dataset.y_test, 10, [5] * 4, Partition(), seed=0)
+    config = Config(num_rounds=10, epochs=1, warmup=4, period=2)
+    rounds, _, _ = fed_bac(dataset, shards, config, lambda: LeNet5().build((1, 28, 28), 10))
+    for t, done in enumerate(rounds, 1):
         print(f"round {t:2}  accuracy {done.accuracy:.3f}  clusters {done.labels}  trained {done.selected}")
 
 

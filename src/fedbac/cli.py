@@ -71,7 +71,7 @@ def run_command(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run one method on one task."""
-    runtime = parse(Runtime, {"device": device, "workers": workers})
+    runtime = parse(Runtime, {"device": device, "workers": workers}, "runtime")
     if method.endswith((".yaml", ".yml")):
         experiment, _ = read_experiment(method)
     else:
@@ -96,7 +96,7 @@ def compare(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run several methods on the same task and data, one run folder each, and report on all together."""
-    runtime = parse(Runtime, {"device": device, "workers": workers})
+    runtime = parse(Runtime, {"device": device, "workers": workers}, "runtime")
     parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
     plans = []
     for seed in seeds:
@@ -156,8 +156,8 @@ def report_command(
 def methods_command() -> None:
     """List the methods: one row of choices each."""
     table = Table(box=None, pad_edge=False)
-    for title in ("method", "clustering", "selection", "personalization", "adaptive", "shared between clusters"):
-        table.add_column(title)
+    for title in ("method", "clustering", "selection", "personal", "adaptive", "shared"):
+        table.add_column(title, no_wrap=title == "method")
     any_task = tasks.task(tasks.DEFAULT_TASK)
     for name, preset in methods.METHODS.items():
         row = preset(any_task)
@@ -188,8 +188,8 @@ def show(
 def tasks_command() -> None:
     """List the tasks: data, federation and training."""
     table = Table(box=None, pad_edge=False)
-    for title in ("task", "data set", "edges", "clients", "α edge", "α client", "rounds", "epochs", "batch"):
-        table.add_column(title)
+    for title in ("task", "data set", "edges", "clients", "α edge", "rounds", "epochs", "batch"):
+        table.add_column(title, no_wrap=title in {"task", "data set"})
     for name, task in tasks.TASKS.items():
         numbers = (
             task.num_edges,

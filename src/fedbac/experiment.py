@@ -177,12 +177,12 @@ class Runtime(Settings):
     """Processes on the CPU; one per core when not given."""
 
 
-def parse(cls: type[S], data: Any) -> S:
+def parse(cls: type[S], data: Any, where: str = "") -> S:
     """Return the settings in plain data, or raise a ConfigError that names field, value and what is allowed."""
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(cls, detail) for detail in error.errors()]
+        lines = [_explain(cls, detail, where) for detail in error.errors()]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
@@ -210,10 +210,10 @@ def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
 
 
-def _explain(cls: type[Settings], detail: Any) -> str:
+def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
     # A choice puts its kind into the path; the user never wrote it there.
     kinds = {*CLUSTERING.kinds, *SELECTION.kinds, *PERSONALIZATION.kinds, "lenet5", "mlp", "custom"}
-    path = [str(step) for step in detail["loc"] if str(step) not in kinds]
+    path = [parent] * bool(parent) + [str(step) for step in detail["loc"] if str(step) not in kinds]
     where, value, message = ".".join(path) or cls.__name__.lower(), detail["input"], detail["msg"]
     if detail["type"] == "extra_forbidden":
         return f"{where}: " + unknown("field", path[-1], _fields_at(cls, detail["loc"][:-1]))

@@ -66,7 +66,7 @@ def configure(
         key: value.model_dump() if isinstance(value, Custom) else value for key, value in changes.items()
     }
     own = [setting.removeprefix("task.") for setting in settings if setting.startswith("task.")]
-    final_task = parse(Task, override(plain, own))
+    final_task = parse(Task, override(plain, own), "task")
     row = method if isinstance(method, Method) else methods.method(method, final_task)
     tree = {"seed": seed, "task": final_task, "method": row}
     others = [setting for setting in settings if not setting.startswith("task.")]
@@ -81,7 +81,7 @@ def _task(task: str | Task | Path) -> Task:
         return task
     if isinstance(task, str) and not task.endswith((".yaml", ".yml")):
         return tasks.task(task)
-    return parse(Task, _yaml(Path(task)))
+    return parse(Task, _yaml(Path(task)), "task")
 
 
 def read_experiment(path: Path | str) -> tuple[Experiment, Runtime]:
@@ -89,7 +89,7 @@ def read_experiment(path: Path | str) -> tuple[Experiment, Runtime]:
     tree = _yaml(Path(path))
     if "experiment" not in tree:
         raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
-    return parse(Experiment, tree["experiment"]), parse(Runtime, tree.get("runtime", {}))
+    return parse(Experiment, tree["experiment"]), parse(Runtime, tree.get("runtime", {}), "runtime")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def run(
         play(
             experiment,
             folder=RunFolder(out) if out is not None else None,
-            runtime=parse(Runtime, {"device": device, "workers": workers}),
+            runtime=parse(Runtime, {"device": device, "workers": workers}, "runtime"),
             inputs=inputs,
             overwrite=overwrite,
         )

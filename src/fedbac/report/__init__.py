@@ -1,0 +1,10 @@
+"""What runs show: a table, figures, and one self-contained HTML page.
+
+The only part of the package that draws; ``import fedbac`` does not load it.
+"""
+
+from fedbac.report.figures import figures, save_figures
+from fedbac.report.page import write_report
+from fedbac.report.table import best, outcome, table
+
+__all__ = ["best", "figures", "outcome", "save_figures", "table", "write_report"]

@@ -1,0 +1,147 @@
+"""Which runs belong together, what they are called, and the curves in their records."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.report.theme import SERIES, Look
+from fedbac.store import Run
+from fedbac.types import FloatArray
+
+FLAGSHIPS = ("fed-bac", "ifca", "hierfavg")
+"""Methods whose colour is the same in every report."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    label: str
+    runs: tuple[Run, ...]
+    look: Look
+
+    @property
+    def accuracy(self) -> float:
+        """Mean final distributed accuracy."""
+        return float(np.mean([run.summary["accuracy"] for run in self.runs]))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of it over the runs; over the last rounds when there is only one run."""
+        if len(self.runs) == 1:
+            return float(self.runs[0].summary["accuracy_std_last"])
+        return float(np.std([run.summary["accuracy"] for run in self.runs], ddof=1))
+
+    def curves(self, values: Callable[[Run], FloatArray]) -> list[tuple[FloatArray, FloatArray]]:
+        """Return rounds and values of each run."""
+        return [(rounds_of(run), values(run)) for run in self.runs]
+
+    def mean_curve(self, values: Callable[[Run], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return the mean over the runs, for the rounds that all of them have."""
+        curves = self.curves(values)
+        length = min(len(rounds) for rounds, _ in curves)
+        return curves[0][0][:length], finite_mean(np.stack([curve[:length] for _, curve in curves]))
+
+
+def check(runs: Sequence[Run]) -> None:
+    """Refuse what cannot be shown."""
+    if not runs:
+        raise ValueError("no runs to report; give at least one run")
+    for run in runs:
+        if not run.records:
+            raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
+
+
+def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """Return the value at a dotted path of a configuration, or the default where there is none."""
+    node: Any = config
+    for step in path.split("."):
+        if not isinstance(node, Mapping) or node.get(step) is None:
+            return default
+        node = node[step]
+    return node
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a different label for every run: its name, with its folder or a number where names repeat."""
+    return _distinct([run.name for run in runs], [run.folder for run in runs])
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Return the runs by everything but their seed, in order of appearance, each with its look."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(_identity(run), []).append(run)
+    several = list(members.values())
+    names = [_method(some[0]) if len(some) > 1 else some[0].name for some in several]
+    names = _distinct(names, [some[0].folder if len(some) == 1 else None for some in several])
+    looks = _looks([_method(some[0]) for some in several])
+    return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
+
+
+def rounds_of(run: Run) -> FloatArray:
+    """Return the round numbers."""
+    return numbers(run, "round")
+
+
+def numbers(run: Run, key: str) -> FloatArray:
+    """Return a number of every record; NaN where there is none."""
+    return np.array([np.nan if record.get(key) is None else float(record[key]) for record in run.records])
+
+
+def last_rounds(run: Run) -> int:
+    """Return how many last rounds the final numbers are taken over."""
+    return min(int(look_up(run.config, "experiment.evaluation.last_rounds", 10)), len(run.records))
+
+
+def edge_accuracy(run: Run) -> FloatArray:
+    """Return each edge's accuracy, the mean over the last rounds."""
+    rows = [[np.nan if a is None else float(a) for a in record["accuracy_per_edge"]] for record in run.records]
+    return finite_mean(np.array(rows[-last_rounds(run) :]))
+
+
+def finite_mean(values: FloatArray) -> FloatArray:
+    """Return the mean over the first axis of what is finite; NaN where nothing is."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis=0)
+    total = np.where(finite, values, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _identity(run: Run) -> str:
+    experiment = {key: value for key, value in run.config.get("experiment", {}).items() if key != "seed"}
+    return json.dumps([run.summary.get("method"), experiment], sort_keys=True, default=str)
+
+
+def _method(run: Run) -> str:
+    return str(look_up(run.config, "experiment.method.name", run.name))
+
+
+def _distinct(names: Sequence[str], folders: Sequence[Path | None]) -> list[str]:
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    named = [
+        f"{name} [{folder.name}]" if name in repeated and folder is not None else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    out = []
+    for name in named:
+        seen[name] += 1
+        out.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return out
+
+
+def _looks(methods: Sequence[str]) -> list[Look]:
+    """Give flagships their own colours and others the next free one; past the palette, other dashes."""
+    taken: list[int] = []
+    for method in methods:
+        wanted = FLAGSHIPS.index(method) if method in FLAGSHIPS else None
+        reserved = {FLAGSHIPS.index(m) for m in methods if m in FLAGSHIPS}
+        free = (i for i in range(len(methods) + len(SERIES)) if i not in taken and i not in reserved)
+        taken.append(wanted if wanted is not None and wanted not in taken else next(free))
+    return [Look.at(index) for index in taken]

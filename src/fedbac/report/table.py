@@ -1,0 +1,169 @@
+"""The numbers of a report as text: the final table, the byte ledger, and the outcome in a sentence."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbac.costs import DIRECTIONS, PURPOSES, TIERS
+from fedbac.report.groups import Group, check, groups, labels, look_up
+from fedbac.store import Run
+
+Table = tuple[list[str], list[list[str]]]
+NONE = "–"
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """Return header and rows of the final table, one row per run in the order given."""
+    check(runs)
+    targets = _common_targets(runs)
+    header = [
+        "method",
+        "accuracy (%)",
+        "σ over edges (points)",
+        "worst edge (%)",
+        *(f"rounds to {100 * float(target):g} %" for target in targets),
+        "bytes to train",
+        "bytes in all",
+        "moves",
+        "clusters",
+        "seconds",
+    ]
+    return header, [_row(label, run.summary, targets) for label, run in zip(labels(runs), runs, strict=True)]
+
+
+def best(runs: Sequence[Run]) -> int:
+    """Return which run has the highest final accuracy."""
+    return max(range(len(runs)), key=lambda i: _rank(float(runs[i].summary["accuracy"])))
+
+
+def seeds_table(together: Sequence[Group]) -> Table:
+    """Return means over the seeds of each method, ± their standard deviation."""
+    header = ["method", "runs", "accuracy (%)", "σ over edges (points)", "worst edge (%)", "bytes in all"]
+    rows = [
+        [
+            group.label,
+            str(len(group.runs)),
+            percent(group.accuracy, group.spread if len(group.runs) > 1 else None),
+            percent(_mean(group, "edge_std")),
+            percent(_mean(group, "edge_min")),
+            human_bytes(_mean(group, "bytes_total")),
+        ]
+        for group in together
+    ]
+    return header, rows
+
+
+def ledger_table(runs: Sequence[Run]) -> Table:
+    """Return the bytes of every run by tier, direction and purpose, and their total."""
+    header = ["between", "direction", "purpose", *labels(runs)]
+    between = {"client": "client and edge", "cloud": "edge and cloud"}
+    rows = [
+        [between[tier], direction, purpose, *(human_bytes(_entry(run, tier, direction, purpose)) for run in runs)]
+        for tier in TIERS
+        for direction in DIRECTIONS
+        for purpose in PURPOSES
+    ]
+    return header, [*rows, ["total", "", "", *(human_bytes(run.summary["bytes_total"]) for run in runs)]]
+
+
+def traffic(run: Run, tier: str, purpose: str) -> int:
+    """Return a run's bytes of a tier and purpose, both directions together."""
+    return sum(_entry(run, tier, direction, purpose) for direction in DIRECTIONS)
+
+
+def outcome(runs: Sequence[Run]) -> str:
+    """Return in one sentence who leads and by how much, or that nobody clearly does."""
+    check(runs)
+    if len({str(comparable(run)) for run in runs}) > 1:
+        return f"{len(runs)} runs of different tasks: each accuracy stands for itself."
+    first, *others = sorted(groups(runs), key=lambda group: _rank(group.accuracy), reverse=True)
+    if not others:
+        return _alone(first)
+    level = [group for group in others if not first.accuracy - group.accuracy > first.spread + group.spread]
+    behind = [group for group in others if group not in level]
+    if level:
+        close = _join([_score(group) for group in level])
+        trail = f"; {_join([_gap(first, group) for group in behind], 'behind')}" if behind else ""
+        verb = "is" if len(level) == 1 else "are"
+        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}."
+    lead = f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy"
+    return f"{lead}, {_join([_gap(first, group) for group in behind], 'above')}."
+
+
+def comparable(run: Run) -> dict[str, Any]:
+    """Return what must be equal for two runs' accuracies to be comparable: the task, but not its length."""
+    task = look_up(run.config, "experiment.task", {})
+    return {key: value for key, value in sorted(task.items()) if key not in {"rounds", "targets"}}
+
+
+def percent(share: float, spread: float | None = None) -> str:
+    """Return a share of 1 in percent, with its spread in points."""
+    if not math.isfinite(share):
+        return NONE
+    return f"{100 * share:.1f}" if spread is None else f"{100 * share:.1f} ± {100 * spread:.1f}"
+
+
+def human_bytes(num_bytes: float) -> str:
+    """Return bytes in decimal units with three digits; a dash for none."""
+    if num_bytes == 0:
+        return NONE
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if num_bytes < 999.5 or unit == "TB":
+            break
+        num_bytes /= 1000
+    digits = 0 if unit == "B" or num_bytes >= 99.95 else 1 if num_bytes >= 9.995 else 2
+    return f"{num_bytes:,.{digits}f} {unit}"
+
+
+def _row(label: str, summary: Mapping[str, Any], targets: Sequence[str]) -> list[str]:
+    reached = [summary["rounds_to_target"][target] for target in targets]
+    train = sum(summary["bytes"][tier][direction]["train"] for tier in TIERS for direction in DIRECTIONS)
+    seconds = float(summary["seconds"])
+    return [
+        label,
+        percent(summary["accuracy"], summary["accuracy_std_last"]),
+        percent(summary["edge_std"]),
+        percent(summary["edge_min"]),
+        *(NONE if at is None else str(at) for at in reached),
+        human_bytes(train),
+        human_bytes(summary["bytes_total"]),
+        str(summary["moves"]),
+        str(summary["active_clusters"]),
+        f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}",
+    ]
+
+
+def _common_targets(runs: Sequence[Run]) -> list[str]:
+    common = set.intersection(*(set(run.summary["rounds_to_target"]) for run in runs))
+    return sorted(common, key=float)
+
+
+def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:
+    return int(run.summary["bytes"][tier][direction][purpose])
+
+
+def _mean(group: Group, key: str) -> float:
+    return float(np.mean([run.summary[key] for run in group.runs]))
+
+
+def _rank(accuracy: float) -> float:
+    return accuracy if math.isfinite(accuracy) else -math.inf
+
+
+def _alone(group: Group) -> str:
+    if len(group.runs) > 1:
+        return f"{group.label} reaches {percent(group.accuracy, group.spread)} % over {len(group.runs)} seeds."
+    worst, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
+    score = f"{percent(group.accuracy, group.spread)} % distributed accuracy"
+    return f"{group.label} reaches {score}; its edges range from {worst} % to {highest} %."
+
+
+def _score(group: Group) -> str:
+    return f"{group.label} ({percent(group.accuracy, group.spread)} %)"
+
+
+def _gap(first: Group, other: Group) -> tuple[str, str]:
+    gap = 100 * (first.accuracy - other.accuracy)
+    return f"{gap:.1f}", f"{other.label} ({percent(other.accuracy)} %)"
