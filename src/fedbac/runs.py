@@ -65,8 +65,8 @@ def configure(
     plain = chosen.model_dump(mode="json") | {
         key: value.model_dump() if isinstance(value, Custom) else value for key, value in changes.items()
     }
-    own = [setting.removeprefix("task.") for setting in settings if setting.startswith("task.")]
-    final_task = parse(Task, override(plain, own), "task")
+    own = [setting for setting in settings if setting.startswith("task.")]
+    final_task = parse(Task, override({"task": plain}, own)["task"], "task")
     row = method if isinstance(method, Method) else methods.method(method, final_task)
     tree = {"seed": seed, "task": final_task, "method": row}
     others = [setting for setting in settings if not setting.startswith("task.")]

@@ -4,7 +4,8 @@ The only part of the package that draws; ``import fedbac`` does not load it.
 """
 
 from fedbac.report.figures import figures, save_figures
+from fedbac.report.outcome import outcome
 from fedbac.report.page import write_report
-from fedbac.report.table import best, outcome, table
+from fedbac.report.table import best, table
 
 __all__ = ["best", "figures", "outcome", "save_figures", "table", "write_report"]

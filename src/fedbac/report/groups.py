@@ -1,15 +1,17 @@
 """Which runs belong together, what they are called, and the curves in their records."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbac.report.theme import SERIES, Look
+from fedbac import metrics
+from fedbac.report.theme import Look
 from fedbac.store import Run
 from fedbac.types import FloatArray
 
@@ -48,13 +50,11 @@ class Group:
         return curves[0][0][:length], finite_mean(np.stack([curve[:length] for _, curve in curves]))
 
 
-def check(runs: Sequence[Run]) -> None:
-    """Refuse what cannot be shown."""
+def summarized(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with a summary of all their records; a run that was cut off has none, or an old one."""
     if not runs:
         raise ValueError("no runs to report; give at least one run")
-    for run in runs:
-        if not run.records:
-            raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
+    return [run if run.summary.get("rounds") == len(run.records) else _summarize(run) for run in runs]
 
 
 def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
@@ -113,9 +113,23 @@ def finite_mean(values: FloatArray) -> FloatArray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+def _summarize(run: Run) -> Run:
+    if not run.records:
+        raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
+    records = [record | {"loss": math.nan if record["loss"] is None else record["loss"]} for record in run.records]
+    experiment = run.config["experiment"]
+    fresh = metrics.summarize(
+        records,
+        look_up(experiment, "task.targets", ()),
+        last_rounds(run),
+        look_up(experiment, "evaluation.target_patience", 1),
+    )
+    return replace(run, summary=run.summary | fresh)
+
+
 def _identity(run: Run) -> str:
     experiment = {key: value for key, value in run.config.get("experiment", {}).items() if key != "seed"}
-    return json.dumps([run.summary.get("method"), experiment], sort_keys=True, default=str)
+    return json.dumps([experiment, look_up(run.config, "data.sha256")], sort_keys=True, default=str)
 
 
 def _method(run: Run) -> str:
@@ -139,9 +153,9 @@ def _distinct(names: Sequence[str], folders: Sequence[Path | None]) -> list[str]
 def _looks(methods: Sequence[str]) -> list[Look]:
     """Give flagships their own colours and others the next free one; past the palette, other dashes."""
     taken: list[int] = []
+    reserved = {FLAGSHIPS.index(method) for method in methods if method in FLAGSHIPS}
+    free = (index for index in range(len(methods) + len(FLAGSHIPS)) if index not in reserved)
     for method in methods:
-        wanted = FLAGSHIPS.index(method) if method in FLAGSHIPS else None
-        reserved = {FLAGSHIPS.index(m) for m in methods if m in FLAGSHIPS}
-        free = (i for i in range(len(methods) + len(SERIES)) if i not in taken and i not in reserved)
-        taken.append(wanted if wanted is not None and wanted not in taken else next(free))
+        own = FLAGSHIPS.index(method) if method in FLAGSHIPS else None
+        taken.append(next(free) if own is None or own in taken else own)
     return [Look.at(index) for index in taken]

@@ -1,4 +1,4 @@
-"""The numbers of a report as text: the final table, the byte ledger, and the outcome in a sentence."""
+"""The numbers of a report as text: the final table, means over seeds, the byte ledger."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.costs import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import Group, check, groups, labels, look_up
+from fedbac.report.groups import Group, labels, summarized
 from fedbac.store import Run
 
 Table = tuple[list[str], list[list[str]]]
@@ -16,7 +16,7 @@ NONE = "–"
 
 def table(runs: Sequence[Run]) -> Table:
     """Return header and rows of the final table, one row per run in the order given."""
-    check(runs)
+    runs = summarized(runs)
     targets = _common_targets(runs)
     header = [
         "method",
@@ -34,8 +34,9 @@ def table(runs: Sequence[Run]) -> Table:
 
 
 def best(runs: Sequence[Run]) -> int:
-    """Return which run has the highest final accuracy."""
-    return max(range(len(runs)), key=lambda i: _rank(float(runs[i].summary["accuracy"])))
+    """Return which run, counted from 0, has the highest final accuracy."""
+    accuracy = [float(run.summary["accuracy"]) for run in summarized(runs)]
+    return max(range(len(runs)), key=lambda i: accuracy[i] if math.isfinite(accuracy[i]) else -math.inf)
 
 
 def seeds_table(together: Sequence[Group]) -> Table:
@@ -71,31 +72,6 @@ def ledger_table(runs: Sequence[Run]) -> Table:
 def traffic(run: Run, tier: str, purpose: str) -> int:
     """Return a run's bytes of a tier and purpose, both directions together."""
     return sum(_entry(run, tier, direction, purpose) for direction in DIRECTIONS)
-
-
-def outcome(runs: Sequence[Run]) -> str:
-    """Return in one sentence who leads and by how much, or that nobody clearly does."""
-    check(runs)
-    if len({str(comparable(run)) for run in runs}) > 1:
-        return f"{len(runs)} runs of different tasks: each accuracy stands for itself."
-    first, *others = sorted(groups(runs), key=lambda group: _rank(group.accuracy), reverse=True)
-    if not others:
-        return _alone(first)
-    level = [group for group in others if not first.accuracy - group.accuracy > first.spread + group.spread]
-    behind = [group for group in others if group not in level]
-    if level:
-        close = _join([_score(group) for group in level])
-        trail = f"; {_join([_gap(first, group) for group in behind], 'behind')}" if behind else ""
-        verb = "is" if len(level) == 1 else "are"
-        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}."
-    lead = f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy"
-    return f"{lead}, {_join([_gap(first, group) for group in behind], 'above')}."
-
-
-def comparable(run: Run) -> dict[str, Any]:
-    """Return what must be equal for two runs' accuracies to be comparable: the task, but not its length."""
-    task = look_up(run.config, "experiment.task", {})
-    return {key: value for key, value in sorted(task.items()) if key not in {"rounds", "targets"}}
 
 
 def percent(share: float, spread: float | None = None) -> str:
@@ -146,24 +122,3 @@ def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:
 
 def _mean(group: Group, key: str) -> float:
     return float(np.mean([run.summary[key] for run in group.runs]))
-
-
-def _rank(accuracy: float) -> float:
-    return accuracy if math.isfinite(accuracy) else -math.inf
-
-
-def _alone(group: Group) -> str:
-    if len(group.runs) > 1:
-        return f"{group.label} reaches {percent(group.accuracy, group.spread)} % over {len(group.runs)} seeds."
-    worst, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
-    score = f"{percent(group.accuracy, group.spread)} % distributed accuracy"
-    return f"{group.label} reaches {score}; its edges range from {worst} % to {highest} %."
-
-
-def _score(group: Group) -> str:
-    return f"{group.label} ({percent(group.accuracy, group.spread)} %)"
-
-
-def _gap(first: Group, other: Group) -> tuple[str, str]:
-    gap = 100 * (first.accuracy - other.accuracy)
-    return f"{gap:.1f}", f"{other.label} ({percent(other.accuracy)} %)"

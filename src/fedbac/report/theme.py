@@ -95,20 +95,21 @@ h1{font-size:1rem;font-weight:600;color:var(--muted);margin:0 0 .5rem;overflow-w
 h2{font-size:1.2rem;margin:2.75rem 0 .75rem}
 h3{font-size:1rem;margin:0 0 .15rem}
 p{margin:.4rem 0;max-width:75ch}
-.lead{font-size:1.55rem;line-height:1.35;font-weight:600;letter-spacing:-.01em;text-wrap:balance;max-width:48ch;
+.lead{font-size:1.55rem;line-height:1.35;font-weight:600;letter-spacing:-.01em;text-wrap:balance;max-width:52ch;
  overflow-wrap:anywhere}
-.note{color:var(--muted);font-size:.92rem}
+.note{color:var(--muted);font-size:.92rem;max-width:none}
 .warn{color:var(--warn);background:var(--warn-wash);border-left:4px solid;border-radius:4px;padding:.5rem .8rem;
  font-weight:600;max-width:none}
 .card,figure{background:var(--surface);border:1px solid var(--grid);border-radius:10px;margin:0 0 1.25rem;
  padding:1.1rem 1.25rem}
 .scroll{overflow-x:auto}
 .scroll:focus-visible{outline:2px solid var(--s0)}
-table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
-th,td{padding:.5rem .65rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
-thead th{color:var(--muted);font-weight:600;font-size:.82rem;vertical-align:bottom;white-space:normal;line-height:1.25}
+table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:.42rem .55rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
+thead th{color:var(--muted);font-weight:600;font-size:.8rem;vertical-align:bottom;white-space:normal;line-height:1.25}
 th:first-child,td:first-child{text-align:left;padding-left:.35rem}
 tbody th{font-weight:500}
+.ledger th:nth-child(-n+3),.ledger td:nth-child(-n+3){text-align:left}
 tbody tr:last-child>*{border-bottom:0}
 tr.best>*{background:var(--wash);font-weight:700}
 tr.total>*{font-weight:700;border-top:2px solid var(--grid)}

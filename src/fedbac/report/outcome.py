@@ -1,0 +1,112 @@
+"""The outcome in plain words: who leads and by how much, and what a reader should beware of."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedbac.report.groups import Group, groups, look_up, summarized
+from fedbac.report.table import percent
+from fedbac.store import Run
+
+LEAK = "test data: leaks the test set into training"
+
+
+def outcome(runs: Sequence[Run]) -> str:
+    """Return in one sentence who leads and by how much, or that nobody clearly does."""
+    runs = summarized(runs)
+    if _different(runs):
+        return f"{len(runs)} runs of different tasks: each accuracy stands for itself."
+    first, *others = sorted(groups(runs), key=_rank, reverse=True)
+    if not others:
+        return _alone(first)
+    level = [group for group in others if not _apart(first, group)]
+    behind = [group for group in others if _apart(first, group)]
+    if level:
+        verb = "is" if len(level) == 1 else "are"
+        trail = f"; it is {_gaps(first, behind)}" if behind else ""
+        close = _join([_score(group) for group in level])
+        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}."
+    return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
+
+
+def caveats(runs: Sequence[Run]) -> list[str]:
+    """Return what limits the outcome."""
+    runs = summarized(runs)
+    together = groups(runs)
+    notes = []
+    differ = _different(runs)
+    if differ:
+        notes.append(f"The runs differ in {_join(differ)}.")
+    if all(len(group.runs) == 1 for group in together):
+        subject = "Each method ran once" if len(together) > 1 else "This is one run"
+        notes.append(f"{subject}: ± is the spread over the last rounds, not over repeats with other seeds.")
+    if len({tuple(sorted(_seed(run) for run in group.runs)) for group in together}) > 1:
+        notes.append("The methods ran with different seeds, so on differently spread data.")
+    if len({len(run.records) for run in runs}) > 1:
+        notes.append("The runs are not equally long.")
+    notes += [
+        f"{run.name} stopped after {len(run.records)} of {planned} rounds."
+        for run in runs
+        if len(run.records) < (planned := look_up(run.config, "experiment.task.rounds", 0))
+    ]
+    return notes
+
+
+def leaks(run: Run) -> list[str]:
+    """Return each way in which a run let test data into training."""
+    found = []
+    if look_up(run.config, "experiment.method.selection.reward_split") == "test":
+        found.append(f"The Thompson reward was measured on {LEAK}.")
+    if look_up(run.config, "experiment.method.measurement.split") == "test":
+        found.append(f"The losses that clusters are chosen by were measured on {LEAK}.")
+    return found
+
+
+def _different(runs: Sequence[Run]) -> list[str]:
+    """Return the settings, length apart, in which the runs' tasks differ: their accuracies are not comparable."""
+    tasks: list[dict[str, Any]] = [
+        {**look_up(run.config, "experiment.task", {}), "data": look_up(run.config, "data.sha256")} for run in runs
+    ]
+    keys = sorted({key for task in tasks for key in task} - {"rounds", "targets"})
+    return [key for key in keys if any(task.get(key) != tasks[0].get(key) for task in tasks)]
+
+
+def _seed(run: Run) -> int:
+    return int(look_up(run.config, "experiment.seed", 0))
+
+
+def _rank(group: Group) -> float:
+    return group.accuracy if math.isfinite(group.accuracy) else -math.inf
+
+
+def _apart(first: Group, other: Group) -> bool:
+    """Whether the ± ranges of two groups do not touch."""
+    return _rank(first) - _rank(other) > first.spread + other.spread
+
+
+def _alone(group: Group) -> str:
+    if len(group.runs) > 1:
+        spread = percent(group.accuracy, group.spread)
+        return f"{group.label} reaches {spread} % distributed accuracy, the mean over {len(group.runs)} seeds."
+    lowest, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
+    score = percent(group.accuracy, group.spread)
+    return f"{group.label} reaches {score} % distributed accuracy; its edges range from {lowest} % to {highest} %."
+
+
+def _score(group: Group) -> str:
+    return f"{group.label} ({percent(group.accuracy, group.spread)} %)"
+
+
+def _gaps(first: Group, others: Sequence[Group]) -> str:
+    """Return the distances to the others; of many, only to the next and the last."""
+    shown = others if len(others) <= 3 else [others[0], others[-1]]
+    parts = [
+        f"{100 * (first.accuracy - group.accuracy):.1f}{' points' if i == 0 else ''} above {group.label} "
+        f"({percent(group.accuracy)} %)"
+        for i, group in enumerate(shown)
+    ]
+    return _join(parts)
+
+
+def _join(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

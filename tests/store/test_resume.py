@@ -1,0 +1,276 @@
+"""A run that dies goes on exactly as if it had not."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import fedbac
+from fedbac.data import toy
+from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
+from fedbac.runs import Inputs, Stop, configure, finish, play
+from fedbac.store import RunFolder, differences
+from tests.store import worker
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    worker.play(folder, resume=False)
+    return folder
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    return folder
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def newest(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted((folder / "checkpoint").glob("*.safetensors"))[-1])
+
+
+def assert_same(left: Path, right: Path) -> None:
+    assert timeless(left) == timeless(right)
+    a, b = newest(left), newest(right)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tests.store.worker", str(folder), *words])
+
+
+def rounds_in(folder: Path) -> int:
+    file = folder / "rounds.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def wait_for(folder: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    while rounds_in(folder) < count:
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.001)
+
+
+def test_killed_at_any_moment_it_resumes_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for(folder, 3, process)
+    process.kill()
+    process.wait()
+    process = start(folder, "resume")
+    wait_for(folder, 7, process)
+    time.sleep(0.004)  # somewhere between a record and its checkpoint
+    process.kill()
+    process.wait()
+    assert 7 <= rounds_in(folder) < worker.ROUNDS
+    worker.play(folder, resume=True)
+    assert_same(folder, whole)
+
+
+@pytest.mark.parametrize("moment", ["record", "tensors", "promise", "half-line"])
+def test_killed_between_any_two_writes(moment: str, copy: Path, whole: Path) -> None:
+    """The folder as a kill leaves it between the writes of one round."""
+    last = f"round-{worker.ROUNDS:06d}"
+    promise, tensors = (copy / "checkpoint" / f"{last}{suffix}" for suffix in (".json", ".safetensors"))
+    (copy / "summary.json").unlink()
+    if moment in {"record", "tensors", "half-line"}:
+        promise.unlink()
+    if moment in {"record", "half-line"}:
+        tensors.unlink()
+    if moment == "half-line":
+        text = (copy / "rounds.jsonl").read_bytes()
+        (copy / "rounds.jsonl").write_bytes(text[: -len(text.splitlines()[-1]) // 2])
+    worker.play(copy, resume=True)
+    assert_same(copy, whole)
+
+
+def test_a_run_repeats_from_its_configuration_alone(whole: Path, tmp_path: Path) -> None:
+    experiment, runtime = fedbac.runs.read_experiment(whole / "config.yaml")
+    folder = RunFolder(tmp_path / "again")
+    finish(play(experiment, folder=folder, runtime=runtime, inputs=Inputs(dataset=toy(size=8))))
+    assert_same(folder.path, whole)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    copy: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = copy / "checkpoint" / f"round-{worker.ROUNDS:06d}.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[len(content) // 2] ^= 1
+    tensors.write_bytes(content)
+    with caplog.at_level(logging.WARNING, "fedbac"):
+        worker.play(copy, resume=True)
+    assert "damaged" in caplog.text
+    assert f"going on from round {worker.ROUNDS - 1}" in caplog.text
+    assert_same(copy, whole)
+
+
+def test_when_no_checkpoint_is_readable_nothing_is_touched(copy: Path) -> None:
+    for tensors in (copy / "checkpoint").glob("*.safetensors"):
+        tensors.write_bytes(b"not tensors")
+    before = (copy / "rounds.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        worker.play(copy, resume=True)
+    assert (copy / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_changed_configuration_is_named(copy: Path) -> None:
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["experiment"]["task"]["training"]["learning_rate"] = 0.2
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    before = (copy / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match=r"learning_rate: 0\.05 is now 0\.2"):
+        worker.play(copy, resume=True)
+    assert (copy / "rounds.jsonl").read_bytes() == before
+
+
+def test_other_data_are_noticed(copy: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"data\.sha256"):
+        fedbac.resume(copy, dataset=toy(seed=1, size=8))
+
+
+def test_a_folder_in_use_is_refused(copy: Path) -> None:
+    with RunFolder(copy).locked(), pytest.raises(RunInUseError, match="another process"):
+        worker.play(copy, resume=True)
+
+
+def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for(tmp_path, 1, process)
+    with pytest.raises(RunInUseError):
+        worker.play(tmp_path, resume=True)
+    process.kill()
+    process.wait()
+    with RunFolder(tmp_path).locked():
+        pass
+
+
+def test_a_run_in_the_folder_is_not_replaced_unasked(copy: Path) -> None:
+    before = timeless(copy)
+    with pytest.raises(RunFolderError, match="--overwrite"):
+        worker.play(copy, resume=False)
+    assert timeless(copy) == before
+
+
+def test_a_full_disk_loses_nothing(copy: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up in round 9, while a checkpoint is written."""
+    for old in (copy / "checkpoint").iterdir():
+        old.unlink()
+    (copy / "rounds.jsonl").unlink()
+    real = os.fsync
+    calls = 0
+
+    def fsync(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 25:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RunFolderError, match=r"disk is full.*fedbac resume"):
+        worker.play(copy, resume=True)
+    monkeypatch.undo()
+    assert 0 < rounds_in(copy) < worker.ROUNDS
+    worker.play(copy, resume=True)
+    assert_same(copy, whole)
+
+
+def test_ctrl_c_ends_after_saving(whole: Path, tmp_path: Path) -> None:
+    stop = Stop()
+    inputs = Inputs(dataset=toy(size=8))
+    experiment = configure("fed-bac", worker.TASK, settings=worker.SETTINGS, inputs=inputs)
+    folder = RunFolder(tmp_path)
+    playing = play(experiment, folder=folder, inputs=inputs, stop=stop, runtime=fedbac.Runtime(workers=1, device="cpu"))
+    with stop.caught():
+        for _ in range(4):
+            next(playing)
+        os.kill(os.getpid(), signal.SIGINT)
+        run = finish(playing)
+    assert stop.wanted
+    assert len(run.records) == 4
+    assert not run.summary["finished"]
+    worker.play(tmp_path, resume=True)
+    assert_same(tmp_path, whole)
+
+
+def test_a_second_ctrl_c_interrupts_at_once() -> None:
+    stop = Stop()
+    with stop.caught():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wanted
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_no_run_and_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no run here"):
+        fedbac.resume(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: [1")
+    with pytest.raises(RunFolderError, match="not readable YAML"):
+        fedbac.resume(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 1")
+    with pytest.raises(RunFolderError, match="no 'experiment'"):
+        fedbac.resume(tmp_path)
+
+
+def test_only_json_yaml_and_safetensors_are_written(whole: Path) -> None:
+    files = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    checkpoints = {
+        f"checkpoint/round-{round_:06d}.{suffix}"
+        for round_ in (worker.ROUNDS - 1, worker.ROUNDS)
+        for suffix in ("json", "safetensors")
+    }
+    assert files - {".lock"} == {"config.yaml", "rounds.jsonl", "summary.json"} | checkpoints
+
+
+def test_records_have_the_documented_fields(whole: Path) -> None:
+    wanted = {
+        "round", "accuracy", "accuracy_per_edge", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted",
+        "accuracy_global", "loss", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
+    }  # fmt: skip
+    for number, line in enumerate((whole / "rounds.jsonl").read_text().splitlines(), start=1):
+        record = json.loads(line)
+        assert wanted <= record.keys()
+        assert record["round"] == number
+        assert len(record["selected"]) == len(record["accuracy_per_edge"]) == len(record["assignment"]) == 4
+
+
+def test_a_custom_network_must_be_given_again(tmp_path: Path) -> None:
+    def small() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+    data = toy(size=8)
+    fedbac.run(
+        "hierfavg", worker.TASK, out=tmp_path, dataset=data, network=small, num_rounds=2, workers=1, device="cpu"
+    )
+    with pytest.raises(ConfigError, match="network of your own"):
+        fedbac.resume(tmp_path, dataset=data)
+    assert len(fedbac.resume(tmp_path, dataset=data, network=small).records) == 2
+
+
+def test_differences_name_paths() -> None:
+    old = {"a": {"b": 1, "c": 2}}
+    assert differences(old, {"a": {"b": 1, "c": 3}}) == ["a.c: 2 is now 3"]
+    assert differences(old, old) == []

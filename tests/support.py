@@ -1,0 +1,305 @@
+"""Small federations that tests put together and play in this process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedbac.data import Augment, Dataset, Shards
+from fedbac.engines import Simulator
+from fedbac.experiment import Evaluation, Experiment, Method, Task, Training
+from fedbac.federation import Federation, assemble
+from fedbac.local import LoopTrainer
+from fedbac.models import Custom, NetworkChoice, Perceptron, UserNetwork
+from fedbac.personalization import Additive, PerCluster
+from fedbac.rng import Rng
+from fedbac.rounds import State, models_of, rounds, start
+from fedbac.types import (
+    Apply,
+    Ask,
+    Evaluate,
+    Evidence,
+    IntArray,
+    Measured,
+    NoState,
+    Params,
+    Parts,
+    Phase,
+    Scope,
+    Settings,
+    Train,
+    Trained,
+    Trainer,
+)  # fmt: skip
+
+SMALL = Perceptron(hidden=(6,))
+PLAIN_SGD = Training(
+    epochs=1, batch_size=8, learning_rate=0.1, learning_rate_decay=1, momentum=0, weight_decay=0, clip_norm=None
+)
+"""Gradient descent and nothing else."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run that was played: ``states[0]`` is the start, ``states[t]`` the state after round t."""
+
+    experiment: Experiment
+    federation: Federation
+    records: list[Record]
+    states: list[State]
+
+    @property
+    def end(self) -> State:
+        return self.states[-1]
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.records[-1]["accuracy"])
+
+
+def prepare(
+    method: Method, dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, num_rounds: int = 3,
+    seed: int = 0, evaluation: Evaluation | None = None, network: NetworkChoice = SMALL,
+    user: UserNetwork | None = None, augment: Augment | None = None,
+) -> tuple[Experiment, Federation]:  # fmt: skip
+    """Return an experiment on given data, and its federation."""
+    task = Task(
+        dataset=dataset.name,
+        num_edges=len(shards.clients),
+        clients_per_edge=tuple(len(clients) for clients in shards.clients),
+        rounds=num_rounds,
+        augment=augment,
+        network=network if user is None else Custom(name="test"),
+        training=training,
+    )
+    experiment = Experiment(seed=seed, task=task, method=method, evaluation=evaluation or Evaluation())
+    return experiment, assemble(experiment, dataset=dataset, shards=shards, network=user)
+
+
+def play(method: Method, dataset: Dataset, shards: Shards, trainer: Trainer | None = None, **options: Any) -> Played:
+    """Play all rounds; ``options`` are those of ``prepare``."""
+    experiment, federation = prepare(method, dataset, shards, **options)
+    if trainer is None:
+        trainer = LoopTrainer(federation.network, method.personalization, federation.examples)
+    edges = Simulator(experiment, federation.sites, trainer)
+    states = [start(experiment, federation.build, federation.sites)]
+    records = []
+    for record, state in rounds(experiment, federation.sites, edges, states[0]):
+        records.append(record)
+        states.append(state)
+    return Played(experiment, federation, records, states)
+
+
+def model_of_edge(state: State, scopes: Mapping[str, Scope], edge: int) -> Parts:
+    """Return the networks that an edge uses."""
+    return models_of(state, scopes, [int(state.label_M[edge])])[0]
+
+
+# ---------------------------------------------------------------------------------------------------- data
+
+
+def deal(
+    dataset: Dataset, sizes: Sequence[Sequence[int]], *, validation: int = 0, test: Sequence[int] | None = None
+) -> Shards:
+    """Give every client the next ``size`` training examples and then ``validation`` more; edges split the test set."""
+    train, held, clients, at = [], [], [], 0
+    for edge in sizes:
+        clients.append(range(len(train), len(train) + len(edge)))
+        for size in edge:
+            train.append(np.arange(at, at + size))
+            held.append(np.arange(at + size, at + size + validation))
+            at += size + validation
+    assert at <= len(dataset.y_train)
+    if test is None:
+        pieces = np.array_split(np.arange(len(dataset.y_test)), len(sizes))
+    else:
+        pieces = np.split(np.arange(sum(test)), np.cumsum(test)[:-1])
+    return Shards(tuple(train), tuple(held), tuple(pieces), tuple(clients))
+
+
+def only_edge(shards: Shards, edge: int) -> Shards:
+    """Return a federation of one edge; its clients keep their numbers, and with them their random streams."""
+    return Shards(shards.train, shards.validation, (shards.test[edge],), (shards.clients[edge],))
+
+
+def in_order(shards: Shards, edges: Sequence[int]) -> Shards:
+    """Return the same edges in another order."""
+    return Shards(
+        shards.train,
+        shards.validation,
+        tuple(shards.test[edge] for edge in edges),
+        tuple(shards.clients[edge] for edge in edges),
+    )
+
+
+def poisoned(dataset: Dataset, rows: IntArray) -> Dataset:
+    """Return the data with some training examples so large that they are infinite to a network."""
+    x_train = dataset.x_train.astype(np.float64)
+    x_train[rows] = 1e300
+    return Dataset(
+        dataset.name, x_train, dataset.y_train, dataset.x_test.astype(np.float64), dataset.y_test, dataset.num_classes
+    )
+
+
+# ---------------------------------------------------------------------------------------------- comparison
+
+
+def distance(a: Mapping[str, Params], b: Mapping[str, Params]) -> float:
+    """Return the largest difference between any two weights; parts and names must agree."""
+    assert a.keys() == b.keys()
+    largest = 0.0
+    for part in a:
+        assert a[part].keys() == b[part].keys()
+        for name, value in a[part].items():
+            assert value.shape == b[part][name].shape
+            assert torch.isfinite(value).all()
+            largest = max(largest, float((value - b[part][name]).abs().max()))
+    return largest
+
+
+def without(records: Sequence[Record], *fields: str) -> list[Record]:
+    """Return the records without the time they took and without these fields."""
+    return [{key: value for key, value in r.items() if key not in {"seconds", *fields}} for r in records]
+
+
+# ------------------------------------------------------------------------- choices that only tests need
+
+
+class Scripted(Settings):
+    """Labels from a list: ``script[t]`` holds after t rounds; after the last nothing is due."""
+
+    kind: Literal["scripted"] = "scripted"
+    adaptive: ClassVar[bool] = False
+    num_clusters: int
+    script: tuple[tuple[int, ...], ...]
+
+    def clusters(self, num_members: int) -> int:
+        return self.num_clusters
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        return np.array(self.script[0])
+
+    def init(self, num_members: int) -> NoState:
+        return NoState()
+
+    def ask(self, state: NoState, round_: int) -> Ask | None:
+        return Ask() if round_ < len(self.script) else None
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        return state
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, IntArray]:
+        return state, np.array(self.script[evidence.round])
+
+
+class OnlyGlobalMoves(Settings):
+    """Additive with f ≡ 0, for good."""
+
+    kind: Literal["only_global_moves"] = "only_global_moves"
+    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+
+    def init(self, build: Any, num_clusters: int) -> Parts:
+        parts = Additive().init(build, num_clusters)
+        return {"global": parts["global"], "cluster": _zeros(parts["cluster"])}
+
+    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
+        return Additive().predict(apply, x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(moves=("global",), decay={}, penalty={}),)
+
+
+class OnlyClusterMoves(Settings):
+    """Additive with h ≡ 0 and λ = 0; its cluster networks start where those of ``PerCluster`` do."""
+
+    kind: Literal["only_cluster_moves"] = "only_cluster_moves"
+    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+    cluster_init: Literal["shared", "distinct"] = "shared"
+
+    def init(self, build: Any, num_clusters: int) -> Parts:
+        cluster = PerCluster(cluster_init=self.cluster_init).init(build, num_clusters)["cluster"]
+        return {"global": _zeros({name: value[:1] for name, value in cluster.items()}), "cluster": cluster}
+
+    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
+        return Additive().predict(apply, x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(moves=("cluster",), decay={}, penalty={}),)
+
+
+class InTurns(Settings):
+    """Additive, but first h is trained with f held still and then f with h held still."""
+
+    kind: Literal["in_turns"] = "in_turns"
+    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+
+    def init(self, build: Any, num_clusters: int) -> Parts:
+        return Additive().init(build, num_clusters)
+
+    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
+        return Additive().predict(apply, x)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(moves=("global",), decay={}, penalty={}),
+            Phase(moves=("cluster",), decay={"cluster": 0.01}, penalty={}),
+        )
+
+
+def _zeros(params: Params) -> Params:
+    return {name: torch.zeros_like(value) for name, value in params.items()}
+
+
+class StubTrainer:
+    """Client i comes back with every weight equal to i (times the edge round), so that averages can be done by hand."""
+
+    path = "stub"
+    device = torch.device("cpu")
+
+    def __init__(self, failing: Mapping[int, Sequence[tuple[int, int]]] | None = None) -> None:
+        self.failing = failing or {}
+        """Per client, the (round, edge round) in which its loss is not finite."""
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        return [self._train(request) for request in requests]
+
+    def _train(self, request: Train) -> Trained:
+        at = (request.round, request.edge_round)
+        value_C = [float(client) * (request.edge_round + 1) for client in request.clients]
+        parts_C = {
+            part: {name: torch.stack([torch.full_like(p, value) for value in value_C]) for name, p in params.items()}
+            for part, params in request.start.items()
+        }
+        loss_C = np.array([np.nan if at in self.failing.get(client, ()) else 1.0 for client in request.clients])
+        return Trained(parts_C, loss_C)
+
+    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
+        out = []
+        for request in requests:
+            shape = (len(request.models), 1 if request.split == "test" else len(request.clients))
+            out.append(Measured(np.ones(shape), np.full(shape, 0.5), np.ones(shape[1], dtype=np.int64)))
+        return out
+
+    def close(self) -> None:
+        pass
+
+
+class Regular(nn.Module):
+    """A small convolutional network with dropout and batch normalization, each optional."""
+
+    def __init__(self, num_classes: int = 4, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, stride=2)
+        self.norm: nn.Module = nn.BatchNorm2d(3) if norm else nn.Identity()
+        self.drop = nn.Dropout(dropout)
+        self.out = nn.Linear(27, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.conv(x)))
+        logits: torch.Tensor = self.out(self.drop(hidden.flatten(1)))
+        return logits

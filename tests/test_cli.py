@@ -1,0 +1,123 @@
+"""The command, as a person types it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedbac.cli import main
+
+COMMAND = [sys.executable, "-c", "from fedbac.cli import main; main()"]
+SMALL = [
+    "--workers", "1", "--device", "cpu",
+    "--set", "task.num_edges=5", "--set", "task.clients_per_edge=2",
+    "--set", "task.network={kind: mlp, hidden: [8]}", "--set", "task.training.epochs=1",
+]  # fmt: skip
+
+
+class Shell:
+    """Types commands in a folder, in this process."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "140")
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        self.monkeypatch.setattr(sys, "argv", ["fedbac", *words])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        said = self.capsys.readouterr()
+        assert exit_.value.code == code, said.out + said.err
+        return said.out + said.err
+
+
+@pytest.fixture
+def fedbac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path, monkeypatch, capsys)
+
+
+def test_run_report_and_repeat_from_the_configuration(fedbac: Shell, tmp_path: Path) -> None:
+    text = fedbac("run", "fed-bac", "--rounds", "3", "--seed", "4", "--out", "a", *SMALL)
+    assert "fed-bac" in text
+    assert (tmp_path / "a" / "report.html").stat().st_size > 10_000
+    fedbac("run", "a/config.yaml", "--out", "b", "--workers", "2")
+    first, second = (
+        [json.loads(line) for line in (tmp_path / f / "rounds.jsonl").read_text().splitlines()] for f in "ab"
+    )
+    for left, right in zip(first, second, strict=True):
+        assert {**left, "seconds": 0} == {**right, "seconds": 0}  # whatever the number of workers
+    assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["trainer"]
+    assert "fed-bac" in fedbac("report", "a", "b", "--out", "both.html")
+    assert (tmp_path / "both.html").exists()
+
+
+def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: Path) -> None:
+    words = ["compare", "hierfavg", "ifca", "--rounds", "20", "--out", "c", *SMALL]
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    rounds = tmp_path / "c" / "hierfavg" / "rounds.jsonl"
+    while not (rounds.exists() and rounds.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "fedbac resume c" in errors
+    done = rounds.read_bytes().count(b"\n")
+    assert 2 <= done < 20
+    assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
+    text = fedbac("resume", "c")
+    for method in ("hierfavg", "ifca"):
+        assert method in text
+        assert json.loads((tmp_path / "c" / method / "summary.json").read_text())["finished"]
+    assert "ifca" in (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "fedbac"], ["unknown method 'fedbac'", "did you mean 'fed-bac'"]),
+        (["run", "fed-bac", "--task", "cifar"], ["unknown task 'cifar'", "cifar10"]),
+        (["run", "fed-bac", "--task", "none.yaml"], ["none.yaml", "cannot be read"]),
+        (["run", "none.yaml"], ["none.yaml", "cannot be read"]),
+        (
+            ["run", "fed-bac", "--set", "method.selection.fraction=0"],
+            ["method.selection.fraction: 0", "greater than 0"],
+        ),
+        (["run", "fed-bac", "--set", "method.clustering.period=0"], ["method.clustering.period: 0"]),
+        (["run", "fed-bac", "--set", "task.training.batchsize=3"], ["task.training.batchsize", "'batch_size'"]),
+        (["run", "fed-bac", "--set", "task.rounds"], ["--set 'task.rounds'", "path=value"]),
+        (["run", "ifca", "--set", "task.num_edges=3"], ["num_clusters is 5", "only 3 edges"]),
+        (["run", "hierfavg", "--rounds", "0"], ["task.rounds: 0"]),
+        (["run", "hierfavg", "--device", "tpu"], ["runtime.device: 'tpu'", "'cuda'"]),
+        (["resume", "nowhere"], ["nowhere", "no such folder"]),
+        (["report", "."], ["holds a run"]),
+        (["data", "get", "mnist"], ["unknown data set 'mnist'", "fashion-mnist"]),
+    ],
+)
+def test_bad_input_is_one_clear_message(words: list[str], parts: list[str], fedbac: Shell, tmp_path: Path) -> None:
+    text = fedbac(*words, code=2)
+    for part in parts:
+        assert part in text
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_lists(fedbac: Shell) -> None:
+    assert "linucb" in fedbac("methods")
+    assert "cifar10-severe" in fedbac("tasks")
+    assert "fashion-mnist-mini" in fedbac("data", "list")
+    shown = fedbac("show", "ifca", "--set", "task.rounds=7")
+    assert yaml.safe_load(shown)["task"]["rounds"] == 7
+
+
+def test_missing_data_lists_the_places(fedbac: Shell) -> None:
+    text = fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
+    assert "here" in text
+    assert "fedbac data get cifar10" in text
