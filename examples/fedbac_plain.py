@@ -1,12 +1,11 @@
 """Fed-BAC in plain loops: the paper's Algorithms 1 and 2 in one file, to be read from top to bottom.
 
-Nothing here is fast: one client trains after the other, one model is evaluated after the other. The library does the
-same work in batches, and ``tests/test_plain.py`` checks that it arrives at the same decisions and weights. What the
-paper leaves open is decided as in the library's defaults, with a comment at the place.
+One client trains after the other, one model is evaluated after the other. The library does the same work in batches;
+``tests/test_plain.py`` checks that it arrives at the same decisions and weights. Run this file for a demonstration.
 
     t  round, from 1         h  global network, Θ_global     n_i, n_m  training examples of a client, of an edge
     m  edge server           f  cluster network, Θ_k         L_m^(k)   loss of cluster k's model on the data of edge m
-    k  cluster               k_m  the cluster of edge m      a_m       accuracy of edge m's own average
+    k  cluster               k_m  the cluster of edge m      a_m       accuracy of edge m's own average on its data
 """
 
 import copy
@@ -19,36 +18,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Flatten, Linear, Module, ReLU, Sequential
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
 
 from fedbac.data import Dataset, Partition, Shards, load, partition
-from fedbac.models import LeNet5
 from fedbac.rng import stream, torch_seed
 
 EPSILON = 1e-8  # ε of Eqs. 7 and 9
 Examples = tuple[Tensor, Tensor]  # inputs and their classes
+History = tuple[list["Round"], Module, list[Module]]  # all rounds, and in the end h and the f of every cluster
 
 
 @dataclass(frozen=True)
 class Config:
-    """The hyperparameters, with the paper's values; it does not give the last two."""
+    """What one may want to vary; the paper does not give the last two. Its other numbers stand where they are used."""
 
     num_rounds: int = 200  # T
     seed: int = 0
     participation: float = 0.8  # p
     epochs: int = 5  # E
-    learning_rate: float = 0.01  # η, multiplied by γ after every round
-    learning_rate_decay: float = 0.995  # γ
-    momentum: float = 0.9
-    clip_norm: float = 1.0
-    weight_decay: float = 5e-4
-    cluster_l2: float = 1e-3  # λ: comes on top of the weight decay, for cluster networks only
     warmup: int = 10  # τ_TS
     period: int = 20  # τ_re, as the rounds between two reassignments ...
     tau_norm: int = 20  # ... and as the scale of the third feature of Eq. 7
-    ucb_alpha: float = 0.3  # α_UCB
     batch_size: int = 32
     loss_examples: int = 256  # L_m^(k) is measured on at most so many examples of each client
 
@@ -72,9 +63,7 @@ class Edge:
     number: int
     clients: list[Client]
     size: int  # n_m: of all its clients, selected or not
-    validation: (
-        Examples  # kept apart by its clients; were a_m taken on test data, as in the paper, the metric would leak
-    )
+    validation: Examples  # kept apart by its clients, for a_m (the paper takes the test data, which leaks)
     test: Examples
     A: NDArray[np.float64]  # A_k^(m) for every cluster k
     b: NDArray[np.float64]  # b_k^(m) for every cluster k
@@ -92,12 +81,10 @@ class Round(NamedTuple):
     labels_after: list[int]  # ... and after reassignment
 
 
-def fed_bac(
-    dataset: Dataset, shards: Shards, config: Config, build: Callable[[], Module]
-) -> tuple[list[Round], Module, list[Module]]:
-    """Run Algorithm 1, the cloud's part, with K_max = M ≥ 2; return all rounds, the final h, and every cluster's f."""
-    edges = make_edges(dataset, shards, config)
-    clusters = range(len(edges))
+def fed_bac(data: Dataset, shards: Shards, config: Config, build: Callable[[], Module]) -> History:
+    """Run Algorithm 1, the cloud's part, with K_max = M ≥ 2 clusters; ``build`` returns a new network."""
+    edges = make_edges(data, shards, config)
+    sizes, clusters = [edge.size for edge in edges], range(len(edges))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(config.seed, "init", 0))
         h = build()
@@ -110,17 +97,16 @@ def fed_bac(
     for t in range(1, config.num_rounds + 1):
         labels = [edge.label for edge in edges]
         results = [edge_round(edge, h, f[edge.label], t, config) for edge in edges]
-        h = average([h_m for _, h_m, _ in results], [edge.size for edge in edges])  # Eq. 5
+        selected, edge_h, edge_f = zip(*results, strict=True)
+        h = average(edge_h, sizes)  # Eq. 5
         for k in clusters:
             members = [m for m, label in enumerate(labels) if label == k]
             if members:  # Eq. 6; a cluster without edges keeps its network
-                f[k] = average([results[m][2] for m in members], [edges[m].size for m in members])
-
+                f[k] = average([edge_f[m] for m in members], [sizes[m] for m in members])
         mean_accuracy = sum(accuracy(h, f[edge.label], edge.test) for edge in edges) / len(edges)
         if t % config.period == 0:
             reassign(edges, h, f, t, config)
-        selected = [numbers for numbers, _, _ in results]
-        rounds.append(Round(mean_accuracy, selected, labels, [edge.label for edge in edges]))
+        rounds.append(Round(mean_accuracy, list(selected), labels, [edge.label for edge in edges]))
     return rounds, h, f
 
 
@@ -137,36 +123,29 @@ def edge_round(edge: Edge, h: Module, f: Module, t: int, config: Config) -> tupl
     if not just_moved:  # a change of network says nothing about the clients
         step = min(10 * abs(reward), 2.0)  # Eq. 11
         for client in selected:  # Eq. 12
-            if reward > 0:
-                client.alpha += step
-            else:
-                client.beta += step
+            client.alpha += step * (reward > 0)
+            client.beta += step * (reward <= 0)
     return [client.number for client in selected], h_m, f_m
 
 
 def select_clients(edge: Edge, t: int, config: Config) -> list[Client]:
     """Select the B = ⌊p·N_m⌋ clients with the largest draws: uniform ones in the warm-up, then from the posteriors."""
     rng = stream(config.seed, "selection", t, 0, edge.number)
-    num_clients = len(edge.clients)
-    if t <= config.warmup:
-        draw = rng.random(num_clients)
-    else:
-        draw = rng.beta([client.alpha for client in edge.clients], [client.beta for client in edge.clients])
+    clients, num_clients = edge.clients, len(edge.clients)
+    alpha, beta = [client.alpha for client in clients], [client.beta for client in clients]
+    draw = rng.random(num_clients) if t <= config.warmup else rng.beta(alpha, beta)
     tie_break = rng.random(num_clients)
-    budget = max(1, math.floor(config.participation * num_clients + 1e-9))  # 0.29 · 100 is 28.999... in floats
     best_first = sorted(range(num_clients), key=lambda i: (-draw[i], tie_break[i]))
-    return [edge.clients[i] for i in sorted(best_first[:budget])]
+    budget = max(1, math.floor(config.participation * num_clients + 1e-9))  # 0.29 · 100 is 28.999... in floats
+    return [clients[i] for i in sorted(best_first[:budget])]
 
 
 def local_sgd(h: Module, f: Module, client: Client, t: int, config: Config) -> tuple[Module, Module]:
     """Train copies of both networks jointly on the client's data for E epochs."""
     h, f = copy.deepcopy(h), copy.deepcopy(f)
-    groups = [
-        {"params": [*h.parameters()], "weight_decay": config.weight_decay},
-        {"params": [*f.parameters()], "weight_decay": config.weight_decay + config.cluster_l2},
-    ]
-    learning_rate = config.learning_rate * config.learning_rate_decay ** (t - 1)
-    optimizer = torch.optim.SGD(groups, learning_rate, config.momentum)  # momentum starts at zero in every round
+    h_group = {"params": [*h.parameters()], "weight_decay": 5e-4}
+    f_group = {"params": [*f.parameters()], "weight_decay": 5e-4 + 1e-3}  # λ = 1e-3 comes on top
+    optimizer = torch.optim.SGD([h_group, f_group], lr=0.01 * 0.995 ** (t - 1), momentum=0.9)  # new in every round
     rng = stream(config.seed, "batches", t, 0, client.number)
     x, y = client.train
     for _ in range(config.epochs):
@@ -175,7 +154,7 @@ def local_sgd(h: Module, f: Module, client: Client, t: int, config: Config) -> t
             batch = order[start : start + config.batch_size]
             optimizer.zero_grad()
             cross_entropy(predict(h, f, x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
-            clip_grad_norm_([*h.parameters(), *f.parameters()], config.clip_norm)  # one norm over both networks
+            torch.nn.utils.clip_grad_norm_([*h.parameters(), *f.parameters()], 1.0)  # one norm over both networks
             optimizer.step()  # adds the weight decay to the clipped gradient
     return h, f
 
@@ -196,11 +175,8 @@ def reassign(edges: list[Edge], h: Module, f: list[Module], t: int, config: Conf
         reward = (L[other] - L[now]) / (L[other] + L[now] + EPSILON)  # Eq. 9
         edge.A[now] += np.outer(x, x)  # Eq. 10
         edge.b[now] += reward * x
-
-        score = []  # Eq. 8
-        for k in clusters:
-            inverse = np.linalg.inv(edge.A[k])
-            score.append(inverse @ edge.b[k] @ x + config.ucb_alpha * math.sqrt(x @ inverse @ x))
+        inverse = np.linalg.inv(edge.A)  # of every A_k; next, Eq. 8 with α_UCB = 0.3
+        score = [inverse[k] @ edge.b[k] @ x + 0.3 * math.sqrt(x @ inverse[k] @ x) for k in clusters]
         best = [k for k in clusters if score[k] >= max(score) - 1e-12]  # clusters not yet tried have equal scores
         label = int(rng.choice(best))
         if label != now:
@@ -222,12 +198,9 @@ def accuracy(h: Module, f: Module, examples: Examples) -> float:
 
 def edge_loss(edge: Edge, h: Module, f: Module) -> float:
     """Return F_m(h, f) = Σ n_i/n_m F_i(h, f), over all clients of the edge."""
-    loss = 0.0
     with torch.no_grad():
-        for client in edge.clients:
-            x, y = client.loss_subset
-            loss += client.size / edge.size * cross_entropy(predict(h, f, x), y).item()
-    return loss
+        F = [cross_entropy(predict(h, f, x), y).item() for x, y in (client.loss_subset for client in edge.clients)]
+    return sum(client.size / edge.size * F_i for client, F_i in zip(edge.clients, F, strict=True))
 
 
 def average(networks: Sequence[Module], sizes: Sequence[int]) -> Module:
@@ -239,11 +212,10 @@ def average(networks: Sequence[Module], sizes: Sequence[int]) -> Module:
     return result
 
 
-def make_edges(dataset: Dataset, shards: Shards, config: Config) -> list[Edge]:
+def make_edges(data: Dataset, shards: Shards, config: Config) -> list[Edge]:
     """Hand out the data; edge m starts in cluster m."""
-    x_train, x_test = torch.from_numpy(dataset.x_train), torch.from_numpy(dataset.x_test)
-    y_train, y_test = torch.from_numpy(dataset.y_train), torch.from_numpy(dataset.y_test)
-    if (statistics := dataset.normalization()) is not None:
+    x_train, y_train, x_test, y_test = map(torch.from_numpy, (data.x_train, data.y_train, data.x_test, data.y_test))
+    if (statistics := data.normalization()) is not None:
         mean, std = (torch.from_numpy(values)[:, None, None] for values in statistics)
         x_train, x_test = (x_train / 255 - mean) / std, (x_test / 255 - mean) / std
     K = len(shards.clients)
@@ -253,8 +225,7 @@ def make_edges(dataset: Dataset, shards: Shards, config: Config) -> list[Edge]:
         for i in numbers:
             held = subset = shards.train[i]
             if len(held) > config.loss_examples:
-                rng = stream(config.seed, "loss-subset", i)
-                subset = np.sort(rng.choice(held, config.loss_examples, replace=False))
+                subset = stream(config.seed, "loss-subset", i).choice(held, config.loss_examples, replace=False)
             clients.append(Client(i, (x_train[held], y_train[held]), (x_train[subset], y_train[subset]), len(held)))
         kept, tested = np.concatenate([shards.validation[i] for i in numbers]), shards.test[m]
         validation, test = (x_train[kept], y_train[kept]), (x_test[tested], y_test[tested])
@@ -265,10 +236,11 @@ def make_edges(dataset: Dataset, shards: Shards, config: Config) -> list[Edge]:
 
 def main() -> None:
     """Run a small federation on the embedded part of Fashion-MNIST."""
-    dataset = load("fashion-mnist-mini")
-    shards = partition(dataset.y_train, dataset.y_test, 10, [5] * 4, Partition(), seed=0)
-    config = Config(num_rounds=10, epochs=1, warmup=4, period=2)
-    rounds, _, _ = fed_bac(dataset, shards, config, lambda: LeNet5().build((1, 28, 28), 10))
+    torch.set_num_threads(1)  # a step is too small to share out
+    data = load("fashion-mnist-mini")
+    shards = partition(data.y_train, data.y_test, 10, [5] * 6, Partition(), seed=0)
+    config = Config(num_rounds=12, epochs=1, warmup=4, period=1)
+    rounds, _, _ = fed_bac(data, shards, config, lambda: Sequential(Flatten(), Linear(784, 32), ReLU(), Linear(32, 10)))
     for t, done in enumerate(rounds, 1):
         print(f"round {t:2}  accuracy {done.accuracy:.3f}  clusters {done.labels}  trained {done.selected}")
 

@@ -202,6 +202,7 @@ class OnlyGlobalMoves(Settings):
 
     kind: Literal["only_global_moves"] = "only_global_moves"
     scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+    sums_logits: ClassVar[bool] = True
 
     def init(self, build: Any, num_clusters: int) -> Parts:
         parts = Additive().init(build, num_clusters)
@@ -219,6 +220,7 @@ class OnlyClusterMoves(Settings):
 
     kind: Literal["only_cluster_moves"] = "only_cluster_moves"
     scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+    sums_logits: ClassVar[bool] = True
     cluster_init: Literal["shared", "distinct"] = "shared"
 
     def init(self, build: Any, num_clusters: int) -> Parts:
@@ -237,6 +239,7 @@ class InTurns(Settings):
 
     kind: Literal["in_turns"] = "in_turns"
     scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
+    sums_logits: ClassVar[bool] = True
 
     def init(self, build: Any, num_clusters: int) -> Parts:
         return Additive().init(build, num_clusters)
@@ -248,6 +251,16 @@ class InTurns(Settings):
         return (
             Phase(moves=("global",), decay={}, penalty={}),
             Phase(moves=("cluster",), decay={"cluster": 0.01}, penalty={}),
+        )
+
+
+class Warmed(InTurns):
+    """Additive, but h is first trained alone for a while: a part that moves in two phases."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(moves=("global",), decay={}, penalty={}),
+            Phase(moves=("global", "cluster"), decay={}, penalty={"cluster": 0.1}),
         )
 
 

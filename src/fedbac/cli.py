@@ -39,7 +39,10 @@ SetOption = Annotated[
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="Processes on the CPU; by default one per core.")]
+TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch or native (CPU).")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
+]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]
@@ -66,12 +69,13 @@ def run_command(
     rounds: RoundsOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
+    trainer: TrainerOption = "auto",
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run one method on one task."""
-    runtime = parse(Runtime, {"device": device, "workers": workers}, "runtime")
+    runtime = parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime")
     if method.endswith((".yaml", ".yml")):
         experiment, _ = read_experiment(method)
     else:
@@ -91,12 +95,13 @@ def compare(
     rounds: RoundsOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
+    trainer: TrainerOption = "auto",
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run several methods on the same task and data, one run folder each, and report on all together."""
-    runtime = parse(Runtime, {"device": device, "workers": workers}, "runtime")
+    runtime = parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime")
     parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
     plans = []
     for seed in seeds:

@@ -174,7 +174,9 @@ class Runtime(Settings):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: PositiveInt | None = None
-    """Processes on the CPU; one per core when not given."""
+    """Threads or processes on the CPU; one per core when not given."""
+    trainer: Literal["auto", "torch", "native"] = "auto"
+    """The native kernel where it knows the network, else torch; or one of them by name."""
 
 
 def parse(cls: type[S], data: Any, where: str = "") -> S:

@@ -248,6 +248,7 @@ def run(
     overwrite: bool = False,
     device: str = "auto",
     workers: int | None = None,
+    trainer: str = "auto",
     dataset: Dataset | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
@@ -260,7 +261,7 @@ def run(
         play(
             experiment,
             folder=RunFolder(out) if out is not None else None,
-            runtime=parse(Runtime, {"device": device, "workers": workers}, "runtime"),
+            runtime=parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime"),
             inputs=inputs,
             overwrite=overwrite,
         )

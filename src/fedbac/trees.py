@@ -60,7 +60,9 @@ def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
     if rows.size == 0:
         raise ValueError("weighted_mean needs at least one positive weight")
     share = weight_N[rows] / weight_N[rows].sum()
-    return {name: _mix(value[torch.as_tensor(rows, device=value.device)], share) for name, value in tree_N.items()}
+    if rows.size < weight_N.size:
+        tree_N = {name: value[torch.as_tensor(rows, device=value.device)] for name, value in tree_N.items()}
+    return {name: _mix(value, share) for name, value in tree_N.items()}
 
 
 def _mix(value_N: Tensor, share_N: FloatArray) -> Tensor:

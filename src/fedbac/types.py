@@ -159,6 +159,8 @@ class Personalization(Protocol):
     """Names the parts of a client's model, where each is averaged, and how they make a prediction together."""
 
     scopes: ClassVar[Mapping[str, Scope]]
+    sums_logits: ClassVar[bool]
+    """Whether the prediction is the sum of all parts' logits, which is all that the native kernel knows."""
 
     @property
     def kind(self) -> str:

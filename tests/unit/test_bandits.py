@@ -10,6 +10,7 @@ from scipy import stats
 
 from fedbac import bandits
 from fedbac.rng import stream
+from tests.unit.tiny import inclusion_statistic
 
 losses = st.floats(1e-3, 1e3)
 features = st.lists(st.floats(-3, 3), min_size=4, max_size=4).map(lambda x: np.array(x))
@@ -171,6 +172,4 @@ def test_top_breaks_ties_evenly() -> None:
     assert chosen[1] == trials
     assert chosen[4] == chosen[6] == 0
     assert chosen[[0, 2, 3, 5]].sum() == 2 * trials
-    # Inclusion counts of two out of four: multinomial-like, the statistic scaled by (n−1)/(n(1−B/n)) is χ² of n − 1.
-    statistic = ((chosen[[0, 2, 3, 5]] - trials / 2) ** 2 / (trials / 2)).sum() * (3 / 4) / (1 - 2 / 4)
-    assert statistic < stats.chi2.ppf(0.999, df=3)
+    assert inclusion_statistic(chosen[[0, 2, 3, 5]], trials, 2) < stats.chi2.ppf(0.999, df=3)

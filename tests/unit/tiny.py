@@ -1,12 +1,16 @@
 """A federation small enough to train in a blink, for tests that look at whole rounds."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedbac import Method, Partition, Perceptron, Run, Task, Training, run
+from fedbac import Experiment, Method, Partition, PerCluster, Perceptron, Run, Task, Training, run
+from fedbac.costs import Ledger
 from fedbac.data import Dataset, toy
-from fedbac.types import BoolArray, Evidence, FloatArray, IntArray
+from fedbac.models import builder
+from fedbac.rounds import EdgeSite, MeasureOrder, MeasureReport, State, TrainOrder, TrainReport, rounds, start
+from fedbac.types import BoolArray, ClusterPolicy, Evidence, FloatArray, IntArray
 
 
 def tiny_task(**changes: Any) -> Task:
@@ -64,3 +68,58 @@ def clustering_evidence(
 def selection_evidence(size_N: IntArray | list[int], round_: int = 1, **seen: Any) -> Evidence:
     """Return what an edge shows a selection policy."""
     return Evidence(round=round_, num_rounds=100, size_N=np.asarray(size_N, np.int64), **seen)
+
+
+def inclusion_statistic(count_N: IntArray, trials: int, picks: int) -> float:
+    """Return a statistic that is χ² of N − 1 degrees when every draw takes ``picks`` of N members uniformly.
+
+    Each count has variance T·(B/N)(1 − B/N) and any two the covariance −variance/(N − 1).
+    """
+    share = picks / count_N.size
+    squares = (count_N - trials * share) ** 2 / (trials * share * (1 - share))
+    return float(squares.sum() * (count_N.size - 1) / count_N.size)
+
+
+class ScriptedEdges:
+    """Edges that train nothing and report losses written down beforehand: ``loss_TMK[t − 1]`` after round t."""
+
+    def __init__(self, loss_TMK: FloatArray) -> None:
+        self.loss_TMK = loss_TMK
+        self.orders: list[TrainOrder] = []
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        self.orders.extend(orders)
+        return [
+            TrainReport(
+                parts=order.parts,
+                trained_size=1,
+                selection=order.selection,
+                selected=(),
+                failed=(),
+                loss=0.0,
+                traffic=Ledger(),
+            )
+            for order in orders
+        ]
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        loss_MK = self.loss_TMK[self.orders[-1].round - 1]
+        return [
+            MeasureReport(
+                loss_V=loss_MK[order.edge] if order.counted else np.zeros(len(order.models)),
+                accuracy_V=np.zeros(len(order.models)),
+                count=1,
+                traffic=Ledger(),
+            )
+            for order in orders
+        ]
+
+
+def scripted_rounds(clustering: ClusterPolicy, loss_TMK: FloatArray) -> Iterator[tuple[dict[str, Any], State]]:
+    """Play the real round loop with a clustering policy on scripted losses, one round per loss matrix."""
+    num_rounds, num_edges, _ = loss_TMK.shape
+    task = tiny_task(num_edges=num_edges, clients_per_edge=1, rounds=num_rounds, network=Perceptron(hidden=()))
+    experiment = Experiment(task=task, method=Method(name="x", clustering=clustering, personalization=PerCluster()))
+    sites = [EdgeSite(m, (m,), np.array([1]), np.array([0])) for m in range(num_edges)]
+    build = builder(Perceptron(hidden=()), None, (1,), 2, seed=0)
+    yield from rounds(experiment, sites, ScriptedEdges(loss_TMK), start(experiment, build, sites))

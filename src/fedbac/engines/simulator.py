@@ -3,6 +3,7 @@
 from collections.abc import Generator, Sequence
 
 from fedbac.experiment import Experiment
+from fedbac.local import one_thread
 from fedbac.rounds import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
 from fedbac.types import Evaluate, Request, Result, Train, Trainer
 
@@ -25,6 +26,10 @@ class Simulator:
 
     def _run(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
         """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
+        with one_thread():
+            return self._drive(orders)
+
+    def _drive(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
         work = [serve(order, self.sites[order.edge], self.experiment) for order in orders]
         reports: dict[int, EdgeReport] = {}
         requests: dict[int, Request] = {}

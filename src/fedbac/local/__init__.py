@@ -5,24 +5,37 @@ import os
 import torch
 from torch import nn
 
+from fedbac import native
 from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
 from fedbac.local.examples import Examples
+from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
+from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
 from fedbac.types import Personalization, Trainer
 
 
 def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
-    """Return the trainer that fits the machine: all clients at once on a GPU, one process per core on a CPU."""
+    """Return the trainer that fits the machine and the network.
+
+    On a GPU all clients at once; on a CPU the native kernel where it knows the network, else one process per core.
+    """
     if runtime.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "runtime.device: 'cuda' was asked for but this machine has none that torch can use; use cpu or auto"
-        )
-    if runtime.device != "cpu" and torch.cuda.is_available():
+        raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
+    if runtime.device != "cpu" and torch.cuda.is_available() and runtime.trainer != "native":
         return VmapTrainer(network, scheme, examples, torch.device("cuda"))
     workers = runtime.workers or _cores()
+    if runtime.trainer != "torch":
+        layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
+        if layers is not None and native.available():
+            return NativeTrainer(network, scheme, examples, layers, workers)
+        if runtime.trainer == "native":
+            reason = "it was not built (no C++ compiler when fedbac was installed)"
+            if native.available():
+                reason = "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+            raise ConfigError(f"runtime.trainer: the native kernel cannot be used: {reason}; use torch or auto")
     if workers == 1:
         return LoopTrainer(network, scheme, examples)
     return PoolTrainer(network, scheme, examples, workers)
@@ -32,4 +45,4 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-__all__ = ["Examples", "LoopTrainer", "PoolTrainer", "VmapTrainer", "make_trainer"]
+__all__ = ["Examples", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "make_trainer", "one_thread"]

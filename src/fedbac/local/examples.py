@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedbac.data import Augment, Dataset, Shards
@@ -84,8 +85,8 @@ class Examples:
         return (x.float() / 255 - mean) / std
 
 
-def rates(correct: list[list[int]], loss: list[list[float]], count: list[int]) -> tuple[FloatArray, FloatArray]:
+def rates(correct: ArrayLike, loss: ArrayLike, count: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Return mean loss and accuracy per (model, group) from sums; a group without examples gives NaN."""
-    count_G = np.maximum(np.array(count, dtype=np.float64), 0)
+    count_G = np.asarray(count, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.array(loss, dtype=np.float64) / count_G, np.array(correct, dtype=np.float64) / count_G
+        return np.asarray(loss, dtype=np.float64) / count_G, np.asarray(correct, dtype=np.float64) / count_G

@@ -1,8 +1,7 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch.nn import functional as F
 
 from fedbac import trees
 from fedbac.local.examples import Examples, rates
+from fedbac.local.threads import one_thread, seeded
 from fedbac.rng import torch_seed
 from fedbac.types import Evaluate, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
@@ -107,7 +107,8 @@ class LoopTrainer:
         total = torch.zeros(())
         seen = 0
         self.model.train(True)
-        with one_thread(torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, client)):
+        seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, client)
+        with one_thread(), seeded(seed):
             for epoch, order in enumerate(visits):
                 phase = phases[epoch // self.examples.training.epochs]
                 if epoch % self.examples.training.epochs == 0:
@@ -174,7 +175,7 @@ class LoopTrainer:
         loss = [[0.0] * len(groups) for _ in request.models]
         correct = [[0] * len(groups) for _ in request.models]
         self.model.train(False)
-        with one_thread(0), torch.no_grad():
+        with one_thread(), torch.no_grad():
             for g, group in enumerate(groups):
                 for start in range(0, group.size, EVALUATION_BATCH):
                     index = torch.from_numpy(group[start : start + EVALUATION_BATCH])
@@ -219,16 +220,3 @@ def gather(outcomes: Sequence[tuple[Parts, float, Parts | None]]) -> Trained:
         loss_C=np.array(losses),
         momentum={name: trees.stack([m[name] for m in kept]) for name in kept[0]} if kept else None,
     )
-
-
-@contextmanager
-def one_thread(seed: int) -> Iterator[None]:
-    """Run on one thread with torch's generator seeded, and put both back afterwards."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(threads)

@@ -23,6 +23,7 @@ class Shared(Settings):
 
     kind: Literal["shared"] = "shared"
     scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud"}
+    sums_logits: ClassVar[bool] = True
 
     def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
         """Return the initial network."""
@@ -42,6 +43,7 @@ class PerCluster(Settings):
 
     kind: Literal["per_cluster"] = "per_cluster"
     scopes: ClassVar[Mapping[str, Scope]] = {"cluster": "cluster"}
+    sums_logits: ClassVar[bool] = True
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
 
@@ -63,6 +65,7 @@ class Additive(Settings):
 
     kind: Literal["additive"] = "additive"
     scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud", "cluster": "cluster"}
+    sums_logits: ClassVar[bool] = True
     l2_cluster: NonNegativeFloat = 0.001
     """λ, the additional L2 on Θ_k."""
     l2_form: Literal["decay", "loss"] = "decay"

@@ -4,9 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedbac.report.groups import Group, groups, look_up, summarized
+import numpy as np
+
+from fedbac.report.groups import Group, groups, last_rounds, look_up, numbers, summarized
 from fedbac.report.table import percent
 from fedbac.store import Run
+from fedbac.types import FloatArray
 
 LEAK = "test data: leaks the test set into training"
 
@@ -14,13 +17,11 @@ LEAK = "test data: leaks the test set into training"
 def outcome(runs: Sequence[Run]) -> str:
     """Return in one sentence who leads and by how much, or that nobody clearly does."""
     runs = summarized(runs)
-    if _different(runs):
+    if different(runs):
         return f"{len(runs)} runs of different tasks: each accuracy stands for itself."
-    first, *others = sorted(groups(runs), key=_rank, reverse=True)
-    if not others:
+    first, level, behind = _standing(groups(runs))
+    if not level and not behind:
         return _alone(first)
-    level = [group for group in others if not _apart(first, group)]
-    behind = [group for group in others if _apart(first, group)]
     if level:
         verb = "is" if len(level) == 1 else "are"
         trail = f"; it is {_gaps(first, behind)}" if behind else ""
@@ -34,9 +35,11 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     runs = summarized(runs)
     together = groups(runs)
     notes = []
-    differ = _different(runs)
+    differ = different(runs)
     if differ:
         notes.append(f"The runs differ in {_join(differ)}.")
+    elif _standing(together)[1]:
+        notes.append("Within the spread: the gap is less than twice its deviation over the last rounds or the seeds.")
     if all(len(group.runs) == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
         notes.append(f"{subject}: ± is the spread over the last rounds, not over repeats with other seeds.")
@@ -62,13 +65,20 @@ def leaks(run: Run) -> list[str]:
     return found
 
 
-def _different(runs: Sequence[Run]) -> list[str]:
+def different(runs: Sequence[Run]) -> list[str]:
     """Return the settings, length apart, in which the runs' tasks differ: their accuracies are not comparable."""
     tasks: list[dict[str, Any]] = [
         {**look_up(run.config, "experiment.task", {}), "data": look_up(run.config, "data.sha256")} for run in runs
     ]
     keys = sorted({key for task in tasks for key in task} - {"rounds", "targets"})
     return [key for key in keys if any(task.get(key) != tasks[0].get(key) for task in tasks)]
+
+
+def _standing(together: Sequence[Group]) -> tuple[Group, list[Group], list[Group]]:
+    """Return the group with the highest accuracy, those that are level with it, and those behind."""
+    first, *others = sorted(together, key=_rank, reverse=True)
+    behind = [group for group in others if _apart(first, group)]
+    return first, [group for group in others if group not in behind], behind
 
 
 def _seed(run: Run) -> int:
@@ -80,8 +90,25 @@ def _rank(group: Group) -> float:
 
 
 def _apart(first: Group, other: Group) -> bool:
-    """Whether the ± ranges of two groups do not touch."""
-    return _rank(first) - _rank(other) > first.spread + other.spread
+    """Whether the first is ahead by more than twice what the gap varies, or their ± ranges do not touch."""
+    gaps = _paired(first, other)
+    if gaps is None:
+        return _rank(first) - _rank(other) > first.spread + other.spread
+    return bool(np.mean(gaps) > 2 * (np.std(gaps, ddof=1) if len(gaps) > 1 else 0.0))
+
+
+def _paired(first: Group, other: Group) -> FloatArray | None:
+    """Return the gaps on the same data: per seed, or per last round of single runs; None where there are no pairs."""
+    pairs = list(zip(sorted(first.runs, key=_seed), sorted(other.runs, key=_seed), strict=False))
+    if len(first.runs) != len(other.runs) or any(_seed(a) != _seed(b) for a, b in pairs):
+        return None
+    if len(pairs) > 1:
+        return np.array([a.summary["accuracy"] - b.summary["accuracy"] for a, b in pairs])
+    ((one, two),) = pairs
+    if len(one.records) != len(two.records):
+        return None
+    span = max(last_rounds(one), last_rounds(two))
+    return (numbers(one, "accuracy") - numbers(two, "accuracy"))[-span:]
 
 
 def _alone(group: Group) -> str:

@@ -44,6 +44,13 @@ CAPTIONS = {
 }
 """Heading and caption of each figure, in the order of the page."""
 
+SEEDS = {
+    "accuracy": " Thin lines are single seeds.",
+    "edges": " Small dots are single seeds; edges of one number hold different data in each.",
+    "clusters": " Thin lines are single seeds.",
+}
+"""What to add when a method ran with several."""
+
 POINTS = {
     "pre_reassign": "after the cloud's averaging, with the clusters of the round",
     "post_reassign": "after the cloud's averaging, with the clusters of the next round",
@@ -69,12 +76,13 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "Federated learni
 def _page(runs: Sequence[Run], title: str) -> str:
     together = groups(runs)
     drawn = figures(runs)
+    several = any(len(group.runs) > 1 for group in together)
     body = [
         _header(runs, title),
         "<h2>Final numbers</h2>",
         _final(runs, together),
         "<h2>Figures</h2>",
-        *(_figure(name, drawn[name]) for name in CAPTIONS if name in drawn),
+        *(_figure(name, drawn[name], several) for name in CAPTIONS if name in drawn),
         "<h2>Byte ledger</h2>",
         _ledger(runs),
         "<h2>How it was measured</h2>",
@@ -109,9 +117,10 @@ def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
     swatches = _swatches(runs, together)
     chosen = best(runs) if len(runs) > 1 else -1
     out = _table(table(runs), swatches, {chosen: "best"}, "Final numbers of every run")
-    note = "In bold the highest accuracy, the mean over the last rounds ± its standard deviation over them."
-    if len(runs) == 1:
-        note = "Accuracy is the mean over the last rounds ± its standard deviation over them."
+    spans = {last_rounds(run) for run in runs}
+    span = f"last {spans.pop()} rounds" if len(spans) == 1 else "last rounds"
+    note = f"Accuracy is the mean over the {span} ± its standard deviation over them"
+    note += "; in bold the highest." if chosen >= 0 else "."
     out = f'<div class="card">{out}<p class="note">{note}</p></div>'
     if all(len(group.runs) == 1 for group in together):
         return out
@@ -119,8 +128,9 @@ def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
     return f'<div class="card"><h3>Means over seeds</h3>{means}<p class="note">± is over the seeds.</p></div>\n{out}'
 
 
-def _figure(name: str, figure: Figure) -> str:
+def _figure(name: str, figure: Figure, several: bool) -> str:
     heading, caption = CAPTIONS[name]
+    caption += SEEDS.get(name, "") if several else ""
     return (
         f"<figure>\n<figcaption><h3>{heading}</h3><p>{caption}</p></figcaption>\n"
         f'<div class="scroll" tabindex="0">{inline_svg(figure, name, heading)}</div>\n</figure>'

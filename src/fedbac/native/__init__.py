@@ -1,0 +1,370 @@
+"""Train and evaluate many small convolutional networks in a native kernel, on all cores and without the interpreter lock."""
+
+import ctypes
+import functools
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Axes: J jobs, P parts, D parameters of one network, T networks in a table, S visits of all jobs, V models, G groups,
+# N examples, C channels, H height, W width, E epochs.
+
+
+def available() -> bool:
+    """Whether the kernel was built when the package was installed."""
+    return _path() is not None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Blocks of convolution, ReLU and 2×2 max pooling, then linear layers with ReLU between them."""
+
+    channels: int
+    height: int
+    width: int
+    convolutions: tuple[tuple[int, int], ...]
+    """Output channels and kernel side of each block."""
+    linears: tuple[int, ...]
+    """Outputs of each linear layer; the last one gives the logits."""
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of weights and biases of one network."""
+        count = int(_library().fedbac_num_parameters(_pointer(self._shape(), c_int32)))
+        if count < 0:
+            raise ValueError(
+                f"{self} is no network: sizes must be positive, an image at least as large as its kernel and "
+                "at least two pixels wide after each convolution, and there are at most 8 layers of a kind"
+            )
+        return count
+
+    def _shape(self) -> NDArray[np.int32]:
+        sizes = [self.channels, self.height, self.width, len(self.convolutions), len(self.linears)]
+        for outputs, kernel in self.convolutions:
+            sizes += [outputs, kernel]
+        return np.array([*sizes, *self.linears], np.int32)
+
+
+def lenet5(channels: int, height: int, width: int, num_classes: int = 10,
+           widths: tuple[int, int, int, int] = (6, 16, 120, 84)) -> Layers:  # fmt: skip
+    """Return LeNet-5 of the given widths."""
+    first, second, third, fourth = widths
+    return Layers(channels, height, width, ((first, 5), (second, 5)), (third, fourth, num_classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The examples of all clients: ``uint8`` pixels, read as (pixel/255 - mean)/std, or ``float32`` pixels, read as they are."""
+
+    pixels_NCHW: NDArray[Any]
+    labels_N: NDArray[np.int64]
+    mean_C: ArrayLike = 0.0
+    std_C: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        if self.pixels_NCHW.dtype not in (np.uint8, np.float32) or self.pixels_NCHW.ndim != 4:
+            raise ValueError("pixels must be uint8 or float32 of shape [N, C, H, W]")
+        if len(self.labels_N) != len(self.pixels_NCHW):
+            raise ValueError(f"{len(self.pixels_NCHW)} images but {len(self.labels_N)} labels")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which examples every job visits, in which order and how augmented; the epochs of a job follow one another."""
+
+    examples_S: NDArray[Any]
+    num_examples_J: NDArray[Any]
+    num_epochs_J: NDArray[Any]
+    crop_S2: NDArray[np.int8] | None = None
+    """Pixel (y, x) is taken from (y + dy, x + dx); outside the image it is raw pixel 0 (normalized like any other)."""
+    flip_S: NDArray[Any] | None = None
+    """Mirror left to right, after the crop."""
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Hyperparameters of training; a number given for all parts may also be a sequence with one entry for each.
+
+    g = ∇(mean cross-entropy of the batch) + l2·w;  g ← g·min(1, max_norm / (‖g‖ + 1e-6));  v ← momentum·v + g + weight_decay·w;
+    w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
+    """
+
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float | Sequence[float] = 0.0
+    l2: float | Sequence[float] = 0.0
+    max_norm: float = 0.0
+    """0 turns clipping off."""
+    clip_per_part: bool = False
+    frozen: bool | Sequence[bool] = False
+    """Frozen parts add their logits; they get no gradient and do not count for the norm."""
+    drop_last: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What training returns for every job."""
+
+    parameters_JPD: NDArray[np.float32]
+    loss_J: NDArray[np.float64]
+    """Mean cross-entropy over all visits, 0 for a job without any."""
+    loss_JE: NDArray[np.float64]
+    """Mean over each epoch; NaN past a job's last epoch."""
+    finite_J: NDArray[np.bool_]
+    """Whether the job's loss and all its parameters are finite."""
+    velocity_JPD: NDArray[np.float32] | None = field(default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What evaluation returns for every pair of a model and a group."""
+
+    loss: NDArray[np.float64]
+    """Summed cross-entropy."""
+    correct: NDArray[np.int64]
+    """Examples whose largest logit, the lowest class winning ties, is the label's."""
+    count: NDArray[np.int64]
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Return the instruction sets that this processor can run, best first."""
+    return tuple(name for name, number in _instruction_sets().items() if _library().fedbac_supported(number))
+
+
+def train(
+    layers: Layers,
+    images: Images,
+    networks_TD: NDArray[np.float32],
+    start_JP: NDArray[np.int64],
+    schedule: Schedule,
+    sgd: Sgd,
+    *,
+    velocity_JPD: NDArray[np.float32] | None = None,
+    return_velocity: bool = False,
+    num_threads: int = 1,
+    instruction_set: str | None = None,
+) -> Trained:
+    """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and any order of jobs."""
+    start = np.ascontiguousarray(start_JP, np.int64)
+    num_jobs, num_parts = start.shape
+    networks = _networks(layers, networks_TD)
+    _check_range("start_JP", start, len(networks))
+    examples = _indices("examples_S", schedule.examples_S, len(images.pixels_NCHW))
+    num_examples = _per_job("num_examples_J", schedule.num_examples_J, num_jobs)
+    num_epochs = _per_job("num_epochs_J", schedule.num_epochs_J, num_jobs)
+    visits = num_examples * num_epochs
+    if visits.sum() != len(examples):
+        raise ValueError(
+            f"examples_S has {len(examples)} visits, but the jobs' examples times epochs are {visits.sum()}"
+        )
+    if sgd.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {sgd.batch_size}")
+    begin = np.cumsum(visits) - visits
+    crop = None if schedule.crop_S2 is None else _shaped("crop_S2", schedule.crop_S2, np.int8, (len(examples), 2))
+    flip = None if schedule.flip_S is None else _shaped("flip_S", schedule.flip_S, np.uint8, (len(examples),))
+    size = (num_jobs, num_parts, layers.num_parameters)
+    velocity_in = None if velocity_JPD is None else _shaped("velocity_JPD", velocity_JPD, np.float32, size)
+    velocity_out = np.empty(size, np.float32) if return_velocity else None
+    weight_decay, l2, frozen = (
+        np.ascontiguousarray(np.broadcast_to(value, num_parts), kind)
+        for value, kind in ((sgd.weight_decay, np.float32), (sgd.l2, np.float32), (sgd.frozen, np.uint8))
+    )
+    parameters = np.empty(size, np.float32)
+    loss = np.zeros(num_jobs)
+    max_epochs = int(num_epochs.max(initial=0))
+    epoch_loss = np.full((num_jobs, max_epochs), np.nan)
+    finite = np.zeros(num_jobs, np.uint8)
+
+    shape = layers._shape()
+    call = _TrainCall(
+        shape=_pointer(shape, c_int32), num_parts=num_parts, num_threads=num_threads,
+        instruction_set=_choose(instruction_set), num_jobs=num_jobs, networks=_pointer(networks, c_float),
+        start=_pointer(start, c_int64), schedule=_pointer(examples, c_int32), schedule_begin=_pointer(begin, c_int64),
+        num_examples=_pointer(num_examples, c_int64), num_epochs=_pointer(num_epochs, c_int64),
+        batch_size=sgd.batch_size, drop_last=sgd.drop_last, crop=_pointer(crop, c_int8), flip=_pointer(flip, c_uint8),
+        learning_rate=sgd.learning_rate, momentum=sgd.momentum, weight_decay=_pointer(weight_decay, c_float),
+        l2=_pointer(l2, c_float), frozen=_pointer(frozen, c_uint8), max_norm=sgd.max_norm,
+        clip_per_part=sgd.clip_per_part, velocity_in=_pointer(velocity_in, c_float),
+        velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
+        loss=_pointer(loss, c_double), epoch_loss=_pointer(epoch_loss, c_double), max_epochs=max_epochs,
+        finite=_pointer(finite, c_uint8),
+    )  # fmt: skip
+    kept_alive = _fill_images(call.images, layers, images)
+    _raise_for(_library().fedbac_train(byref(call)), num_parts)
+    del kept_alive
+    return Trained(parameters, loss, epoch_loss, finite.astype(bool), velocity_out)
+
+
+def evaluate(
+    layers: Layers,
+    images: Images,
+    networks_TD: NDArray[np.float32],
+    models_VP: NDArray[np.int64],
+    groups: Sequence[NDArray[Any]],
+    pairs: NDArray[np.int64],
+    *,
+    num_threads: int = 1,
+    instruction_set: str | None = None,
+) -> Evaluated:
+    """Measure each (model, group) row of ``pairs``; a network shared by several models runs once on a group."""
+    models = np.ascontiguousarray(models_VP, np.int64)
+    networks = _networks(layers, networks_TD)
+    _check_range("models_VP", models, len(networks))
+    pairs = np.asarray(pairs, np.int64).reshape(-1, 2)
+    pair_model, pair_group = (np.ascontiguousarray(column) for column in pairs.T)
+    _check_range("pairs[:, 0]", pair_model, len(models))
+    _check_range("pairs[:, 1]", pair_group, len(groups))
+    count = np.array([len(group) for group in groups], np.int64)
+    begin = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+    joined = np.concatenate([np.asarray(group) for group in groups]) if groups else np.empty(0, np.int32)
+    examples = _indices("groups", joined, len(images.pixels_NCHW))
+    loss = np.zeros(len(pairs))
+    correct = np.zeros(len(pairs), np.int64)
+
+    shape = layers._shape()
+    call = _EvaluateCall(
+        shape=_pointer(shape, c_int32), num_parts=models.shape[1], num_threads=num_threads,
+        instruction_set=_choose(instruction_set), networks=_pointer(networks, c_float), models=_pointer(models, c_int64),
+        num_groups=len(groups), examples=_pointer(examples, c_int32), group_begin=_pointer(begin, c_int64),
+        num_pairs=len(pairs), pair_model=_pointer(pair_model, c_int64), pair_group=_pointer(pair_group, c_int64),
+        loss=_pointer(loss, c_double), correct=_pointer(correct, c_int64),
+    )  # fmt: skip
+    kept_alive = _fill_images(call.images, layers, images)
+    _raise_for(_library().fedbac_evaluate(byref(call)), models.shape[1])
+    del kept_alive
+    return Evaluated(loss, correct, count[pair_group])
+
+
+# The structs mirror those of network.hpp.
+
+
+class _Images(Structure):
+    _fields_ = [("pixels", c_void_p), ("is_float", c_int32), ("scale", POINTER(c_float)), ("shift", POINTER(c_float)),
+                ("labels", POINTER(c_int64))]  # fmt: skip
+
+
+class _TrainCall(Structure):
+    _fields_ = [
+        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
+        ("images", _Images), ("num_jobs", c_int64), ("networks", POINTER(c_float)), ("start", POINTER(c_int64)),
+        ("schedule", POINTER(c_int32)), ("schedule_begin", POINTER(c_int64)), ("num_examples", POINTER(c_int64)),
+        ("num_epochs", POINTER(c_int64)), ("batch_size", c_int64), ("drop_last", c_int32), ("crop", POINTER(c_int8)),
+        ("flip", POINTER(c_uint8)), ("learning_rate", c_float), ("momentum", c_float),
+        ("weight_decay", POINTER(c_float)), ("l2", POINTER(c_float)), ("frozen", POINTER(c_uint8)),
+        ("max_norm", c_float), ("clip_per_part", c_int32), ("velocity_in", POINTER(c_float)),
+        ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)), ("loss", POINTER(c_double)),
+        ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64), ("finite", POINTER(c_uint8)),
+    ]  # fmt: skip
+
+
+class _EvaluateCall(Structure):
+    _fields_ = [
+        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
+        ("images", _Images), ("networks", POINTER(c_float)), ("models", POINTER(c_int64)), ("num_groups", c_int64),
+        ("examples", POINTER(c_int32)), ("group_begin", POINTER(c_int64)), ("num_pairs", c_int64),
+        ("pair_model", POINTER(c_int64)), ("pair_group", POINTER(c_int64)), ("loss", POINTER(c_double)),
+        ("correct", POINTER(c_int64)),
+    ]  # fmt: skip
+
+
+def _path() -> Path | None:
+    names = [f"_kernel{suffix}" for suffix in EXTENSION_SUFFIXES]
+    return next((path for name in names if (path := Path(__file__).with_name(name)).exists()), None)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_path()))
+    library.fedbac_instruction_set.argtypes = [c_int32]
+    library.fedbac_instruction_set.restype = c_char_p
+    library.fedbac_supported.argtypes = [c_int32]
+    library.fedbac_num_parameters.argtypes = [POINTER(c_int32)]
+    library.fedbac_num_parameters.restype = c_int64
+    library.fedbac_train.argtypes = [POINTER(_TrainCall)]
+    library.fedbac_evaluate.argtypes = [POINTER(_EvaluateCall)]
+    return library
+
+
+@functools.cache
+def _instruction_sets() -> dict[str, int]:
+    sets: dict[str, int] = {}
+    while (name := _library().fedbac_instruction_set(len(sets))) is not None:
+        sets[name.decode()] = len(sets)
+    return sets
+
+
+def _choose(name: str | None) -> int:
+    name = name or os.environ.get("FEDBAC_NATIVE_ISA") or instruction_sets()[0]
+    if name not in instruction_sets():
+        raise ValueError(
+            f"instruction set {name!r} is not available here; choose one of {', '.join(instruction_sets())}"
+        )
+    return _instruction_sets()[name]
+
+
+def _raise_for(status: int, num_parts: int) -> None:
+    if status == 1:
+        raise ValueError(f"a model is the sum of 1 to 16 networks, not {num_parts}")
+    if status == 3:
+        raise MemoryError("not enough memory for the kernel's workspaces; use fewer threads")
+
+
+def _pointer(array: NDArray[Any] | None, kind: Any) -> Any:
+    return None if array is None else array.ctypes.data_as(POINTER(kind))
+
+
+def _networks(layers: Layers, networks_TD: NDArray[np.float32]) -> NDArray[np.float32]:
+    return _shaped("networks_TD", networks_TD, np.float32, (len(networks_TD), layers.num_parameters))
+
+
+def _fill_images(to: _Images, layers: Layers, images: Images) -> list[NDArray[Any]]:
+    """Fill the struct and return the arrays that must outlive the call."""
+    expected = (layers.channels, layers.height, layers.width)
+    if images.pixels_NCHW.shape[1:] != expected:
+        raise ValueError(f"the network takes images of shape {expected}, not {images.pixels_NCHW.shape[1:]}")
+    pixels = np.ascontiguousarray(images.pixels_NCHW)
+    labels = np.ascontiguousarray(images.labels_N, np.int64)
+    _check_range("labels_N", labels, layers.linears[-1])
+    mean, std = (
+        np.broadcast_to(np.asarray(value, np.float64), layers.channels) for value in (images.mean_C, images.std_C)
+    )
+    scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
+    to.pixels = pixels.ctypes.data
+    to.is_float = pixels.dtype == np.float32
+    to.scale, to.shift = _pointer(scale, c_float), _pointer(shift, c_float)
+    to.labels = _pointer(labels, c_int64)
+    return [pixels, labels, scale, shift]
+
+
+def _indices(name: str, array: NDArray[Any], limit: int) -> NDArray[np.int32]:
+    if limit > np.iinfo(np.int32).max:
+        raise ValueError(f"at most {np.iinfo(np.int32).max} examples, not {limit}")
+    _check_range(name, np.asarray(array), limit)
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _check_range(name: str, array: NDArray[Any], limit: int) -> None:
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) < limit):
+        raise ValueError(f"{name} must lie in [0, {limit}), but it runs from {array.min()} to {array.max()}")
+
+
+def _per_job(name: str, array: NDArray[Any], num_jobs: int) -> NDArray[np.int64]:
+    values = _shaped(name, array, np.int64, (num_jobs,))
+    if (values < 0).any():
+        raise ValueError(f"{name} must not be negative")
+    return values
+
+
+def _shaped(name: str, array: NDArray[Any], kind: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    result = np.ascontiguousarray(array, kind)
+    if result.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, not {result.shape}")
+    return result

@@ -1,0 +1,144 @@
+// The networks the kernel knows, the arguments of its entry points, and where everything lies in a thread's workspace.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fedbac {
+
+using index = std::ptrdiff_t;
+
+constexpr int max_layers = 8;   // of each kind
+constexpr int chunk_size = 32;  // samples whose activations are kept at once; divisible by every number of lanes
+
+// Valid convolution of stride 1, ReLU, 2x2 max pooling. An odd last row or column of the convolution is never computed.
+struct Convolution {
+  int in_channels, in_height, in_width;
+  int out_channels, out_height, out_width;  // after pooling
+  int kernel;
+  index weight, bias;  // offsets into the flat parameters
+
+  index in_size() const { return index(in_channels) * in_height * in_width; }
+  index out_size() const { return index(out_channels) * out_height * out_width; }
+  index taps() const { return index(kernel) * kernel; }
+};
+
+struct Linear {
+  int inputs, outputs;
+  index weight, bias;
+};
+
+struct Network {
+  int channels, height, width;
+  int num_convolutions, num_linears;
+  Convolution convolutions[max_layers];
+  Linear linears[max_layers];
+  index num_parameters;
+
+  index pixels() const { return index(channels) * height * width; }
+  int classes() const { return linears[num_linears - 1].outputs; }
+};
+
+// The C interface passes one struct per call. All arrays are dense and in row-major order.
+// Axes: J jobs, P parts, D parameters of a network, C channels, S visits of all jobs, T networks in the table.
+extern "C" {
+
+struct fedbac_images {
+  const void* pixels;       // [N, C, H, W]
+  std::int32_t is_float;    // 0: uint8, read as pixel * scale + shift; 1: float32, read as it is
+  const float* scale;       // [C]
+  const float* shift;       // [C]
+  const std::int64_t* labels;  // [N]
+};
+
+struct fedbac_train_call {
+  const std::int32_t* shape;  // channels, height, width, convolutions, linears, (outputs, kernel)..., outputs...
+  std::int32_t num_parts, num_threads, instruction_set;
+  fedbac_images images;
+
+  std::int64_t num_jobs;
+  const float* networks;               // [T, D]
+  const std::int64_t* start;           // [J, P] rows of `networks`
+  const std::int32_t* schedule;        // [S] examples in the order of their visits
+  const std::int64_t* schedule_begin;  // [J]
+  const std::int64_t* num_examples;    // [J] per epoch
+  const std::int64_t* num_epochs;      // [J]
+  std::int64_t batch_size;
+  std::int32_t drop_last;
+  const std::int8_t* crop;   // [S, 2] or null: pixel (y, x) is taken from (y + dy, x + dx); outside, raw pixel 0
+  const std::uint8_t* flip;  // [S] or null: mirror left to right, after the crop
+
+  float learning_rate, momentum;
+  const float* weight_decay;  // [P] added to the gradient after clipping
+  const float* l2;            // [P] added to the gradient before clipping
+  const std::uint8_t* frozen; // [P]
+  float max_norm;             // 0: no clipping
+  std::int32_t clip_per_part;
+
+  const float* velocity_in;  // [J, P, D] or null: zero
+  float* velocity_out;       // [J, P, D] or null
+  float* trained;            // [J, P, D]
+  double* loss;              // [J] mean cross-entropy over all visits, 0 when there are none
+  double* epoch_loss;        // [J, max_epochs]; entries past a job's epochs are left alone
+  std::int64_t max_epochs;
+  std::uint8_t* finite;      // [J]
+};
+
+struct fedbac_evaluate_call {
+  const std::int32_t* shape;
+  std::int32_t num_parts, num_threads, instruction_set;
+  fedbac_images images;
+
+  const float* networks;         // [T, D]
+  const std::int64_t* models;    // [V, P] rows of `networks`
+  std::int64_t num_groups;
+  const std::int32_t* examples;  // the groups one after another
+  const std::int64_t* group_begin;  // [G + 1]
+  std::int64_t num_pairs;
+  const std::int64_t* pair_model;  // [pairs]
+  const std::int64_t* pair_group;  // [pairs]
+
+  double* loss;           // [pairs] summed cross-entropy
+  std::int64_t* correct;  // [pairs]
+};
+}
+
+// Offsets, in floats, of the buffers in one thread's workspace.
+//
+// Activations hold the batch innermost: `lanes` samples lie side by side, one vector per pixel or feature. Up to the last
+// convolution each block of `lanes` samples has its own contiguous image; from there on all blocks of a chunk lie
+// side by side, so that a linear layer reads its weights once per chunk.
+struct Plan {
+  int lanes;
+  // of each part, relative to the part's own slice
+  index conv_out[max_layers], winner[max_layers], linear_out[max_layers];
+  index packed[max_layers], packed_transposed[max_layers];
+  index part_begin, part_size;
+  // shared by the parts
+  index input, staging, logits, feature_gradient[2], transposed, image_gradient[2], dense_gradient[max_layers];
+  index gradient, velocity;
+  index segment_logits;
+  index size;
+};
+
+// One group's examples, or a run of them, to be evaluated by one thread.
+struct Segment {
+  const std::int32_t* examples;
+  int count;
+  const std::int64_t* networks;  // distinct networks of all its models
+  int num_networks;
+  const std::int32_t* slots;     // [num_pairs, P] which of `networks` each model sums
+  int num_pairs;
+  double* loss;                  // [num_pairs]
+  std::int64_t* correct;         // [num_pairs]
+};
+
+// What one instruction set provides.
+struct InstructionSet {
+  const char* name;
+  int lanes;
+  void (*train)(const fedbac_train_call&, const Network&, const Plan&, float* workspace, index job);
+  void (*evaluate)(const fedbac_evaluate_call&, const Network&, const Plan&, float* workspace, const Segment&);
+};
+
+}  // namespace fedbac

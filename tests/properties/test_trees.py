@@ -1,0 +1,159 @@
+"""Laws of the weighted mean and of the flat view, for any networks and weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbac import trees
+from fedbac.rng import stream
+from fedbac.types import FloatArray, Params
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+
+@st.composite
+def stacks(draw: Draw, min_rows: int = 1) -> tuple[Params, FloatArray]:
+    """A stack of networks of two tensors, and weights of which at least one is positive."""
+    num = draw(st.integers(min_rows, 7))
+    rng = stream(draw(st.integers(0, 10**6)), "stack")
+    scale = 10.0 ** draw(st.integers(-3, 3))
+    tree = {
+        "layer.weight": torch.from_numpy(rng.normal(0, scale, (num, 3, 2)).astype(np.float32)),
+        "layer.bias": torch.from_numpy(rng.normal(0, scale, (num, 4)).astype(np.float32)),
+    }
+    weight = np.array(draw(st.lists(st.integers(0, 500), min_size=num, max_size=num)), np.float64)
+    weight[draw(st.integers(0, num - 1))] += 1
+    return tree, weight
+
+
+def close(left: Params, right: Params, scale: Params) -> None:
+    for name, value in left.items():
+        size = max(1.0, float(scale[name].abs().max()))
+        np.testing.assert_allclose(value.numpy(), right[name].numpy(), atol=1e-6 * size, rtol=0)
+
+
+@given(stacks())
+def test_mean_is_the_plain_weighted_sum(case: tuple[Params, FloatArray]) -> None:
+    tree, weight = case
+    expected = {
+        name: torch.from_numpy(np.einsum("n,n...->...", weight / weight.sum(), value.double().numpy())).float()
+        for name, value in tree.items()
+    }
+    close(trees.weighted_mean(tree, weight), expected, tree)
+
+
+@given(stacks())
+def test_mean_lies_between_its_inputs(case: tuple[Params, FloatArray]) -> None:
+    """Convexity, over the rows that count."""
+    tree, weight = case
+    for name, mean in trees.weighted_mean(tree, weight).items():
+        rows = tree[name][torch.from_numpy(weight > 0)]
+        slack = 1e-6 * float(rows.abs().max())
+        assert bool((mean >= rows.amin(0) - slack).all())
+        assert bool((mean <= rows.amax(0) + slack).all())
+
+
+@given(stacks(), st.integers(0, 10**6))
+def test_order_of_members_does_not_matter(case: tuple[Params, FloatArray], seed: int) -> None:
+    tree, weight = case
+    order = stream(seed, "order").permutation(weight.size)
+    shuffled = {name: value[torch.from_numpy(order)] for name, value in tree.items()}
+    close(trees.weighted_mean(tree, weight), trees.weighted_mean(shuffled, weight[order]), tree)
+
+
+@given(stacks(), st.floats(1e-3, 1e3))
+def test_only_relative_weights_matter(case: tuple[Params, FloatArray], factor: float) -> None:
+    tree, weight = case
+    close(trees.weighted_mean(tree, weight), trees.weighted_mean(tree, factor * weight), tree)
+
+
+@given(stacks(min_rows=2), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
+def test_rows_of_weight_zero_may_hold_anything(case: tuple[Params, FloatArray], poison: float) -> None:
+    tree, weight = case
+    out = int(weight.argmin())
+    weight = weight.copy()
+    weight[out] = 0
+    weight[(out + 1) % weight.size] += 1
+    poisoned = {name: value.clone() for name, value in tree.items()}
+    for value in poisoned.values():
+        value[out] = poison
+    clean, dirty = trees.weighted_mean(tree, weight), trees.weighted_mean(poisoned, weight)
+    for name in tree:
+        assert torch.equal(clean[name], dirty[name])
+
+
+@given(stacks(), st.integers(1, 4), st.integers(0, 10**6))
+def test_two_tier_mean_is_the_flat_mean(case: tuple[Params, FloatArray], num_edges: int, seed: int) -> None:
+    """C.9: averaging clients at edges by n_i and edges at the cloud by n_m is one average over all clients."""
+    tree, weight = case
+    edge_N = stream(seed, "edges").integers(num_edges, size=weight.size)
+    edges = [m for m in range(num_edges) if weight[edge_N == m].sum() > 0]
+    means = trees.stack([trees.weighted_mean(tree, np.where(edge_N == m, weight, 0.0)) for m in edges])
+    totals = np.array([weight[edge_N == m].sum() for m in edges])
+    close(trees.weighted_mean(means, totals), trees.weighted_mean(tree, weight), tree)
+
+
+@given(stacks(), st.integers(1, 4), st.integers(0, 10**6))
+def test_grouped_mean_is_one_mean_per_group(case: tuple[Params, FloatArray], num_groups: int, seed: int) -> None:
+    tree, weight = case
+    rng = stream(seed, "groups")
+    label_N = rng.integers(num_groups, size=weight.size)
+    before = {
+        name: torch.from_numpy(rng.normal(size=(num_groups, *value.shape[1:])).astype(np.float32))
+        for name, value in tree.items()
+    }
+    kept = {name: value.clone() for name, value in before.items()}
+    after = trees.grouped_mean(tree, weight, label_N, before)
+    for k in range(num_groups):
+        mine = np.where(label_N == k, weight, 0.0)
+        expected = trees.weighted_mean(tree, mine) if mine.any() else trees.take(kept, k)
+        for name in tree:
+            assert torch.equal(after[name][k], expected[name])  # an empty group keeps its very bits
+    assert all(torch.equal(before[name], kept[name]) for name in before)
+
+
+@given(stacks())
+def test_ravel_and_unravel_undo_each_other(case: tuple[Params, FloatArray]) -> None:
+    tree, _ = case
+    one = trees.take(tree, 0)
+    flat = trees.ravel(one)
+    assert flat.shape == (trees.size(one),) == (10,)
+    back = trees.unravel(flat, one)
+    assert list(back) == list(one)
+    assert all(torch.equal(back[name], one[name]) for name in one)
+    num = next(iter(tree.values())).shape[0]
+    rows = torch.stack([trees.ravel(trees.take(tree, i)) for i in range(num)])
+    many = trees.unravel(rows, one)
+    assert all(torch.equal(many[name], tree[name]) for name in tree)
+
+
+def test_unravel_gives_views() -> None:
+    flat = torch.zeros(5)
+    tree = trees.unravel(flat, {"a": torch.zeros(2), "b": torch.zeros(3)})
+    flat[3] = 7.0
+    assert tree["b"].tolist() == [0.0, 7.0, 0.0]
+
+
+@given(stacks())
+def test_stack_take_and_put(case: tuple[Params, FloatArray]) -> None:
+    tree, weight = case
+    rows = [trees.take(tree, i) for i in range(weight.size)]
+    again = trees.stack(rows)
+    assert all(torch.equal(again[name], tree[name]) for name in tree)
+    last = weight.size - 1
+    swapped = trees.put(tree, 0, rows[last])
+    for name in tree:
+        assert torch.equal(swapped[name][0], tree[name][last])
+        assert torch.equal(swapped[name][1:], tree[name][1:])
+        assert torch.equal(tree[name], again[name])  # the old stack is untouched
+
+
+def test_finite_rows_looks_at_every_weight_of_every_part() -> None:
+    parts = {"global": {"w": torch.zeros(4, 2, 2)}, "cluster": {"w": torch.zeros(4, 3), "b": torch.zeros(4)}}
+    parts["global"]["w"][1, 1, 0] = float("nan")
+    parts["cluster"]["b"][3] = float("-inf")
+    assert trees.finite_rows(parts).tolist() == [True, False, True, False]
