@@ -166,11 +166,8 @@ def methods_command() -> None:
     any_task = tasks.task(tasks.DEFAULT_TASK)
     for name, preset in methods.METHODS.items():
         row = preset(any_task)
-        scopes = row.personalization.scopes
-        adaptive = row.clustering.adaptive or row.selection.adaptive
-        shared = ", ".join(part for part, scope in scopes.items() if scope == "cloud") or "nothing"
         chosen = [row.clustering.kind, f"{row.selection.kind} p={row.selection.fraction:g}", row.personalization.kind]
-        table.add_row(name, *chosen, "yes" if adaptive else "no", shared)
+        table.add_row(name, *chosen, "yes" if row.adaptive else "no", ", ".join(row.shared) or "nothing")
     out.print(table)
     out.print("\nOne in words, with every setting: fedbac show METHOD")
 

@@ -41,12 +41,15 @@ class Training(Settings):
     drop_last: bool = False
     """Leave out a last batch that is not full, unless it is the only one."""
     learning_rate: PositiveFloat = 0.01
+    """η of the first round."""
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of SGD, as in PyTorch."""
     momentum_state: Literal["reset", "persist"] = "reset"
     """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
     weight_decay: NonNegativeFloat = 5e-4
+    """Of SGD, on every network."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["joint", "per_network"] = "joint"
@@ -61,6 +64,7 @@ class Task(Settings):
     """What is learned, from which data, spread how, with which network and local training."""
 
     dataset: str = "fashion-mnist-mini"
+    """Name of a data set (see: fedbac data list), or of the one handed over in Python."""
     num_edges: PositiveInt = 10
     """M."""
     clients_per_edge: PositiveInt | tuple[NonNegativeInt, ...] = 10
@@ -68,10 +72,13 @@ class Task(Settings):
     rounds: PositiveInt = 100
     """T, cloud rounds."""
     partition: Partition = Partition()
+    """How the data are spread over edges and clients."""
     augment: Augment | None = None
     """Random crops and flips; none by default (C.6)."""
     network: NetworkChoice = LeNet5()
+    """The network, of which a method may use several."""
     training: Training = Training()
+    """Local SGD."""
     targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.5, 0.6, 0.7, 0.8)
     """Accuracies for which rounds and bytes to reach them are reported."""
 
@@ -121,6 +128,16 @@ class Method(Settings):
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether clustering or selection learns during training (a derived column of Table I)."""
+        return self.clustering.adaptive or self.selection.adaptive
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The parts that all clusters share (the derived column "knowledge sharing" of Table I)."""
+        return tuple(part for part, scope in self.personalization.scopes.items() if scope == "cloud")
 
 
 class Evaluation(Settings):

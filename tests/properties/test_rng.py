@@ -60,7 +60,6 @@ def test_drawing_from_one_stream_does_not_move_another(left: Address, right: Add
     expected = draw(right)
     first, second = stream(left[0], left[1], *left[2]), stream(right[0], right[1], *right[2])
     first.random(num)
-    np.random.default_rng(0).random(num)
     got = [float(second.random()) for _ in range(2)]
     first.standard_normal(num)
     got += [float(second.random()) for _ in range(2)]

@@ -10,10 +10,6 @@ from fedbac.types import Parts
 NAN = float("nan")
 
 
-def network(*values: float) -> dict[str, torch.Tensor]:
-    return {"w": torch.tensor(values), "b": torch.tensor([[10 * values[0]]])}
-
-
 def rows(*values: float) -> dict[str, torch.Tensor]:
     return {"w": torch.tensor(values)}
 
@@ -51,8 +47,8 @@ def test_cluster_average_by_hand() -> None:
 
 def test_a_cluster_whose_edges_all_failed_keeps_its_network() -> None:
     before = {"w": torch.tensor([100.0, 200.0])}
-    after = cluster_average(rows(1.0, NAN, 7.0), np.array([1.0, 0.0, 5.0]), np.array([0, 1, 0]), before)
-    assert after["w"].tolist() == [6.0, 200.0]
+    after = cluster_average(rows(1.0, NAN, 7.0), np.array([1.0, 0.0, 3.0]), np.array([0, 1, 0]), before)
+    assert after["w"].tolist() == [5.5, 200.0]
 
 
 def test_cloud_average_goes_by_scope() -> None:

@@ -70,9 +70,9 @@ def whole_numbers(axes: Axes, highest: float) -> None:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Keep the vertical axis within 0 to 100."""
+    """Keep the vertical axis within 0 to 100, with room for a dot at either end."""
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, 0), min(high, 100.5))
+    axes.set_ylim(max(low, -2), min(high, 102))
 
 
 def margin(texts: Sequence[str]) -> float:

@@ -58,10 +58,11 @@ def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("s
 def _accuracy(together: Sequence[Group]) -> Figure:
     texts = _scored(together)
     figure, (axes,) = canvas.panels([3.9], right=canvas.margin(texts))
+    faint = min(0.1, 0.2 / len(together))  # bands lie over each other
     for group in together:
         rounds_T, low_T = group.mean_curve(_percents("accuracy_min"))
         _, high_T = group.mean_curve(_percents("accuracy_max"))
-        axes.fill_between(rounds_T, low_T, high_T, color=group.look.colour, alpha=0.09, linewidth=0)
+        axes.fill_between(rounds_T, low_T, high_T, color=group.look.colour, alpha=faint, linewidth=0)
     ends = [_draw(axes, group, _percents("accuracy"), text) for group, text in zip(together, texts, strict=True)]
     canvas.title(axes, "Distributed accuracy (%)")
     canvas.round_axis(axes, _last(together))

@@ -24,7 +24,7 @@ CAPTIONS = {
     "accuracy": (
         "Accuracy",
         "Mean over the edges after every round; the shade reaches from the worst edge to the best. "
-        "Look at how far apart the lines end, and who gets there first.",
+        "Labels give the mean over the last rounds. Look at how far apart the lines end, and who gets there first.",
     ),
     "edges": ("Fairness", "A fair method keeps its dots close together. Look at the lowest dot of each colour."),
     "clusters": (

@@ -1,0 +1,375 @@
+"""Configurations: what is refused and how it is said, and that nothing is lost on the way to a file and back."""
+
+import json
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from fedbac import (
+    METHODS,
+    SELECTION,
+    TASKS,
+    Augment,
+    ConfigError,
+    Experiment,
+    Fixed,
+    LeNet5,
+    Method,
+    Perceptron,
+    Settings,
+    Task,
+    Training,
+    configure,
+    run,
+    runs,
+)
+from fedbac.experiment import Runtime, override, parse
+from fedbac.models import Custom
+from fedbac.rng import Rng
+from fedbac.types import Ask, BoolArray, Evidence, IntArray
+from tests.unit.tiny import tiny_data, tiny_run, tiny_task
+
+# ------------------------------------------------------------------------------------------- what is refused
+
+BAD = [
+    # setting, what the message must hold: the field, the value, what is allowed
+    (["method.clustering.perod=3"], ["method.clustering.perod", "'perod'", "did you mean 'period'"]),
+    (["task.training.bach_size=3"], ["task.training.bach_size", "did you mean 'batch_size'"]),
+    (["task.roundz=3"], ["task.roundz", "did you mean 'rounds'"]),
+    (["task.network.widht=2"], ["task.network.widht", "did you mean 'width'"]),
+    (["evaluation.pont=x"], ["evaluation.pont", "did you mean 'point'"]),
+    (["task.augment.flp=true"], ["task.augment.flp", "did you mean 'flip'"]),
+    (["method.selection.fraction=0"], ["method.selection.fraction", "0", "greater than 0"]),
+    (["method.selection.fraction=1.5"], ["method.selection.fraction", "1.5", "less than or equal to 1"]),
+    (["method.selection.fraction=-0.1"], ["method.selection.fraction", "-0.1", "greater than 0"]),
+    (["method.selection.fraction=.nan"], ["method.selection.fraction", "nan", "finite"]),
+    (["method.selection.fraction=most"], ["method.selection.fraction", "'most'", "number"]),
+    (["method.clustering.num_clusters=11"], ["method.clustering.num_clusters", "11", "10 edges", "at most 10"]),
+    (["method.clustering.num_clusters=0"], ["method.clustering.num_clusters", "0", "greater than 0"]),
+    (["method.clustering.period=0"], ["method.clustering.period", "0", "greater than 0"]),
+    (["method.clustering.period=1.5"], ["method.clustering.period", "1.5", "integer"]),
+    (["method.clustering.discount=0"], ["method.clustering.discount", "0", "greater than 0"]),
+    (["method.clustering.ucb_alpha=.inf"], ["method.clustering.ucb_alpha", "inf", "finite"]),
+    (["method.clustering.tie=first"], ["method.clustering.tie", "'first'", "'random', 'lowest' or 'stay'"]),
+    (["method.clustering=linuc"], ["method.clustering", "'linuc'", "did you mean 'linucb'", "lowest_loss"]),
+    (["method.clustering.kind=nonsense"], ["method.clustering", "'nonsense'", "fixed, linucb, lowest_loss"]),
+    (["method.selection.kind=thomson"], ["method.selection", "'thomson'", "did you mean 'thompson'"]),
+    (["method.personalization.kind=aditive"], ["method.personalization", "did you mean 'additive'"]),
+    (["method.personalization=shared"], ["method.personalization", "'shared'", "method.clustering", "one cluster"]),
+    (["method.topology.edge_rounds=0"], ["method.topology.edge_rounds", "0", "greater than 0"]),
+    (["method.empty_cluster=drop"], ["method.empty_cluster", "'drop'", "'keep', 'clone' or 'zero'"]),
+    (["method.selection.warmup=-1"], ["method.selection.warmup", "-1", "greater than or equal to 0"]),
+    (["method.measurement.split=tset"], ["method.measurement.split", "'tset'", "'train', 'validation' or 'test'"]),
+    (["task.num_edges=0"], ["task.num_edges", "0", "greater than 0"]),
+    (["task.num_edges=2", "task.clients_per_edge=[3, 0]"], ["clients_per_edge", "edge 1", "at least 1"]),
+    (["task.num_edges=2", "task.clients_per_edge=[3, 1, 1]"], ["clients_per_edge", "3", "num_edges is 2"]),
+    (["task.rounds=0"], ["task.rounds", "0", "greater than 0"]),
+    (["task.rounds=[1]"], ["task.rounds", "[1]", "integer"]),
+    (["task.targets=[0.5, 1.5]"], ["task.targets.1", "1.5", "less than 1"]),
+    (["task.training.learning_rate=-0.01"], ["task.training.learning_rate", "-0.01", "greater than 0"]),
+    (["task.training.learning_rate=.nan"], ["task.training.learning_rate", "nan", "finite"]),
+    (["task.training.learning_rate_decay=1.1"], ["learning_rate_decay", "1.1", "less than or equal to 1"]),
+    (["task.training.momentum=1"], ["task.training.momentum", "1", "less than 1"]),
+    (["task.training.weight_decay=.inf"], ["task.training.weight_decay", "inf", "finite"]),
+    (["task.training.drop_last=maybe"], ["task.training.drop_last", "'maybe'", "boolean"]),
+    (["task.partition.dirichlet_server=0"], ["task.partition.dirichlet_server", "0"]),
+    (["task.partition.dirichlet_client=.nan"], ["task.partition.dirichlet_client", "nan", "finite"]),
+    (["task.partition.validation_fraction=1"], ["task.partition.validation_fraction", "1", "less than 1"]),
+    (["task.partition.validation_fraction=0"],
+     ["method.selection.reward_split", "'validation'", "validation_fraction is 0", "choose another split"]),
+    (["task.partition.validation_fraction=0", "method.selection=random", "method.measurement.split=validation"],
+     ["method.measurement.split", "'validation'", "validation_fraction is 0"]),
+    (["seed=-1"], ["seed", "-1", "greater than or equal to 0"]),
+    (["seed=x"], ["seed", "'x'", "integer"]),
+    (["task=3"], ["task", "3"]),
+    (["nothing=3"], ["nothing", "known: evaluation, method, seed, task"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "needles"), BAD, ids=[" ".join(case[0]) for case in BAD])
+def test_a_bad_setting_is_refused_before_any_work(
+    settings: list[str], needles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "assemble", _must_not_be_reached)
+    with pytest.raises(ConfigError) as caught:
+        run("fed-bac", "demo", settings=settings)
+    for needle in needles:
+        assert needle in str(caught.value)
+
+
+def _must_not_be_reached(*args: object, **kwargs: object) -> None:
+    raise AssertionError("work began")
+
+
+def test_several_mistakes_are_told_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure("fed-bac", "demo", settings=["task.rounds=0", "task.training.momentum=2", "task.num_edgs=1"])
+    for needle in ("task.rounds", "task.training.momentum", "did you mean 'num_edges'"):
+        assert needle in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "needles"),
+    [
+        ("fedbac", "demo", ["method", "'fedbac'", "did you mean 'fed-bac'", "hierfavg"]),
+        ("fed-bac", "cifar", ["task", "'cifar'", "did you mean 'cifar10'"]),
+        ("fed-bac", "nowhere.yaml", ["nowhere.yaml", "cannot be read"]),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(name: str, task: str, needles: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure(name, task)
+    for needle in needles:
+        assert needle in str(caught.value)
+
+
+def test_more_clusters_than_edges_is_refused_for_every_policy() -> None:
+    for name in ("fed-bac", "ifca", "singletons"):
+        with pytest.raises(ConfigError, match=r"num_clusters is 4.*3 edges.*at most 3"):
+            configure(name, Task(num_edges=3), settings=["method.clustering.num_clusters=4"])
+
+
+def test_a_network_that_does_not_fit_the_classes_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "make_trainer", _must_not_be_reached)
+    with pytest.raises(ConfigError, match=r"10 classes.*\[2, 3\]"):
+        tiny_run("hierfavg", network=lambda: Perceptron().build((1, 8, 8), 3))
+    with pytest.raises(ConfigError, match=r"16×16.*\[1, 8, 8\]"):
+        tiny_run("hierfavg", task=tiny_task(network=LeNet5()))
+
+
+def test_runtime_settings_are_checked_too() -> None:
+    for settings, needle in (({"device": "gpu"}, "'auto', 'cpu' or 'cuda'"), ({"workers": 0}, "greater than 0")):
+        with pytest.raises(ConfigError, match=needle) as caught:
+            parse(Runtime, settings, "runtime")
+        assert "runtime." in str(caught.value)
+
+
+def test_a_policy_made_in_python_is_checked_as_well() -> None:
+    with pytest.raises(ValidationError, match="period"):
+        parse_kind = METHODS["fed-bac"](TASKS["demo"]).clustering
+        type(parse_kind)(period=0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["random", "fixed", "method.shared", "task.mlp", "task.lenet5.width"])
+def test_an_unknown_field_may_be_called_like_a_kind(name: str) -> None:
+    """``--set task.lenet5.width=2`` is an easy mistake; the message must name that field."""
+    with pytest.raises(ConfigError) as caught:
+        configure("fed-bac", "demo", settings=[f"{name}=2"])
+    field = name.removesuffix(".width").rpartition(".")[2]
+    assert f"unknown field {field!r}" in str(caught.value)
+
+
+def test_a_kind_must_be_a_name() -> None:
+    with pytest.raises(ConfigError, match=r"method\.clustering"):
+        configure("fed-bac", "demo", settings=["method.clustering.kind=[linucb]"])
+
+
+def test_an_unknown_network_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"task\.network.*did you mean 'lenet5'"):
+        configure("fed-bac", "demo", settings=["task.network.kind=lenet"])
+
+
+def test_an_unknown_field_of_a_methods_own_network_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"method\.network\.widht.*did you mean 'width'"):
+        configure("hierfavg-wide", "demo", settings=["method.network.widht=2"])
+
+
+@pytest.mark.parametrize("setting", ["task.clients_per_edge=0", "task.network.width=-1", "task.network.width=[1, 2]"])
+def test_a_field_that_takes_two_forms_is_named_as_the_user_wrote_it(setting: str) -> None:
+    """No trace of the validator's own names (``constrained-int``, ``tuple[...]``) in the path."""
+    with pytest.raises(ConfigError) as caught:
+        configure("fed-bac", "demo", settings=[setting])
+    assert setting.partition("=")[0] in str(caught.value)
+    assert "constrained" not in str(caught.value)
+    assert "tuple[" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------- to a file and back
+
+
+def through_yaml(experiment: Experiment) -> Experiment:
+    return parse(Experiment, yaml.safe_load(yaml.safe_dump(experiment.model_dump(mode="json"))))
+
+
+@pytest.mark.parametrize("preset", METHODS)
+def test_every_preset_on_every_task_survives_a_file(preset: str) -> None:
+    for name, task in TASKS.items():
+        experiment = configure(preset, name, seed=3)
+        assert through_yaml(experiment) == experiment
+        assert parse(Experiment, json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
+        assert experiment.method.name == preset
+        assert experiment.task == task
+
+
+def test_unusual_settings_survive_a_file() -> None:
+    task = Task(
+        num_edges=3,
+        clients_per_edge=(1, 4, 2),
+        network=LeNet5(width=(1, 2, 3, 4)),
+        augment=Augment(),
+        training=Training(clip_norm=None, momentum_state="persist", learning_rate=1e-5),
+        targets=(),
+    )
+    method = Method(name="x", clustering=Fixed(start_labels="random"), personalization="additive", network=Perceptron())
+    experiment = Experiment(seed=2**40, task=task, method=method)
+    again = through_yaml(experiment)
+    assert again == experiment
+    assert again.task.clients() == (1, 4, 2)
+    assert again.method.clustering == Fixed(start_labels="random")
+    custom = configure("fed-bac", Task(network=Custom(name="mine")))
+    assert through_yaml(custom) == custom
+
+
+def test_presets_differ_and_are_what_their_names_say() -> None:
+    task = TASKS["cifar10"]
+    rows = {name: preset(task) for name, preset in METHODS.items()}
+    assert len({json.dumps(row.model_dump(mode="json") | {"name": ""}) for row in rows.values()}) == len(rows)
+    dumps: dict[str, dict[str, Any]] = {name: row.model_dump(mode="json") for name, row in rows.items()}
+    flagship = dumps["fed-bac"]
+    assert flagship["clustering"] | {"kind": "linucb", "period": 20, "tie": "random", "num_clusters": None} == (
+        flagship["clustering"]
+    )
+    assert flagship["clustering"]["start_labels"] == "round_robin"
+    assert flagship["selection"] | {"kind": "thompson", "fraction": 0.8, "warmup": 10} == flagship["selection"]
+    assert flagship["selection"]["reward_split"] == "validation"
+    assert dumps["paper-text"]["clustering"]["period"] == 20
+    figures = dumps["paper-figures"]
+    assert (figures["clustering"]["period"], figures["clustering"]["tau_norm"]) == (1, 20)
+    assert figures["selection"]["reward_split"] == "test"
+    assert not figures["selection"]["skip_after_move"]
+    for name in ("paper-text", "paper-figures"):
+        starts = [METHODS[name](TASKS[t]).model_dump()["clustering"]["start_labels"] for t in ("cifar10", "fashion-mnist")]
+        assert starts == ["round_robin", "uniform"]
+    ifca = dumps["ifca"]["clustering"]
+    assert (ifca["num_clusters"], ifca["period"], ifca["threshold"]) == (5, 20, 0.95)
+    assert dumps["ifca"]["selection"]["fraction"] == dumps["hierfavg"]["selection"]["fraction"] == 1.0
+    assert dumps["hierfavg"]["clustering"]["num_clusters"] == 1
+
+
+def test_learning_rate_decays_from_the_second_round() -> None:
+    """C.5: η_t = 0.01 · 0.995^(t−1)."""
+    training = Training()
+    assert training.rate(1) == 0.01
+    assert training.rate(3) == pytest.approx(0.01 * 0.995**2)
+
+
+# -------------------------------------------------------------------------------------------------------- override
+
+
+def test_override_reads_values_as_yaml_and_makes_missing_groups() -> None:
+    tree = {"a": {"b": 1, "c": 2}, "d": None}
+    out = override(tree, ["a.b=0.1", "d.e=true", "f.g.h=[1, 2]", "a.c=null", "x=p=q"])
+    assert out == {"a": {"b": 0.1, "c": None}, "d": {"e": True}, "f": {"g": {"h": [1, 2]}}, "x": "p=q"}
+    assert tree == {"a": {"b": 1, "c": 2}, "d": None}
+
+
+def test_the_last_of_two_settings_wins() -> None:
+    assert override({}, ["a=1", "a=2"]) == {"a": 2}
+
+
+@pytest.mark.parametrize("assignment", ["task.rounds", "=3", ""])
+def test_a_setting_must_be_an_assignment(assignment: str) -> None:
+    with pytest.raises(ConfigError, match="path=value"):
+        override({}, [assignment])
+
+
+def test_a_value_is_not_a_group() -> None:
+    with pytest.raises(ConfigError, match=r"'rounds' is a value"):
+        configure("fed-bac", "demo", settings=["task.rounds.x=3"])
+
+
+@pytest.mark.parametrize("value", ["[1", "{a: ", "'open", "a: b: c"])
+def test_a_value_that_is_no_yaml_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.rounds"):
+        override({}, [f"task.rounds={value}"])
+
+
+def test_settings_reach_the_experiment() -> None:
+    settings = ["task.training.learning_rate=1e-3", "task.num_edges=4", "method.clustering.period=7", "evaluation.last_rounds=2"]
+    experiment = configure("fed-bac", "demo", seed=5, num_rounds=9, settings=settings)
+    assert experiment.seed == 5
+    assert (experiment.task.rounds, experiment.task.num_edges) == (9, 4)
+    assert experiment.task.training.learning_rate == 1e-3
+    assert experiment.method.clustering.model_dump()["period"] == 7  # type: ignore[attr-defined]
+    assert experiment.evaluation.last_rounds == 2
+    assert experiment.task.partition == TASKS["demo"].partition
+
+
+def test_a_task_comes_from_a_file(tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rounds: 7\npartition: {dirichlet_server: 0.3}\nnetwork: {kind: mlp, hidden: [5]}\n")
+    task = configure("fed-bac", str(file)).task
+    assert (task.rounds, task.partition.dirichlet_server, task.network) == (7, 0.3, Perceptron(hidden=(5,)))
+    file.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="list"):
+        configure("fed-bac", str(file))
+
+
+# ------------------------------------------------------------------------------------------ a policy of the user's
+
+
+class Turns(NamedTuple):
+    next: IntArray
+
+
+class InTurn(Settings):
+    """Clients take turns."""
+
+    kind: Literal["in_turn"] = "in_turn"
+    adaptive: ClassVar[bool] = False
+    fraction: float = 0.4
+
+    def init(self, num_members: int) -> Turns:
+        return Turns(np.zeros(1, np.int64))
+
+    def ask(self, state: Turns, round_: int) -> Ask:
+        return Ask()
+
+    def act(self, state: Turns, evidence: Evidence, rng: Rng) -> BoolArray:
+        num = evidence.size_N.size
+        return np.isin(np.arange(num), (state.next[0] + np.arange(int(self.fraction * num))) % num)
+
+    def learn(self, state: Turns, evidence: Evidence, mask_N: BoolArray) -> Turns:
+        return Turns(state.next + int(mask_N.sum()))
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SELECTION, "kinds", dict(SELECTION.kinds))
+    assert SELECTION.register(InTurn) is InTurn
+
+
+def test_a_policy_of_the_users_runs_as_an_object() -> None:
+    records = tiny_run(Method(name="mine", selection=InTurn()), task=tiny_task(rounds=3)).records
+    assert [record["selected"][0] for record in records] == [[0, 1], [2, 3], [0, 4]]
+    assert [record["selected"][1] for record in records] == [[5, 6], [7, 8], [5, 9]]
+
+
+def test_a_policy_of_the_users_is_read_back_once_registered(registered: None) -> None:
+    experiment = Experiment(task=tiny_task(), method=Method(name="mine", selection=InTurn(fraction=0.6)))
+    assert experiment.model_dump(mode="json")["method"]["selection"] == {"kind": "in_turn", "fraction": 0.6}
+    assert through_yaml(experiment) == experiment
+    by_name = configure("hierfavg", tiny_task(), settings=["method.selection=in_turn"])
+    assert by_name.method.selection == InTurn()
+
+
+def test_an_unregistered_policy_cannot_be_read_back() -> None:
+    experiment = Experiment(task=tiny_task(), method=Method(name="mine", selection=InTurn()))
+    with pytest.raises(ConfigError, match=r"method\.selection: unknown kind 'in_turn'"):
+        through_yaml(experiment)
+
+
+@pytest.mark.parametrize(("setting", "needle"), [("fractoin=0.5", "fractoin"), ("fraction=x", "fraction")])
+def test_a_registered_policy_is_checked_like_the_others(registered: None, setting: str, needle: str) -> None:
+    settings = ["method.selection={kind: in_turn}", f"method.selection.{setting}"]
+    with pytest.raises(ConfigError, match=rf"method\.selection.*{needle}"):
+        configure("hierfavg", tiny_task(), settings=settings)
+
+
+def test_an_object_that_is_no_policy_is_refused() -> None:
+    for stranger in (Perceptron(), tiny_data(), 3):
+        with pytest.raises(ConfigError, match=r"selection"):
+            parse(Method, {"name": "x", "selection": stranger})
