@@ -15,8 +15,8 @@ setup(
             depends=[str(path) for path in sorted(KERNEL.glob("*.[hi]*"))],
             # No -march and no -ffast-math: the instruction set is chosen at run time, and NaN must stay NaN.
             extra_compile_args=[
-                "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden",
-                "-pthread",
+                "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+                "-fvisibility=hidden", "-pthread",
             ],
             extra_link_args=["-pthread"],
             language="c++",

@@ -1,7 +1,7 @@
 """Small federations that tests put together and play in this process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +34,8 @@ from fedbac.types import (
     Trained,
     Trainer,
 )  # fmt: skip
+
+torch.set_num_threads(1)  # more threads only get in each other's way on networks this small
 
 SMALL = Perceptron(hidden=(6,))
 PLAIN_SGD = Training(
@@ -81,13 +83,18 @@ def prepare(
     return experiment, assemble(experiment, dataset=dataset, shards=shards, network=user)
 
 
-def play(method: Method, dataset: Dataset, shards: Shards, trainer: Trainer | None = None, **options: Any) -> Played:
-    """Play all rounds; ``options`` are those of ``prepare``."""
+def play(
+    method: Method, dataset: Dataset, shards: Shards, trainer: Trainer | None = None, *, parts: Parts | None = None,
+    **options: Any,
+) -> Played:  # fmt: skip
+    """Play all rounds, from given weights or from those of the seed; ``options`` are those of ``prepare``."""
     experiment, federation = prepare(method, dataset, shards, **options)
     if trainer is None:
         trainer = LoopTrainer(federation.network, method.personalization, federation.examples)
     edges = Simulator(experiment, federation.sites, trainer)
     states = [start(experiment, federation.build, federation.sites)]
+    if parts is not None:
+        states = [replace(states[0], parts=parts)]
     records = []
     for record, state in rounds(experiment, federation.sites, edges, states[0]):
         records.append(record)

@@ -30,6 +30,9 @@ app = typer.Typer(
 data_app = typer.Typer(help="The data sets: where they are, and how to get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+WIDE = 125
+"""Columns of a terminal from which the final table has one run per line."""
+
 out = Console()
 err = Console(stderr=True)
 
@@ -298,15 +301,32 @@ def _show(runs: Sequence[Run], page: Path) -> None:
     from fedbac import report  # matplotlib is slow to import and needed only here
 
     header, rows = report.table(runs)
+    best = report.best(runs) if len(runs) > 1 else -1
+    out.print()
+    out.print(_wide(header, rows, best) if out.width >= WIDE else _tall(header, rows, best))
+    out.print(f"\n{report.outcome(runs)}", highlight=False)
+    out.print(f"\nReport: {report.write_report(runs, page)}", highlight=False, soft_wrap=True)
+
+
+def _wide(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+    """One run per line."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
         table.add_column(title, justify="left" if index == 0 else "right")
-    best = max(range(len(runs)), key=lambda i: runs[i].summary["accuracy"])
     for index, row in enumerate(rows):
-        table.add_row(*row, style="bold green" if index == best and len(rows) > 1 else "")
-    out.print()
-    out.print(table)
-    out.print(f"\nReport: {report.write_report(runs, page)}", highlight=False, soft_wrap=True)
+        table.add_row(*row, style="bold green" if index == best else "")
+    return table
+
+
+def _tall(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+    """One run per column, for narrow terminals."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(header[0])
+    for index, row in enumerate(rows):
+        table.add_column(row[0], justify="right", style="bold green" if index == best else "")
+    for line, title in enumerate(header[1:], start=1):
+        table.add_row(title, *(row[line] for row in rows))
+    return table
 
 
 def _run_folders(folders: Sequence[Path]) -> list[RunFolder]:

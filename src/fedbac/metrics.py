@@ -52,7 +52,7 @@ def summarize(
         "edge_max": float(np.mean([record["accuracy_max"] for record in tail])),
         "accuracy_weighted": float(np.mean([record["accuracy_weighted"] for record in tail])),
         "accuracy_global": float(np.mean([record["accuracy_global"] for record in tail])),
-        "loss": float(np.mean([record["loss"] for record in tail])),
+        "loss": _mean_or_none([record["loss"] for record in tail if record["loss"] is not None]),
         "moves": int(sum(record["moves"] for record in records)),
         "active_clusters": int(records[-1]["active_clusters"]),
         "failed_clients": int(sum(len(record["failed"]) for record in records)),
@@ -62,6 +62,10 @@ def summarize(
         "bytes_total": int(bytes_T[-1]),
         "seconds": float(sum(record["seconds"] for record in records)),
     }
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _sum(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Address = tuple[int, str, list[int]]
 
 def draw(address: Address, num: int = 4) -> list[float]:
     seed, purpose, place = address
-    return stream(seed, purpose, *place).random(num).tolist()
+    return [float(value) for value in stream(seed, purpose, *place).random(num)]
 
 
 @given(addresses)
@@ -67,7 +67,7 @@ def test_drawing_from_one_stream_does_not_move_another(left: Address, right: Add
 
 
 def test_no_global_generator_is_touched() -> None:
-    before = np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]
     stream(0, "batches", 1, 2).random(100)
     torch_seed(0, "dropout", 1)
-    assert np.random.get_state()[1].tolist() == before  # type: ignore[index,union-attr]
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedbac import native
 from fedbac.clustering import LowestLoss
 from fedbac.data import toy
 from fedbac.engines import Simulator
 from fedbac.experiment import Measurement, Method
 from fedbac.federation import Federation
-from fedbac.local import LoopTrainer, VmapTrainer
+from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
+from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.rounds import rounds, start
 from fedbac.types import Evaluate, IntArray, Measured, Parts, Personalization, Split, Trainer
@@ -26,7 +28,16 @@ Make = Callable[[Federation, Personalization], Trainer]
 PATHS: dict[str, Make] = {
     "loop": lambda f, scheme: LoopTrainer(f.network, scheme, f.examples),
     "vmap": lambda f, scheme: VmapTrainer(f.network, scheme, f.examples, torch.device("cpu")),
+    "native": lambda f, scheme: native_trainer(f, scheme),
 }
+NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
+ALL_PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)]
+
+
+def native_trainer(federation: Federation, scheme: Personalization) -> Trainer:
+    layers = layers_of(federation.network, DATA.x_train.shape[1:])
+    assert layers is not None
+    return NativeTrainer(federation.network, scheme, federation.examples, layers, threads=2)
 
 
 def setting(scheme: Personalization, seed: int = 5) -> Federation:
@@ -64,7 +75,7 @@ def direct(federation: Federation, scheme: Personalization, model: Parts, split:
         return [loss.item(), float((logits.argmax(1).numpy() == y[rows]).mean())]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("scheme", [Shared(), PerCluster(), Additive()], ids=lambda scheme: scheme.kind)
 @pytest.mark.parametrize("chunk", [4, 4096])
 def test_losses_and_accuracies_are_those_of_a_direct_computation(
@@ -125,7 +136,7 @@ def test_a_network_that_models_share_is_run_once_and_gives_the_same_numbers() ->
     assert len(set(answers[0].loss_VG[:, 1])) == 3
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_the_cap_takes_a_fixed_subset_of_each_client(path: str) -> None:
     federation = setting(Shared())
     models = some_models(federation, Shared(), num=1)
@@ -180,7 +191,7 @@ def test_the_capped_subset_is_the_same_in_every_round() -> None:
     assert watched.seen[0] == watched.seen[1] == watched.seen[2]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_a_group_without_examples_has_no_rate(path: str) -> None:
     shards = replace(SHARDS, validation=tuple(v[:0] if i == 1 else v for i, v in enumerate(SHARDS.validation)))
     _, federation = prepare(Method(name="test"), DATA, shards)
@@ -192,7 +203,11 @@ def test_a_group_without_examples_has_no_rate(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["loop", pytest.param("vmap", marks=pytest.mark.xfail(strict=True, reason="np.concatenate of no groups"))],
+    [
+        "loop",
+        pytest.param("vmap", marks=pytest.mark.xfail(strict=True, reason="np.concatenate of no groups")),
+        pytest.param("native", marks=NO_KERNEL),
+    ],
 )
 def test_no_group_at_all_gives_no_column(path: str) -> None:
     federation = setting(Shared())

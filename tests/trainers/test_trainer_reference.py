@@ -1,5 +1,6 @@
 """The trainers against a naive one: fresh modules, torch's own optimizer and clipping, one image at a time."""
 
+import copy
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,6 @@ from fedbac.rng import stream, torch_seed
 from fedbac.types import Evaluate, Params, Parts, Personalization, Train, Trained, Trainer
 from tests.support import InTurns, OnlyClusterMoves, OnlyGlobalMoves, Regular, Warmed, deal, distance, prepare
 
-torch.set_num_threads(1)
 DATA = toy(num_classes=4, train=50, test=30)
 MEAN, STD = (DATA.x_train / 255).mean(), (DATA.x_train / 255).std()
 SIZES = [[1, 7, 13], [8, 3], [10]]
@@ -71,14 +71,9 @@ def setting(scheme: Personalization, user: Callable[[], nn.Module] | None = None
 
 def starts(federation: Federation, scheme: Personalization) -> list[Parts]:
     """Return a different start for each request."""
+    parts = scheme.init(federation.build, 1)
     return [
-        {
-            part: {
-                name: value[0] * (1 + 0.1 * edge)
-                for name, value in scheme.init(lambda i: federation.build(i + edge), 1)[part].items()  # noqa: B023
-            }
-            for part in scheme.scopes
-        }
+        {part: {name: value[0] * (1 + 0.2 * edge) for name, value in p.items()} for part, p in parts.items()}
         for edge in range(len(CLIENTS))
     ]
 
@@ -104,7 +99,9 @@ def naive_image(dataset: Dataset, index: int, shift: tuple[int, int] | None, fli
 Outcome = tuple[dict[str, Params], float, dict[str, Params]]
 
 
-def naive(federation: Federation, scheme: Personalization, request: Train, row: int) -> Outcome:
+def naive(
+    federation: Federation, scheme: Personalization, request: Train, row: int, template: nn.Module
+) -> Outcome:
     """Train one client as anybody would write it down; return weights, mean loss and momentum."""
     client = request.clients[row]
     examples, training = federation.examples, federation.examples.training
@@ -120,7 +117,7 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
         padding = examples.augment.crop_padding
         drawn = examples.augment.draw(draws, len(shifts))
         shifts, flips = [(int(r), int(c)) for r, c in drawn[0]], drawn[1].tolist()
-    modules = {part: federation.build(0) for part in scheme.scopes}
+    modules = {part: copy.deepcopy(template) for part in scheme.scopes}
     for part, module in modules.items():
         module.load_state_dict(request.start[part], strict=False)
         module.train()
@@ -186,8 +183,9 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
 def check(
     trained: Trained, federation: Federation, scheme: Personalization, request: Train, known: list[Outcome] | None = None
 ) -> None:
+    template = federation.network
     for row in range(len(request.clients)):
-        weights, loss, velocity = known[row] if known else naive(federation, scheme, request, row)
+        weights, loss, velocity = known[row] if known else naive(federation, scheme, request, row, template)
         for part, params in weights.items():
             assert set(trained.parts_C[part]) == set(params)
             for name, value in params.items():
@@ -229,7 +227,9 @@ def expected(name: str, option: str) -> tuple[Federation, list[Train], list[list
     scheme = SCHEMES[name]
     federation = setting(scheme, **OPTIONS[option])
     asked = requests(federation, scheme)
-    return federation, asked, [[naive(federation, scheme, r, row) for row in range(len(r.clients))] for r in asked]
+    template = federation.network
+    outcomes = [[naive(federation, scheme, r, row, template) for row in range(len(r.clients))] for r in asked]
+    return federation, asked, outcomes
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -76,9 +76,7 @@ def test_discount_weights_the_past_by_its_age(history: list[tuple[np.ndarray, fl
     age = [len(history) - 1 - i for i in range(len(history))]
     expected = np.eye(4) + sum(discount**a * np.outer(x, x) for a, (x, _) in zip(age, history, strict=True))
     np.testing.assert_allclose(A, expected, atol=1e-9)
-    np.testing.assert_allclose(
-        b, sum(discount**a * r * x for a, (x, r) in zip(age, history, strict=True)), atol=1e-9
-    )
+    np.testing.assert_allclose(b, sum(discount**a * r * x for a, (x, r) in zip(age, history, strict=True)), atol=1e-9)
 
 
 def test_discount_without_news_returns_to_the_prior() -> None:

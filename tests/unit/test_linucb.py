@@ -66,12 +66,14 @@ class PlainLinUCB:
 
 
 @pytest.mark.parametrize("updates", ["snapshot", "sequential"])
-@pytest.mark.parametrize(("period", "tau_norm", "start"), [(20, 20, "round_robin"), (1, 20, "uniform"), (3, 2, "uniform")])
+@pytest.mark.parametrize(
+    ("period", "tau_norm", "start"), [(20, 20, "round_robin"), (1, 20, "uniform"), (3, 2, "uniform")]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_whole_runs_follow_algorithm_1(updates: str, period: int, tau_norm: int, start: str, seed: int) -> None:
     """The round loop with LinUCB makes the plain algorithm's moves and keeps its A and b, edge by edge."""
     M = K = 4
-    T = 12 * period
+    T = 8 * period
     loss_TMK = stream(seed, "losses").uniform(0.2, 2.0, (T, M, K))
     policy = LinUCB(**_options(period=period, tau_norm=tau_norm, start_labels=start, tie="lowest", updates=updates))
     plain = PlainLinUCB([m if start == "round_robin" else 0 for m in range(M)], K, tau_norm, T)
@@ -226,7 +228,7 @@ def test_lowest_index_ties_keep_a_uniform_start_in_step() -> None:
 
 
 def test_alternatives_may_be_limited_to_trained_clusters() -> None:
-    """Cluster 2 fits best but never had a member: it is not the alternative, so the first feature looks at cluster 1."""
+    """Cluster 2 fits best but never had a member: only with ``all`` is it the alternative of the first feature."""
     evidence = clustering_evidence([0], [[1.0, 0.8, 0.1, 0.9]], trained_K=np.array([True, True, False, True]))
     for rule, rival in (("all", 0.1), ("trained", 0.8)):
         policy = LinUCB(**_options(num_clusters=4, alternatives=rule))
@@ -321,7 +323,9 @@ def test_exploration_weight(alpha: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [[[np.inf, 1.0, 2.0]], [[1.0, np.inf, np.inf]], [[np.inf, np.inf, np.inf]]], ids=["current", "others", "all"]
+    "loss",
+    [[[np.inf, 1.0, 2.0]], [[1.0, np.inf, np.inf]], [[np.inf, np.inf, np.inf]]],
+    ids=["current", "others", "all"],
 )
 def test_an_infinite_loss_is_survived(loss: list[list[float]]) -> None:
     """The cloud reports a diverged model as infinitely bad: the bandit must stay finite and go on choosing."""

@@ -14,7 +14,9 @@ from tests.unit.tiny import clustering_evidence, scripted_rounds, tiny_run, tiny
 
 cases = st.integers(1, 5).flatmap(
     lambda k: st.lists(
-        st.tuples(st.lists(st.sampled_from([0.5, 0.9, 0.94, 0.96, 1.0, 2.0]), min_size=k, max_size=k), st.integers(0, k - 1)),
+        st.tuples(
+            st.lists(st.sampled_from([0.5, 0.9, 0.94, 0.96, 1.0, 2.0]), min_size=k, max_size=k), st.integers(0, k - 1)
+        ),
         min_size=1,
         max_size=6,
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbac import Additive, ConfigError, LeNet5, PerCluster, Perceptron, Shared, trees
+from fedbac import Additive, ConfigError, LeNet5, Perceptron, PerCluster, Shared, trees
 from fedbac.models import Custom, builder, weights, zero_last_layer
 from fedbac.types import Params
 from tests.unit.tiny import tiny_run, tiny_task
@@ -169,7 +169,10 @@ def test_zero_last_layer_gives_zero_output_and_can_learn(network: nn.Module) -> 
     assert torch.equal(logits, torch.zeros(5, CLASSES))
     assert equal(before, weights(network))
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)][-1]
-    assert {name for name in before if not torch.equal(before[name], after[name])} == {f"{linear}.weight", f"{linear}.bias"}
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        f"{linear}.weight",
+        f"{linear}.bias",
+    }
 
 
 def test_cluster_networks_start_alike_or_each_on_its_own() -> None:

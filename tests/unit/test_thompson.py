@@ -19,7 +19,9 @@ FIRST_FOUR = np.arange(10) < 4
 def chosen(policy: Thompson, state: ThompsonState, round_: int, draws: int, sizes: list[int] = SIZES) -> np.ndarray:
     rng = stream(0, "draws", round_)
     masks = [policy.act(state, selection_evidence(sizes, round_), rng) for _ in range(draws)]
-    assert {int(mask.sum()) for mask in masks} == {min(max(1, int(policy.fraction * len(sizes))), np.count_nonzero(sizes))}
+    assert {int(mask.sum()) for mask in masks} == {
+        min(max(1, int(policy.fraction * len(sizes))), np.count_nonzero(sizes))
+    }
     counts: np.ndarray = np.sum(masks, axis=0)
     return counts
 
@@ -62,7 +64,10 @@ def test_clients_without_data_are_never_selected() -> None:
         np.testing.assert_array_equal(counts, 50 * (np.array(sizes) > 0))
 
 
-@pytest.mark.parametrize(("accuracy", "alpha", "beta"), [(0.55, 1.5, 1.0), (0.45, 1.0, 1.5), (0.5, 1.0, 1.0), (0.9, 3.0, 1.0), (0.0, 1.0, 3.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("accuracy", "alpha", "beta"),
+    [(0.55, 1.5, 1.0), (0.45, 1.0, 1.5), (0.5, 1.0, 1.0), (0.9, 3.0, 1.0), (0.0, 1.0, 3.0)],
+)
 def test_learning_moves_the_selected_by_the_soft_step(accuracy: float, alpha: float, beta: float) -> None:
     policy = Thompson(warmup=0)
     before = policy.init(10)._replace(accuracy=np.array([0.5]))

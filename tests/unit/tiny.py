@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbac import Experiment, Method, Partition, PerCluster, Perceptron, Run, Task, Training, run
+from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
 from fedbac.costs import Ledger
 from fedbac.data import Dataset, toy
 from fedbac.models import builder
@@ -115,11 +115,19 @@ class ScriptedEdges:
         ]
 
 
-def scripted_rounds(clustering: ClusterPolicy, loss_TMK: FloatArray) -> Iterator[tuple[dict[str, Any], State]]:
-    """Play the real round loop with a clustering policy on scripted losses, one round per loss matrix."""
+def scripted_rounds(
+    clustering: ClusterPolicy, loss_TMK: FloatArray, heard: list[tuple[int, int, bool]] | None = None
+) -> Iterator[tuple[dict[str, Any], State]]:
+    """Play the real round loop with a clustering policy on scripted losses, one round per loss matrix.
+
+    ``heard`` collects what each order told its edge: round, edge, moved.
+    """
     num_rounds, num_edges, _ = loss_TMK.shape
     task = tiny_task(num_edges=num_edges, clients_per_edge=1, rounds=num_rounds, network=Perceptron(hidden=()))
     experiment = Experiment(task=task, method=Method(name="x", clustering=clustering, personalization=PerCluster()))
     sites = [EdgeSite(m, (m,), np.array([1]), np.array([0])) for m in range(num_edges)]
     build = builder(Perceptron(hidden=()), None, (1,), 2, seed=0)
-    yield from rounds(experiment, sites, ScriptedEdges(loss_TMK), start(experiment, build, sites))
+    edges = ScriptedEdges(loss_TMK)
+    yield from rounds(experiment, sites, edges, start(experiment, build, sites))
+    if heard is not None:
+        heard.extend((order.round, order.edge, order.moved) for order in edges.orders)

@@ -1,0 +1,78 @@
+"""What the round loop tells policies and writes down; averages, failures and scores have their tests elsewhere."""
+
+import numpy as np
+import pytest
+
+from fedbac import LowestLoss, Method, Run, Shared, Training
+from tests.unit.tiny import scripted_rounds, tiny_run, tiny_task
+
+FIELDS = {
+    "round", "accuracy", "accuracy_per_edge", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted",
+    "accuracy_global", "loss", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
+}  # fmt: skip
+
+
+def test_moves_are_told_to_selection_in_the_next_round_only() -> None:
+    loss_TMK = np.ones((4, 2, 2))
+    loss_TMK[1, 1] = [0.1, 9.0]  # after round 2 edge 1 moves to cluster 0
+    history = list(scripted_rounds(LowestLoss(num_clusters=2, period=1), loss_TMK))
+    moved = [state.moved_M.tolist() for _, state in history]
+    assert moved == [[False, False], [False, True], [False, False], [False, False]]
+    assert [record["moves"] for record, _ in history] == [0, 1, 0, 0]
+    assert [record["active_clusters"] for record, _ in history] == [2, 2, 1, 1]
+    assert [record["assignment"] for record, _ in history] == [[0, 1], [0, 1], [0, 0], [0, 0]]
+    assert [record["assignment_next"] for record, _ in history] == [[0, 1], [0, 0], [0, 0], [0, 0]]
+
+
+def test_the_edge_hears_of_its_move_in_its_next_order() -> None:
+    loss_TMK = np.ones((3, 2, 2))
+    loss_TMK[0, 1] = [0.1, 9.0]
+    orders: list[tuple[int, int, bool]] = []
+    list(scripted_rounds(LowestLoss(num_clusters=2, period=1), loss_TMK, heard=orders))
+    assert orders == [(t, m, (t, m) == (2, 1)) for t in (1, 2, 3) for m in (0, 1)]
+
+
+def test_trained_clusters_are_those_that_ever_had_a_member() -> None:
+    loss_TMK = np.ones((3, 3, 3))
+    loss_TMK[0, 0] = [9.0, 9.0, 0.1]  # edge 0 visits cluster 2 and comes back
+    loss_TMK[1, 0] = [0.1, 9.0, 9.0]
+    policy = LowestLoss(num_clusters=3, period=1, start_labels="uniform")
+    history = list(scripted_rounds(policy, loss_TMK))
+    assert [state.trained_K.tolist() for _, state in history] == [[True, False, True]] * 3
+    assert [record["entered_empty"] for record, _ in history] == [1, 0, 0]
+
+
+@pytest.fixture(scope="module")
+def fed_bac() -> Run:
+    return tiny_run("fed-bac", "method.clustering.period=1")
+
+
+def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
+    for t, record in enumerate(fed_bac.records, start=1):
+        assert set(record) >= FIELDS
+        assert record["round"] == t
+        per_edge = record["accuracy_per_edge"]
+        assert len(per_edge) == len(record["assignment"]) == len(record["selected"]) == 2
+        assert record["accuracy"] == pytest.approx(np.mean(per_edge))
+        assert record["accuracy_std"] == pytest.approx(np.std(per_edge))
+        assert (record["accuracy_min"], record["accuracy_max"]) == (min(per_edge), max(per_edge))
+        assert [len(selected) for selected in record["selected"]] == [4, 4]
+        assert set(record["selected"][0]) <= set(range(5))
+        assert set(record["selected"][1]) <= set(range(5, 10))
+
+
+def test_a_method_without_clusters_assigns_everybody_alike() -> None:
+    run = tiny_run(Method(name="x", personalization=Shared()))
+    assert [record["assignment"] for record in run.records] == [[0, 0], [0, 0]]
+    assert run.summary["moves"] == 0
+    assert run.summary["active_clusters"] == 1
+
+
+@pytest.mark.parametrize("method", ["fed-bac", "ifca"])
+def test_a_run_that_diverges_goes_on_to_its_end(method: str) -> None:
+    """Weights so large that losses overflow, though they are finite: such a model is infinitely bad, not an error."""
+    wild = Training(epochs=1, batch_size=4, learning_rate=1e4, clip_norm=None)
+    settings = ["method.clustering.period=1", "method.clustering.num_clusters=2"]
+    run = tiny_run(method, *settings, task=tiny_task(rounds=4, training=wild))
+    assert len(run.records) == 4
+    assert run.summary["failed_clients"] > 0
