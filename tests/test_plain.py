@@ -23,26 +23,47 @@ from fedbac.rounds import State, rounds, start
 from fedbac.selection import Thompson
 from fedbac.types import Trainer
 
-NUM_EDGES, CLIENTS_PER_EDGE = 4, 3
-# Few examples for the loss, so that the subset is drawn; a batch size that leaves ragged batches.
-CONFIG = Config(
-    num_rounds=8, seed=2, participation=0.67, epochs=2, warmup=2, period=2, tau_norm=3, batch_size=8, loss_examples=25
-)
+NUM_EDGES, CLIENTS_PER_EDGE, SEED = 4, 3, 2
 PARTITION = Partition(min_edge_test=10, min_client_samples=8, validation_fraction=0.3)
-NETWORKS: dict[str, tuple[Perceptron | LeNet5, int]] = {
-    "mlp": (Perceptron(hidden=(16,)), 8),
-    "lenet5": (LeNet5(width=(3, 4, 12, 8)), 16),
-}
+# Ragged last batches, and few enough examples for the loss that the subset is drawn.
+CONFIG = Config(
+    num_rounds=10,
+    seed=SEED,
+    participation=0.67,
+    epochs=1,
+    warmup=2,
+    period=2,
+    tau_norm=3,
+    batch_size=8,
+    loss_examples=25,
+)
 
 
 @dataclass
 class Case:
+    """A small task. Its seed is one for which, with the perceptron, every rule of the paper shows in some decision,
+    and for which no weight comes so near to a kink (of ReLU or pooling) that rounding decides where it goes."""
+
+    config: Config
+    network: Perceptron | LeNet5
     dataset: Dataset
     shards: Shards
-    network: Perceptron | LeNet5
 
     def build(self) -> nn.Module:
         return self.network.build(self.dataset.x_train.shape[1:], self.dataset.num_classes)
+
+
+def make_case(config: Config, network: Perceptron | LeNet5, size: int) -> Case:
+    dataset = toy(num_classes=5, size=size)
+    clients = [CLIENTS_PER_EDGE] * NUM_EDGES
+    shards = partition(dataset.y_train, dataset.y_test, dataset.num_classes, clients, PARTITION, config.seed)
+    return Case(config, network, dataset, shards)
+
+
+CASES = {
+    "mlp": make_case(CONFIG, Perceptron(hidden=(16,)), size=8),
+    "lenet5": make_case(replace(CONFIG, num_rounds=6, epochs=2), LeNet5(width=(3, 4, 12, 8)), size=16),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,38 +74,33 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    network, size = NETWORKS[request.param]
-    dataset = toy(num_classes=5, size=size)
-    clients = [CLIENTS_PER_EDGE] * NUM_EDGES
-    shards = partition(dataset.y_train, dataset.y_test, dataset.num_classes, clients, PARTITION, CONFIG.seed)
-    return Case(dataset, shards, network)
+    return CASES[request.param]
 
 
 @pytest.fixture(scope="module")
 def plain(case: Case) -> fedbac_plain.History:
-    return fed_bac(case.dataset, case.shards, CONFIG, case.build)
+    return fed_bac(case.dataset, case.shards, case.config, case.build)
 
 
 def test_the_task_exercises_both_bandits(case: Case, plain: fedbac_plain.History) -> None:
     history, _, _ = plain
-    moves = [done.labels != done.labels_after for done in history]
-    assert sum(moves) >= 2
-    assert any(moves[:-2])  # so that a move is followed by learning and by another decision
-    assert any(len(set(done.labels)) < NUM_EDGES for done in history)  # a cluster of several edges, an empty one
-    assert max(len(indices) for indices in case.shards.train) > CONFIG.loss_examples
-    at_random, _, _ = fed_bac(case.dataset, case.shards, replace(CONFIG, warmup=CONFIG.num_rounds), case.build)
+    moved = [done.labels != done.labels_after for done in history]
+    assert sum(moved) >= 2
+    assert any(moved[:-2])  # a move that is followed by learning and by another decision
+    assert any(len(set(done.labels)) < NUM_EDGES for done in history)  # a cluster of several edges, and an empty one
+    assert max(len(indices) for indices in case.shards.train) > case.config.loss_examples
+    never_learned = replace(case.config, warmup=case.config.num_rounds)
+    at_random, _, _ = fed_bac(case.dataset, case.shards, never_learned, case.build)
     differs = [a.selected != b.selected for a, b in zip(history, at_random, strict=True)]
-    assert differs[: CONFIG.warmup] == [False] * CONFIG.warmup
-    assert sum(differs) >= 4
+    assert sum(differs) >= 3
 
 
 @pytest.mark.parametrize("path", ["loop", "vmap", "default"])
 def test_the_library_agrees(case: Case, plain: fedbac_plain.History, path: str) -> None:
     history, h, f = plain
     records, state = run_library(case, path)
-    assert len(records) == len(history) == CONFIG.num_rounds
     for record, done in zip(records, history, strict=True):
         assert record["accuracy"] == pytest.approx(done.accuracy)
         assert record["selected"] == done.selected
@@ -100,22 +116,23 @@ def test_the_example_stays_short() -> None:
 
 
 def run_library(case: Case, path: str) -> tuple[list[dict[str, Any]], State]:
+    config = case.config
     experiment = Experiment(
-        seed=CONFIG.seed,
+        seed=config.seed,
         task=Task(
             num_edges=NUM_EDGES,
             clients_per_edge=CLIENTS_PER_EDGE,
-            rounds=CONFIG.num_rounds,
+            rounds=config.num_rounds,
             partition=PARTITION,
             network=case.network,
-            training=Training(epochs=CONFIG.epochs, batch_size=CONFIG.batch_size),
+            training=Training(epochs=config.epochs, batch_size=config.batch_size),
         ),
         method=Method(
             name="fed-bac",
-            clustering=LinUCB(period=CONFIG.period, tau_norm=CONFIG.tau_norm),
-            selection=Thompson(fraction=CONFIG.participation, warmup=CONFIG.warmup),
+            clustering=LinUCB(period=config.period, tau_norm=config.tau_norm),
+            selection=Thompson(fraction=config.participation, warmup=config.warmup),
             personalization=Additive(),
-            measurement=Measurement(max_samples_per_client=CONFIG.loss_examples),
+            measurement=Measurement(max_samples_per_client=config.loss_examples),
         ),
     )
     federation = assemble(experiment, dataset=case.dataset, shards=case.shards)

@@ -1,7 +1,7 @@
 """A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -69,19 +69,20 @@ class Examples:
             (torch.from_numpy(d.x_test), torch.from_numpy(d.y_test)),
         )
 
-    @cached_property
-    def _statistics(self) -> tuple[Tensor, Tensor] | None:
+    @cache  # noqa: B019 (an instance lives as long as its run)
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
         found = self.dataset.normalization()
         if found is None:
             return None
-        mean, std = (torch.from_numpy(np.asarray(value, dtype=np.float32)).reshape(-1, 1, 1) for value in found)
+        mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(device) for value in found)
         return mean, std
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, floats as they are."""
-        if self._statistics is None:
+        statistics = self._statistics(x.device)
+        if statistics is None:
             return x.float()
-        mean, std = (value.to(x.device) for value in self._statistics)
+        mean, std = statistics
         return (x.float() / 255 - mean) / std
 
 

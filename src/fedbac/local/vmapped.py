@@ -1,10 +1,13 @@
-"""All clients at once through ``torch.func``: the trainer for a GPU.
+"""All clients at once through ``torch.func``: the trainer for a GPU, and for any network.
 
-Clients are sorted by their number of steps; at every step the clients that still have a batch form a prefix of the
-stack, so that only the last, ragged batch of an epoch is padded.
+Clients lie in one stack, those with the most steps first, so that the clients that still have a batch are a prefix.
+On a GPU a step of such a prefix is captured once in a CUDA graph that reads its batch from a schedule on the device:
+a round is a row of replays, without a Python call per layer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,132 +16,99 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedbac import trees
+from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, rates
 from fedbac.local.loop import distinct
+from fedbac.local.threads import seeded
 from fedbac.rng import torch_seed
-from fedbac.types import Evaluate, Measured, Parts, Personalization, Phase, Train, Trained
+from fedbac.types import Evaluate, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
-EVALUATION_BATCH = 4096
+EVALUATION_BATCH = 2048
+GRAPH_SHRINK = 0.9
+"""Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
 
 
 class VmapTrainer:
     """Trains the clients of all requests in step."""
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, device: torch.device) -> None:
+        if any(True for _ in network.buffers()):
+            raise ConfigError(
+                "network: one with buffers (such as batch normalization) cannot be trained for many clients at once; "
+                "use runtime.device=cpu, or group normalization"
+            )
         self.path = f"torch-vmap-{device.type}"
         self.examples = examples
         self.scheme = scheme
         self.network = network.to(device)
         self.device = device
         self.source = {split: tuple(t.to(device) for t in examples.source(split)) for split in ("train", "test")}
+        self.stack: Stack | None = None
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests in one stack; all belong to the same edge round."""
+        first, phases = requests[0], self.scheme.phases()
         jobs = [(r, c) for r, request in enumerate(requests) for c in range(len(request.clients))]
         clients = np.array([requests[r].clients[c] for r, c in jobs])
-        sizes = np.array([self.examples.shards.train[client].size for client in clients])
-        order = np.argsort(-sizes, kind="stable")
-        rank = np.argsort(order)
-        parts = {
-            part: {
-                name: torch.stack([requests[jobs[j][0]].start[part][name].to(self.device) for j in order])
-                for name in requests[0].start[part]
-            }
-            for part in self.scheme.scopes
-        }
-        velocity = self._velocity(requests, jobs, order, parts)
-        first = requests[0]
-        loss_sum = torch.zeros(len(jobs), device=self.device, dtype=torch.float64)
-        schedule = Schedule(self.examples, clients[order], first, len(self.scheme.phases()), self.device)
+        order = np.argsort([-self.examples.shards.train[client].size for client in clients], kind="stable")
+        schedule = Schedule(self.examples, clients[order], first, len(phases))
+        if self.stack is None or not self.stack.holds(schedule):
+            self.stack = Stack(self, schedule, first.start)
+        stack = self.stack
+        stack.load(schedule, requests, [jobs[j] for j in order], first.learning_rate)
         self.network.train(True)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(torch_seed(self.examples.seed, "dropout", first.round, first.edge_round))
-            for phase_index, phase in enumerate(self.scheme.phases()):
+        with self._repeatable(), seeded(torch_seed(self.examples.seed, "dropout", first.round, first.edge_round)):
+            for number, phase in enumerate(phases):
+                stack.step.zero_()
                 for step in range(schedule.num_steps):
-                    active, index_AB, weight_AB, distortion = schedule.step(phase_index, step)
-                    loss_A = self._step(
-                        phase, parts, velocity, active, index_AB, weight_AB, distortion, first.learning_rate
-                    )
-                    loss_sum[:active] += loss_A.double() * weight_AB.sum(1)
-        mean_C = (loss_sum / schedule.seen.clamp(min=1)).cpu().numpy()
-        out, start = [], 0
+                    stack.advance(number, phase, schedule.active(step))
+        mean_C = (stack.loss_sum / torch.from_numpy(schedule.seen).to(self.device).clamp(min=1)).cpu().numpy()
+        rank = np.argsort(order)
+        out, begin = [], 0
         for request in requests:
-            rows = rank[start : start + len(request.clients)]
-            start += len(request.clients)
-            index = torch.as_tensor(rows, device=self.device)
-            pick = {part: {name: value[index] for name, value in params.items()} for part, params in parts.items()}
-            kept = None
-            if request.momentum is not None:
-                kept = {part: {name: value[index] for name, value in v.items()} for part, v in velocity.items()}
-            out.append(Trained(pick, mean_C[rows], kept))
+            rows = rank[begin : begin + len(request.clients)]
+            begin += len(request.clients)
+            kept = None if request.momentum is None else _rows(stack.velocity, rows)
+            out.append(Trained(_rows(stack.parts, rows), mean_C[rows], kept))
         return out
 
-    def _velocity(
-        self, requests: Sequence[Train], jobs: list[tuple[int, int]], order: np.ndarray, parts: Parts
-    ) -> Parts:
-        trained = [name for name, _ in self.network.named_parameters()]
-        if requests[0].momentum is None:
-            return {part: {name: torch.zeros_like(p[name]) for name in trained} for part, p in parts.items()}
-        rows = [(requests[jobs[j][0]].momentum or {}, jobs[j][1]) for j in order]
-        return {
-            part: {name: torch.stack([m[part][name][c].to(self.device) for m, c in rows]) for name in trained}
-            for part in parts
-        }
+    @contextmanager
+    def _repeatable(self) -> Iterator[None]:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
 
-    def _step(
-        self, phase: Phase, parts: Parts, velocity: Parts, active: int, index_AB: Tensor, weight_AB: Tensor,
-        distortion: tuple[Tensor, Tensor] | None, rate: float,
-    ) -> Tensor:  # fmt: skip
-        """One SGD step of the first ``active`` clients, in place; returns their mean batch losses."""
-        training = self.examples.training
-        pixels, labels = self.source["train"]
-        flat = index_AB.reshape(-1)
-        x = pixels[flat]
-        if distortion is not None and self.examples.augment is not None:
-            x = self.examples.augment.apply(x, distortion[0].reshape(-1, 2), distortion[1].reshape(-1))
-        x = self.examples.normalize(x)
-        x_AB, y_AB = x.reshape(*index_AB.shape, *x.shape[1:]), labels[index_AB]
-        moving = {part: {name: parts[part][name][:active] for name in velocity[part]} for part in phase.moves}
-        frozen = {
-            part: {name: value[:active] for name, value in params.items() if name not in moving.get(part, {})}
-            for part, params in parts.items()
-        }
-        gradient, loss_A = vmap(grad_and_value(self._loss), randomness="different")(
-            moving, frozen, x_AB, y_AB, weight_AB
-        )
-        for part, params in moving.items():
-            penalty = phase.penalty.get(part, 0.0)
-            if penalty:
-                gradient[part] = {name: g + penalty * params[name] for name, g in gradient[part].items()}
-        if training.clip_norm is not None:
-            scopes = [list(moving)] if training.clip_scope == "joint" else [[part] for part in moving]
-            for scope in scopes:
-                _clip([gradient[part] for part in scope], training.clip_norm)
-        for part, params in moving.items():
-            decay = training.weight_decay + phase.decay.get(part, 0.0)
-            for name, weight in params.items():
-                v = velocity[part][name][:active]
-                v.mul_(training.momentum).add_(gradient[part][name]).add_(weight, alpha=decay)
-                weight.sub_(v, alpha=rate)
-        result: Tensor = loss_A
-        return result
+    def loss(self, moving: Parts, frozen: Parts, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return one client's mean cross-entropy over the examples of a batch that count."""
 
-    def _loss(self, moving: Parts, frozen: Parts, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         def apply(part: str, x: Tensor) -> Tensor:
             logits: Tensor = functional_call(self.network, {**frozen[part], **moving.get(part, {})}, (x,))
             return logits
 
         loss_B = F.cross_entropy(self.scheme.predict(apply, x), y, reduction="none")
-        return (loss_B * weight).sum() / weight.sum()
+        return (loss_B * weight).sum() / weight.sum().clamp(min=1)
 
     @torch.no_grad()
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
-        """Evaluate the models of all requests."""
+        """Evaluate the models of all requests; requests about the same models are measured together."""
         self.network.train(False)
-        return [self._evaluate_one(request) for request in requests]
+        together: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for r, request in enumerate(requests):
+            same = tuple(id(params) for model in request.models for params in model.values())
+            together[(request.split == "test", len(request.models), *same)].append(r)
+        measured: dict[int, Measured] = {}
+        for numbers in together.values():
+            groups = [self.examples.groups(requests[r]) for r in numbers]
+            flat = [group for mine in groups for group in mine]
+            loss_VG, accuracy_VG = self._evaluate(requests[numbers[0]], flat)
+            begin = 0
+            for r, mine in zip(numbers, groups, strict=True):
+                columns = slice(begin, begin + len(mine))
+                begin = columns.stop
+                count_G = np.array([group.size for group in mine])
+                measured[r] = Measured(loss_VG[:, columns], accuracy_VG[:, columns], count_G)
+        return [measured[r] for r in range(len(requests))]
 
-    def _evaluate_one(self, request: Evaluate) -> Measured:
-        groups = self.examples.groups(request)
+    def _evaluate(self, request: Evaluate, groups: list[IntArray]) -> tuple[np.ndarray, np.ndarray]:
         networks, table = distinct(request.models)
         group_of = torch.as_tensor(np.repeat(np.arange(len(groups)), [g.size for g in groups]), device=self.device)
         index = torch.as_tensor(np.concatenate(groups), device=self.device)
@@ -158,62 +128,190 @@ class VmapTrainer:
             for positions, stack in stacks.values():
                 many = vmap(lambda params, x=x: functional_call(self.network, params, (x,)))(stack)
                 logits |= dict(zip(positions, many, strict=True))
-            for v, row in enumerate(table):
-                score = self.scheme.predict(lambda part, _, row=row, logits=logits: logits[row[part]], x)  # type: ignore[misc]
-                loss_B = F.cross_entropy(score, y, reduction="none").double()
-                loss[v].index_add_(0, group_of[chunk], loss_B)
-                correct[v].index_add_(0, group_of[chunk], (score.argmax(1) == y).double())
-        count = [group.size for group in groups]
-        loss_VG, accuracy_VG = rates(correct.cpu().tolist(), loss.cpu().tolist(), count)
-        return Measured(loss_VG, accuracy_VG, np.array(count))
+            scores = [self.scheme.predict(lambda part, _, row=row: logits[row[part]], x) for row in table]  # type: ignore[misc]  # noqa: B023
+            score_VB = torch.stack(scores)
+            loss_VB = F.cross_entropy(score_VB.flatten(0, 1), y.repeat(len(table)), reduction="none")
+            loss.index_add_(1, group_of[chunk], loss_VB.reshape(len(table), -1).double())
+            correct.index_add_(1, group_of[chunk], (score_VB.argmax(2) == y).double())
+        return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Let go of buffers and graphs."""
+        self.stack = None
 
 
 class Schedule:
-    """Which examples every client visits at every step, on the device."""
+    """Which examples every client visits at every step: the batches of its epochs, one after another."""
 
-    def __init__(
-        self, examples: Examples, clients: np.ndarray, request: Train, num_phases: int, device: torch.device
-    ) -> None:
+    def __init__(self, examples: Examples, clients: np.ndarray, request: Train, num_phases: int) -> None:
         batch, epochs = examples.training.batch_size, examples.training.epochs
-        slices = [examples.batches(examples.shards.train[client].size) for client in clients]
-        self.num_steps = epochs * max((len(s) for s in slices), default=0)
-        self.steps_C = np.array([epochs * len(s) for s in slices])
-        shape = (len(clients), num_phases, self.num_steps, batch)
-        index = np.zeros(shape, dtype=np.int64)
-        weight = np.zeros(shape, dtype=np.float32)
-        offset = np.zeros((*shape, 2), dtype=np.int64) if examples.augment else None
-        flip = np.zeros(shape, dtype=bool)
+        sizes = [examples.shards.train[client].size for client in clients]
+        used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
+        per_epoch = np.array([len(examples.batches(size)) for size in sizes])
+        self.steps_C = epochs * per_epoch
+        self.num_steps = int(self.steps_C.max(initial=0))
+        self.seen = num_phases * epochs * np.array(used, dtype=np.float64)
+        shape = (num_phases, self.num_steps, len(clients))
+        self.count = np.zeros(shape, dtype=np.int64)
+        self.index = np.zeros((*shape, batch), dtype=np.int64)
+        self.offset = np.zeros((*shape, batch, 2), dtype=np.int64) if examples.augment else None
+        self.flip = np.zeros((*shape, batch), dtype=bool) if examples.augment else None
         for c, client in enumerate(clients):
+            if used[c] == 0:
+                continue
             visits = examples.visits(client, request.round, request.edge_round, num_phases)
             distortions = examples.distortions(client, request.round, request.edge_round, visits)
-            for row, order in enumerate(visits):
-                phase, epoch = divmod(row, epochs)
-                for b, piece in enumerate(slices[c]):
-                    at = (c, phase, epoch * len(slices[c]) + b, slice(0, piece.stop - piece.start))
-                    index[at] = order[piece]
-                    weight[at] = 1.0
-                    if offset is not None and distortions is not None:
-                        offset[at], flip[at] = distortions[0][row, piece], distortions[1][row, piece]
-        self.index, self.weight = torch.from_numpy(index).to(device), torch.from_numpy(weight).to(device)
-        self.offset = None if offset is None else torch.from_numpy(offset).to(device)
-        self.flip = torch.from_numpy(flip).to(device)
-        self.seen = self.weight.double().sum((1, 2, 3))
+            at = (slice(None), slice(0, int(self.steps_C[c])), c)
 
-    def step(self, phase: int, step: int) -> tuple[int, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Return the number of clients still at work, their examples, their weights and their distortions."""
-        active = int((self.steps_C > step).sum())
-        at = (slice(0, active), phase, step)
-        distortion = None if self.offset is None else (self.offset[at], self.flip[at])
-        return active, self.index[at], self.weight[at], distortion
+            def place(target: np.ndarray, values: np.ndarray, c: int = c, at: tuple[slice, slice, int] = at) -> None:
+                """Cut rows of visits into batches, the last padded, and lay them out step after step."""
+                padded = np.zeros((len(values), per_epoch[c] * batch, *values.shape[2:]), dtype=values.dtype)
+                padded[:, : used[c]] = values[:, : used[c]]
+                target[at] = padded.reshape(num_phases, self.steps_C[c], batch, *values.shape[2:])
+
+            place(self.index, visits)
+            full = np.full(per_epoch[c], batch)
+            full[-1] = used[c] - (per_epoch[c] - 1) * batch
+            self.count[at] = np.tile(full, epochs)
+            if distortions is not None and self.offset is not None and self.flip is not None:
+                place(self.offset, distortions[0].numpy())
+                place(self.flip, distortions[1].numpy())
+
+    def active(self, step: int) -> int:
+        """Return how many clients, the first of the stack, still have a batch at this step."""
+        return int((self.steps_C > step).sum())
 
 
-def _clip(gradients: Sequence[Mapping[str, Tensor]], max_norm: float) -> None:
+class Stack:
+    """The clients' weights and momenta, and the round's schedule, in buffers that stay where they are."""
+
+    def __init__(self, trainer: VmapTrainer, schedule: Schedule, like: Parts) -> None:
+        self.trainer = trainer
+        device, training = trainer.device, trainer.examples.training
+        num_phases, num_steps, self.capacity = schedule.count.shape
+        self.num_steps = int(num_steps * 1.25)  # other rounds select clients with more data
+        shape = (num_phases, self.num_steps, self.capacity)
+        self.index = torch.zeros((*shape, training.batch_size), dtype=torch.int64, device=device)
+        self.count = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.offset = torch.zeros((*self.index.shape, 2), dtype=torch.int64, device=device)
+        self.flip = torch.zeros(self.index.shape, dtype=torch.bool, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rate = torch.zeros((), device=device)
+        self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=device)
+        self.parts = {p: self._buffers(params) for p, params in like.items()}
+        trained = [name for name, _ in trainer.network.named_parameters()]
+        self.velocity = {p: self._buffers({name: params[name] for name in trained}) for p, params in like.items()}
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.position = torch.arange(training.batch_size, device=device)
+
+    def _buffers(self, like: Params) -> Params:
+        return {n: torch.zeros((self.capacity, *v.shape), device=self.trainer.device) for n, v in like.items()}
+
+    def holds(self, schedule: Schedule) -> bool:
+        """Whether a round of this shape fits the buffers."""
+        return schedule.count.shape[2] == self.capacity and schedule.num_steps <= self.num_steps
+
+    def load(self, schedule: Schedule, requests: Sequence[Train], jobs: Sequence[tuple[int, int]], rate: float) -> None:
+        """Put the start of a round in place; ``jobs`` says which client of which request each row is."""
+        steps = schedule.num_steps
+        pairs = [(self.index, schedule.index), (self.count, schedule.count)]
+        pairs += [(self.offset, schedule.offset)] if schedule.offset is not None else []
+        pairs += [(self.flip, schedule.flip)] if schedule.flip is not None else []
+        for buffer, values in pairs:
+            buffer[:, :steps] = torch.from_numpy(values).to(self.trainer.device)
+        self.rate.fill_(rate)
+        self.loss_sum.zero_()
+        request_of = torch.tensor([r for r, _ in jobs], device=self.trainer.device)
+        for part, params in self.parts.items():
+            for name, value in params.items():
+                starts = torch.stack([request.start[part][name] for request in requests]).to(self.trainer.device)
+                value.copy_(starts[request_of])
+        for part, buffers in self.velocity.items():
+            for name, value in buffers.items():
+                if requests[0].momentum is None:
+                    value.zero_()
+                else:
+                    rows = [m[part][name][c] for r, c in jobs if (m := requests[r].momentum) is not None]
+                    value.copy_(torch.stack(rows))
+
+    def advance(self, number: int, phase: Phase, active: int) -> None:
+        """One SGD step of the first ``active`` clients."""
+        if self.trainer.device.type != "cuda":
+            self._step(number, phase, active)
+            return
+        rows = self.capacity
+        while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
+            rows = smaller
+        if (number, rows) not in self.graphs:
+            self.graphs[number, rows] = self._capture(lambda: self._step(number, phase, rows))
+        self.graphs[number, rows].replay()
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
+        tensors = [self.step, self.loss_sum]
+        tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
+        saved = [tensor.clone() for tensor in tensors]
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def _step(self, number: int, phase: Phase, rows: int) -> None:
+        trainer, training = self.trainer, self.trainer.examples.training
+        index_AB, count_A = self._now(self.index, number, rows), self._now(self.count, number, rows)
+        weight_AB = (self.position < count_A[:, None]).float()
+        pixels, labels = trainer.source["train"]
+        x_AB = pixels[index_AB]
+        if trainer.examples.augment is not None:
+            offset, flip = self._now(self.offset, number, rows), self._now(self.flip, number, rows)
+            x_AB = trainer.examples.augment.apply(x_AB, offset, flip)
+        x_AB = trainer.examples.normalize(x_AB)
+        moving = {part: {name: self.parts[part][name][:rows] for name in self.velocity[part]} for part in phase.moves}
+        frozen = {part: {n: v[:rows] for n, v in p.items()} for part, p in self.parts.items() if part not in moving}
+        frozen |= {part: {} for part in moving}
+        step = vmap(grad_and_value(trainer.loss), randomness="different")
+        gradient, loss_A = step(moving, frozen, x_AB, labels[index_AB], weight_AB)
+        for part, penalty in phase.penalty.items():
+            gradient[part] = {name: g + penalty * moving[part][name] for name, g in gradient[part].items()}
+        if training.clip_norm is not None:
+            scopes = [list(moving)] if training.clip_scope == "joint" else [[part] for part in moving]
+            for scope in scopes:
+                _clip([g for part in scope for g in gradient[part].values()], training.clip_norm)
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        for part, params in moving.items():
+            decay = training.weight_decay + phase.decay.get(part, 0.0)
+            for name, weight in params.items():
+                alive = alive_A.reshape(-1, *[1] * (weight.dim() - 1))
+                before = self.velocity[part][name][:rows]
+                after = torch.where(alive, training.momentum * before + gradient[part][name] + decay * weight, before)
+                before.copy_(after)
+                weight.sub_(self.rate * alive * after)
+        self.loss_sum[:rows] += loss_A.double() * count_A
+        self.step += 1
+
+    def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
+        return buffer[number, :, :rows].index_select(0, self.step)[0]
+
+
+def _clip(gradients: Sequence[Tensor], max_norm: float) -> None:
     """Scale each client's gradient, in place, to a norm of at most ``max_norm``."""
-    squares = [g.square().flatten(1).sum(1) for part in gradients for g in part.values()]
-    scale_A = (max_norm / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
-    for part in gradients:
-        for g in part.values():
-            g.mul_(scale_A.reshape(-1, *[1] * (g.dim() - 1)))
+    norm_A = torch.linalg.vector_norm(torch.cat([g.flatten(1) for g in gradients], 1), dim=1)
+    scale_A = (max_norm / (norm_A + 1e-6)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(scale_A.reshape(-1, *[1] * (g.dim() - 1)))
+
+
+def _rows(tree: Parts, rows: np.ndarray) -> Parts:
+    """Copy rows of a stack out of its buffers."""
+    return {
+        part: {name: value[torch.as_tensor(rows, device=value.device)] for name, value in params.items()}
+        for part, params in tree.items()
+    }
