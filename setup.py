@@ -16,7 +16,7 @@ setup(
             # No -march and no -ffast-math: the instruction set is chosen at run time, and NaN must stay NaN.
             extra_compile_args=[
                 "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-                "-fvisibility=hidden", "-pthread",
+                "-fvisibility=hidden", "-pthread", "-g0",
             ],
             extra_link_args=["-pthread"],
             language="c++",

@@ -41,8 +41,12 @@ CONFIG = Config(
 
 @dataclass
 class Case:
-    """A small task. Its seed is one for which, with the perceptron, every rule of the paper shows in some decision,
-    and for which no weight comes so near to a kink (of ReLU or pooling) that rounding decides where it goes."""
+    """A small task.
+
+    Its seed was chosen with two tests in mind: with the perceptron, leaving out any rule of the algorithm changes some
+    decision; and initial weights changed by a few parts in ten million give the same run. Most seeds do the latter, but
+    in some an activation comes so near to a kink (of ReLU or pooling) that rounding decides on which side it falls.
+    """
 
     config: Config
     network: Perceptron | LeNet5
@@ -53,16 +57,16 @@ class Case:
         return self.network.build(self.dataset.x_train.shape[1:], self.dataset.num_classes)
 
 
-def make_case(config: Config, network: Perceptron | LeNet5, size: int) -> Case:
-    dataset = toy(num_classes=5, size=size)
+def make_case(config: Config, network: Perceptron | LeNet5, size: int, train: int) -> Case:
+    dataset = toy(num_classes=5, size=size, train=train)
     clients = [CLIENTS_PER_EDGE] * NUM_EDGES
     shards = partition(dataset.y_train, dataset.y_test, dataset.num_classes, clients, PARTITION, config.seed)
     return Case(config, network, dataset, shards)
 
 
 CASES = {
-    "mlp": make_case(CONFIG, Perceptron(hidden=(16,)), size=8),
-    "lenet5": make_case(replace(CONFIG, num_rounds=6, epochs=2), LeNet5(width=(3, 4, 12, 8)), size=16),
+    "mlp": make_case(CONFIG, Perceptron(hidden=(16,)), size=8, train=600),
+    "lenet5": make_case(replace(CONFIG, num_rounds=6, epochs=2), LeNet5(width=(3, 4, 12, 8)), size=16, train=360),
 }
 
 

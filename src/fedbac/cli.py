@@ -43,6 +43,8 @@ SetOption = Annotated[
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch or native (CPU).")]
+EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray: every edge an actor.")]
+AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join; by default a local one.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
 ]
@@ -73,12 +75,14 @@ def run_command(
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
     trainer: TrainerOption = "auto",
+    engine: EngineOption = "simulator",
+    address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run one method on one task."""
-    runtime = parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime")
+    runtime = _runtime(device=device, workers=workers, trainer=trainer, engine=engine, address=address)
     if method.endswith((".yaml", ".yml")):
         experiment, _ = read_experiment(method)
     else:
@@ -99,12 +103,14 @@ def compare(
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
     trainer: TrainerOption = "auto",
+    engine: EngineOption = "simulator",
+    address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run several methods on the same task and data, one run folder each, and report on all together."""
-    runtime = parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime")
+    runtime = _runtime(device=device, workers=workers, trainer=trainer, engine=engine, address=address)
     parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
     plans = []
     for seed in seeds:
@@ -230,6 +236,10 @@ def data_get(
 
 
 # ------------------------------------------------------------------------------------------------ playing
+
+
+def _runtime(**choices: object) -> Runtime:
+    return parse(Runtime, choices, "runtime")
 
 
 def _play_all(plans: Sequence[Plan]) -> list[Run]:

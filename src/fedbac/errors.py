@@ -5,6 +5,7 @@ ValueError
   PartitionError         no partition of the data meets the stated minimum sizes
 FederationError          what the world does
   DataNotFoundError      a data set is in none of the places tried
+  EngineError            a distributed engine cannot be reached or gave up
   RunFolderError         a run folder that cannot be used as asked
     RunInUseError        another process is writing to it
     CheckpointError      no checkpoint in it can be read
@@ -28,6 +29,10 @@ class FederationError(Exception):
 
 class DataNotFoundError(FederationError):
     """A data set is in none of the places tried."""
+
+
+class EngineError(FederationError):
+    """A distributed engine cannot be reached or gave up."""
 
 
 class RunFolderError(FederationError):

@@ -194,6 +194,10 @@ class Runtime(Settings):
     """Threads or processes on the CPU; one per core when not given."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """The native kernel where it knows the network, else torch; or one of them by name."""
+    engine: Literal["simulator", "ray"] = "simulator"
+    """All edges in this process, or every edge an actor of Ray."""
+    address: str | None = None
+    """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
 
 
 def parse(cls: type[S], data: Any, where: str = "") -> S:

@@ -60,7 +60,7 @@ def assemble(
         dataset=dataset,
         shards=shards,
         sites=sites,
-        examples=Examples(dataset, shards, task.training, task.augment, experiment.seed),
+        examples=Examples(dataset, shards, task.training, task.augment, experiment.seed, dataset.normalization()),
         build=build,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from fedbac import metrics, models, trees
 from fedbac.aggregation import cloud_average, edge_average
@@ -105,11 +106,19 @@ EdgeReport = TrainReport | MeasureReport
 class Edges(Protocol):
     """How the cloud reaches its edges."""
 
+    path: str
+    """Which trainer does the work, for the record."""
+    device: torch.device
+    """Where the cloud keeps the networks of a run."""
+
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure."""
+
+    def close(self) -> None:
+        """Let the edges go."""
 
 
 # ------------------------------------------------------------------------------------------------- the edge

@@ -13,11 +13,10 @@ import yaml
 
 from fedbac import methods, metrics, tasks, trees
 from fedbac.data import Dataset, Shards
-from fedbac.engines import Simulator
+from fedbac.engines import connect
 from fedbac.errors import ConfigError, RunFolderError
 from fedbac.experiment import Experiment, Method, Runtime, Task, override, parse
 from fedbac.federation import assemble
-from fedbac.local import make_trainer
 from fedbac.models import Custom, UserNetwork
 from fedbac.rounds import State, rounds, start
 from fedbac.store import Run, RunFolder
@@ -153,23 +152,22 @@ def play(
         network=inputs.network,
         data_folder=inputs.data_folder,
     )
-    trainer = make_trainer(federation.network, experiment.method.personalization, federation.examples, runtime)
+    edges = connect(experiment, federation, runtime)
     config = {
         "fedbac": version("fedbac"),
         "experiment": experiment.model_dump(mode="json"),
         "runtime": runtime.model_dump(mode="json"),
-        "trainer": trainer.path,
+        "trainer": edges.path,
         "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
     }
     frozen = {"experiment": config["experiment"], "data": config["data"]}
     state = start(experiment, federation.build, federation.sites)
-    state = replace(state, parts={part: trees.to(params, trainer.device) for part, params in state.parts.items()})
+    state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
     records: list[Record] = []
     try:
         with _held(folder):
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, continued, overwrite)
-            edges = Simulator(experiment, federation.sites, trainer)
             for record, after in rounds(experiment, federation.sites, edges, state):
                 records.append(record)
                 if folder is not None:
@@ -181,7 +179,7 @@ def play(
             if folder is not None:
                 folder.write_summary(summary)
     finally:
-        trainer.close()
+        edges.close()
     return Run(folder.path if folder else None, config, records, summary)
 
 

@@ -250,7 +250,9 @@ def test_one_cluster_per_edge_that_never_changes_is_isolated_edges() -> None:
 
 @pytest.mark.parametrize("cls", SELECTION.builtin, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("personalization", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
-def test_every_selection_policy_at_fraction_one_selects_everybody(cls: type[Settings], personalization: Settings) -> None:
+def test_every_selection_policy_at_fraction_one_selects_everybody(
+    cls: type[Settings], personalization: Settings
+) -> None:
     clustering = Fixed(num_clusters=1 if personalization == Shared() else 2)
     full, policy = (
         play(

@@ -14,7 +14,18 @@ from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
 from fedbac.selection import Random
 from fedbac.types import Evaluate, Params, Personalization
-from tests.support import PLAIN_SGD, Played, Scripted, StubTrainer, deal, distance, model_of_edge, only_edge, play, without
+from tests.support import (
+    PLAIN_SGD,
+    Played,
+    Scripted,
+    StubTrainer,
+    deal,
+    distance,
+    model_of_edge,
+    only_edge,
+    play,
+    without,
+)
 
 DATA, SHARDS, _ = planted_groups(4, 3, 2, train=10, validation=2, test=15)
 UNEVEN = deal(DATA, [[1, 3], [6, 2, 4], [8]], test=[20, 20, 20])
@@ -147,9 +158,7 @@ def at_points(method: Method, shards: Shards = SHARDS, training: Training = PLAI
 
 def test_where_accuracy_is_measured_never_changes_what_is_learned() -> None:
     clustering = LowestLoss(num_clusters=3, period=1, threshold=1.0, start_labels="random")
-    played = at_points(
-        Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct"))
-    )
+    played = at_points(Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct")))
     scores = [field for field in played["pre_reassign"].records[0] if field.startswith("accuracy")]
     assert len(scores) == 7
     for point in POINTS[1:]:

@@ -37,6 +37,14 @@ def test_addresses_of_one_length_that_differ_draw_differently(data: st.DataObjec
         assert torch_seed(left[0], left[1], *left[2]) != torch_seed(right[0], right[1], *right[2])
 
 
+def test_purposes_do_not_share_streams() -> None:
+    """Also purposes of the same length or the same letters, at the same address."""
+    names = ["batches", "dropout", "augment", "planted", "partition", "selection", "clustering", "init", "tini"]
+    drawn = {tuple(draw((0, name, [1, 2]))) for name in names}
+    assert len(drawn) == len(names)
+    assert len({torch_seed(0, name, 1, 2) for name in names}) == len(names)
+
+
 def test_neighbouring_addresses_share_no_draws() -> None:
     drawn = [
         value

@@ -25,7 +25,7 @@ def stacks(draw: Draw, min_rows: int = 1) -> tuple[Params, FloatArray]:
         "layer.weight": torch.from_numpy(rng.normal(0, scale, (num, 3, 2)).astype(np.float32)),
         "layer.bias": torch.from_numpy(rng.normal(0, scale, (num, 4)).astype(np.float32)),
     }
-    weight = np.array(draw(st.lists(st.integers(0, 500), min_size=num, max_size=num)), np.float64)
+    weight = np.array(draw(st.lists(st.sampled_from([0, 0, 1, 7, 500]), min_size=num, max_size=num)), np.float64)
     weight[draw(st.integers(0, num - 1))] += 1
     return tree, weight
 

@@ -140,7 +140,6 @@ def test_when_everybody_fails_nothing_changes(method: Method) -> None:
     assert distance(played.end.parts, played.states[0].parts) == 0
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="metrics.summarize takes the mean of None")
 def test_a_run_in_which_everybody_fails_ends_with_a_summary() -> None:
     task = Task(rounds=2, network=Perceptron(hidden=(4,)), training=Training(epochs=1))
     run = fedbac.run("hierfavg", task, dataset=bad(*range(12)), shards=SHARDS, device="cpu", workers=1)

@@ -146,7 +146,9 @@ def test_the_cap_takes_a_fixed_subset_of_each_client(path: str) -> None:
     assert np.isin(groups[1], SHARDS.train[1]).all()
     assert np.unique(groups[1]).size == 6
     answer = PATHS[path](federation, Shared()).evaluate([question])[0]
-    assert answer.loss_VG[0, 1] == pytest.approx(direct(federation, Shared(), models[0], "train", groups[1])[0], rel=1e-5)
+    assert answer.loss_VG[0, 1] == pytest.approx(
+        direct(federation, Shared(), models[0], "train", groups[1])[0], rel=1e-5
+    )
     np.testing.assert_array_equal(groups[1], setting(Shared()).examples.groups(question)[1])
     other_seed = setting(Shared(), seed=6).examples.groups(question)[1]
     assert not np.array_equal(groups[1], other_seed)

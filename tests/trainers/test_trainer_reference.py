@@ -1,6 +1,8 @@
 """The trainers against a naive one: fresh modules, torch's own optimizer and clipping, one image at a time."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -11,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedbac import native
 from fedbac.data import Augment, Dataset, toy
+from fedbac.errors import ConfigError
 from fedbac.experiment import Method, Training
 from fedbac.federation import Federation
-from fedbac import native
 from fedbac.local import LoopTrainer, NativeTrainer, PoolTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
@@ -53,7 +56,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
 PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)]
 DROPS_ALL = pytest.mark.xfail(strict=True, reason="native: drop_last drops even a client's only batch")
-FORGETS = pytest.mark.xfail(strict=True, reason="native: a part that moves in two phases loses its momentum between them")
+FORGETS = pytest.mark.xfail(
+    strict=True, reason="native: a part that moves in two phases loses its momentum between them"
+)
 CASES = [(name, option) for name in ("shared", "per_cluster", "additive") for option in OPTIONS] + [
     (name, option)
     for name in ("additive_loss", "frozen_cluster", "frozen_global", "in_turns", "warmed")
@@ -99,9 +104,7 @@ def naive_image(dataset: Dataset, index: int, shift: tuple[int, int] | None, fli
 Outcome = tuple[dict[str, Params], float, dict[str, Params]]
 
 
-def naive(
-    federation: Federation, scheme: Personalization, request: Train, row: int, template: nn.Module
-) -> Outcome:
+def naive(federation: Federation, scheme: Personalization, request: Train, row: int, template: nn.Module) -> Outcome:
     """Train one client as anybody would write it down; return weights, mean loss and momentum."""
     client = request.clients[row]
     examples, training = federation.examples, federation.examples.training
@@ -181,7 +184,11 @@ def naive(
 
 
 def check(
-    trained: Trained, federation: Federation, scheme: Personalization, request: Train, known: list[Outcome] | None = None
+    trained: Trained,
+    federation: Federation,
+    scheme: Personalization,
+    request: Train,
+    known: list[Outcome] | None = None,
 ) -> None:
     template = federation.network
     for row in range(len(request.clients)):
@@ -234,13 +241,32 @@ def expected(name: str, option: str) -> tuple[Federation, list[Train], list[list
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "option"), CASES)
-def test_trainers_train_as_the_naive_reference(path: str, name: str, option: str, request: pytest.FixtureRequest) -> None:
+def test_trainers_train_as_the_naive_reference(
+    path: str, name: str, option: str, request: pytest.FixtureRequest
+) -> None:
     if path == "native" and (option == "drop_last" or name == "warmed"):
         request.applymarker(DROPS_ALL if option == "drop_last" else FORGETS)
     federation, asked, outcomes = expected(name, option)
     results = make(path, federation, SCHEMES[name]).train(asked)
     for trained, train, known in zip(results, asked, outcomes, strict=True):
         check(trained, federation, SCHEMES[name], train, known)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_trainer_remembers_nothing_of_what_it_did_before(path: str) -> None:
+    """Neither other clients, nor longer or shorter rounds, nor an evaluation in between may leave a trace."""
+    scheme = SCHEMES["additive"]
+    federation = setting(scheme, clip_norm=0.5, augment=Augment(crop_padding=2))
+    used, small = make(path, federation, scheme), [Train((0, 4), starts(federation, scheme)[0], 7, 1, RATE)]
+    asked = requests(federation, scheme)
+    used.train(asked[1:])
+    used.train(requests(federation, scheme, round_=5))
+    used.evaluate([Evaluate((asked[0].start,), "train", 0, (1, 2))])
+    used.train(small)
+    for after in (asked, small, asked[::-1]):
+        for one, other in zip(used.train(after), make(path, federation, scheme).train(after), strict=True):
+            assert distance(one.parts_C, other.parts_C) == 0
+            np.testing.assert_array_equal(one.loss_C, other.loss_C)
 
 
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name != "plain"])
@@ -255,7 +281,9 @@ def test_every_option_changes_what_is_learned(option: str) -> None:
 def test_schemes_differ_where_they_should() -> None:
     def learned(scheme: Personalization, **options: Any) -> Parts:
         federation = setting(scheme, **options)
-        return LoopTrainer(federation.network, scheme, federation.examples).train(requests(federation, scheme))[0].parts_C
+        return (
+            LoopTrainer(federation.network, scheme, federation.examples).train(requests(federation, scheme))[0].parts_C
+        )
 
     none, decay, loss = Additive(l2_cluster=0), SCHEMES["additive"], SCHEMES["additive_loss"]
     assert distance(learned(none), learned(decay)) > 1e-3
@@ -367,6 +395,23 @@ def test_batch_normalization_statistics_are_learned_and_belong_to_the_client() -
         assert distance(one.parts_C, other.parts_C) == 0
 
 
+def test_vmap_refuses_a_network_with_buffers_before_any_work() -> None:
+    federation = setting(Shared(), user=lambda: Regular(norm=True))
+    with pytest.raises(ConfigError, match="batch normalization"):
+        VmapTrainer(federation.network, Shared(), federation.examples, torch.device("cpu"))
+
+
+@pytest.mark.xfail(strict=True, reason="Examples._statistics: functools.cache keeps every run's data for good")
+def test_data_are_let_go_with_their_run() -> None:
+    federation = setting(Shared())
+    (request, *_) = requests(federation, Shared())
+    LoopTrainer(federation.network, Shared(), federation.examples).train([request])
+    examples = weakref.ref(federation.examples)
+    del federation, request
+    gc.collect()
+    assert examples() is None
+
+
 @pytest.mark.xfail(strict=True, reason="FlatModel.load leaves whole-number buffers as the client before left them")
 def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before() -> None:
     def build() -> nn.Module:
@@ -411,7 +456,11 @@ def test_the_pool_computes_what_the_loop_computes_bit_for_bit() -> None:
             assert one.momentum is not None
             assert other.momentum is not None
             assert distance(one.momentum, other.momentum) == 0
-        models = (asked[0].start, asked[1].start, {"global": asked[0].start["global"], "cluster": asked[2].start["cluster"]})
+        models = (
+            asked[0].start,
+            asked[1].start,
+            {"global": asked[0].start["global"], "cluster": asked[2].start["cluster"]},
+        )
         questions = [Evaluate(models, "test", 1, ()), Evaluate(models, "train", 0, (2, 0), max_samples=5)]
         for one_answer, other_answer in zip(loop.evaluate(questions), pool.evaluate(questions), strict=True):
             np.testing.assert_array_equal(one_answer.loss_VG, other_answer.loss_VG)

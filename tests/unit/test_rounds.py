@@ -1,9 +1,15 @@
 """What the round loop tells policies and writes down; averages, failures and scores have their tests elsewhere."""
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import pytest
+import torch
 
-from fedbac import LowestLoss, Method, Run, Shared, Training
+from fedbac import Experiment, Hierarchical, LowestLoss, Method, Random, Run, Settings, Shared, Training
+from fedbac.rng import Rng
+from fedbac.rounds import EdgeSite, TrainOrder, TrainReport, serve
+from fedbac.types import Ask, BoolArray, Evaluate, Evidence, Measured, NoState, Result, Train, Trained
 from tests.unit.tiny import scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {
@@ -30,6 +36,63 @@ def test_the_edge_hears_of_its_move_in_its_next_order() -> None:
     orders: list[tuple[int, int, bool]] = []
     list(scripted_rounds(LowestLoss(num_clusters=2, period=1), loss_TMK, heard=orders))
     assert orders == [(t, m, (t, m) == (2, 1)) for t in (1, 2, 3) for m in (0, 1)]
+
+
+SEEN: list[Evidence] = []
+
+
+class Observer(Settings):
+    """Selects everybody, asks for everything, and writes down what it learns from."""
+
+    kind: Literal["observer"] = "observer"
+    adaptive: ClassVar[bool] = False
+    fraction: float = 1.0
+
+    def init(self, num_members: int) -> NoState:
+        return NoState()
+
+    def ask(self, state: NoState, round_: int) -> Ask:
+        return Ask(accuracy="validation", baseline=True)
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
+        assert evidence.accuracy is None  # which only training can tell
+        return Random().act(NoState(), evidence, rng)
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        SEEN.append(evidence)
+        return state
+
+
+def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None:
+    """Baseline before and accuracy after training, means over clients by validation size; a move counts once."""
+    method = Method(name="x", selection=Observer(), topology=Hierarchical(edge_rounds=2))
+    experiment = Experiment(task=tiny_task(rounds=7), method=method)
+    site = EdgeSite(1, (5, 6, 7), np.array([10, 20, 0]), np.array([1, 3, 0]))
+    parts = {"global": {"w": torch.zeros(2)}}
+    work = serve(TrainOrder(1, 4, parts, NoState(), moved=True), site, experiment)
+    SEEN.clear()
+    answers: list[Result] = []
+    requests = [next(work)]
+    for accuracy in ([0.1, 0.5], None, [0.2, 0.6], [0.3, 0.7], None, [0.4, 0.8]):
+        if accuracy is None:
+            weight = {"global": {"w": torch.tensor([[1.0, 1.0], [4.0, 4.0]])}}
+            answers.append(Trained(weight, np.array([1.0, 2.0])))
+        else:
+            answers.append(Measured(np.zeros((1, 2)), np.array([accuracy]), np.array([1, 3])))
+        try:
+            requests.append(work.send(answers[-1]))
+        except StopIteration as done:
+            report: TrainReport = done.value
+    kinds = [Evaluate, Train, Evaluate, Evaluate, Train, Evaluate]
+    assert [type(request) for request in requests] == kinds
+    assert all(request.clients == (5, 6) for request in requests)  # client 7 holds nothing
+    assert [(e.round, e.num_rounds, e.moved) for e in SEEN] == [(4, 7, True), (4, 7, False)]
+    assert [e.baseline for e in SEEN] == pytest.approx([0.4, 0.6])
+    assert [e.accuracy for e in SEEN] == pytest.approx([0.5, 0.7])
+    starts = [request.start["global"]["w"].tolist() for request in requests if isinstance(request, Train)]
+    assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
+    assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
+    assert report.loss == pytest.approx(5 / 3)
 
 
 def test_trained_clusters_are_those_that_ever_had_a_member() -> None:

@@ -15,6 +15,8 @@ class Simulator:
         self.experiment = experiment
         self.sites = sites
         self.trainer = trainer
+        self.path = trainer.path
+        self.device = trainer.device
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
@@ -23,6 +25,10 @@ class Simulator:
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure."""
         return [report for report in self._run(orders) if isinstance(report, MeasureReport)]
+
+    def close(self) -> None:
+        """Release the trainer."""
+        self.trainer.close()
 
     def _run(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
         """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""

@@ -1,11 +1,11 @@
 """A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedbac.data import Augment, Dataset, Shards
@@ -23,6 +23,8 @@ class Examples:
     training: Training
     augment: Augment | None
     seed: int
+    normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
+    """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
 
     def visits(self, client: int, round_: int, edge_round: int, num_phases: int) -> IntArray:
         """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation."""
@@ -57,6 +59,32 @@ class Examples:
             return mine
         return np.sort(stream(self.seed, "loss-subset", client).choice(mine, cap, replace=False))
 
+    def of_edge(self, edge: int) -> "Examples":
+        """Return only what one edge and its clients hold; everything else is absent, and indices point into the rest."""
+        mine = self.shards.clients[edge]
+        kept = np.unique(
+            np.concatenate([split[i] for split in (self.shards.train, self.shards.validation) for i in mine])
+        )
+        test = self.shards.test[edge]
+
+        def local(groups: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+            # The order of indices is kept, so that everything drawn from them is the same as in the whole.
+            return tuple(np.searchsorted(kept, group) if i in mine else group[:0] for i, group in enumerate(groups))
+
+        d = self.dataset
+        return replace(
+            self,
+            dataset=replace(
+                d, x_train=d.x_train[kept], y_train=d.y_train[kept], x_test=d.x_test[test], y_test=d.y_test[test]
+            ),
+            shards=replace(
+                self.shards,
+                train=local(self.shards.train),
+                validation=local(self.shards.validation),
+                test=tuple(np.arange(test.size) if m == edge else t[:0] for m, t in enumerate(self.shards.test)),
+            ),
+        )
+
     def source(self, split: Split) -> tuple[Tensor, Tensor]:
         """Return the images and labels that indices of a split point into."""
         return self._tensors[1 if split == "test" else 0]
@@ -71,10 +99,9 @@ class Examples:
 
     @cache  # noqa: B019 (an instance lives as long as its run)
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        found = self.dataset.normalization()
-        if found is None:
+        if self.normalization is None:
             return None
-        mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(device) for value in found)
+        mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(device) for value in self.normalization)
         return mean, std
 
     def normalize(self, x: Tensor) -> Tensor:

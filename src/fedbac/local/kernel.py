@@ -103,10 +103,9 @@ class NativeTrainer:
 
     def _images(self, split: Split) -> native.Images:
         pixels, labels = self.examples.source(split)
-        statistics = self.examples.dataset.normalization()
-        if statistics is None:
+        if self.examples.normalization is None:
             return native.Images(pixels.float().numpy(), labels.numpy())
-        return native.Images(pixels.numpy(), labels.numpy(), *statistics)
+        return native.Images(pixels.numpy(), labels.numpy(), *self.examples.normalization)
 
     def _schedule(
         self, phase: int, request: Train, clients: Sequence[int], visits: Sequence[IntArray]

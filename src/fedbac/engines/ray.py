@@ -1,0 +1,99 @@
+"""Every edge an actor of Ray: on one machine's cores or GPUs, or on a cluster.
+
+An actor holds its clients' data and nothing else; networks and reports travel. An order carries all the state its work needs, so
+an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fedbac.engines.simulator import Simulator
+from fedbac.errors import ConfigError, EngineError
+from fedbac.experiment import Experiment, Runtime
+from fedbac.federation import Federation
+from fedbac.local import Examples, make_trainer
+from fedbac.rounds import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
+
+try:
+    import ray
+    from ray.exceptions import RayError
+except ImportError as error:
+    raise ConfigError(
+        "runtime.engine: 'ray' needs the package ray, which is not installed; pip install 'fedbac[ray]'"
+    ) from error
+
+
+class EdgeActor:
+    """One edge: its data, its trainer, and the same ``serve`` as in the simulator."""
+
+    def __init__(
+        self, experiment: Experiment, sites: Sequence[EdgeSite], examples: Examples, network: Any, runtime: Runtime
+    ):
+        self.trainer = make_trainer(network, experiment.method.personalization, examples, runtime)
+        self.edges = Simulator(experiment, sites, self.trainer)
+
+    def path(self) -> str:
+        """Return the trainer in use."""
+        return self.trainer.path
+
+    def run(self, order: EdgeOrder) -> Any:
+        """Do one order."""
+        return self.edges.train([order])[0] if isinstance(order, TrainOrder) else self.edges.measure([order])[0]
+
+
+class RayEdges:
+    """Edges as actors; the numbers are the simulator's."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
+        self.owns_ray = not ray.is_initialized()
+        if self.owns_ray:
+            try:
+                ray.init(address=runtime.address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+            except (ConnectionError, RayError, ValueError) as error:
+                raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+        self.device = torch.device("cpu")
+        one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
+        share = _share(len(federation.sites), runtime)
+        remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
+        self.actors = [
+            remote.remote(
+                experiment, federation.sites, federation.examples.of_edge(site.index), federation.network, one_core
+            )
+            for site in federation.sites
+        ]
+        self.path = str(self._get([actor.path.remote() for actor in self.actors])[0])
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every edge run its order."""
+        return self._run(orders)
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every edge measure."""
+        return self._run(orders)
+
+    def _run(self, orders: Sequence[EdgeOrder]) -> list[Any]:
+        return self._get([self.actors[order.edge].run.remote(order) for order in orders])
+
+    def _get(self, futures: list[Any]) -> list[Any]:
+        try:
+            return list(ray.get(futures))
+        except RayError as error:
+            raise EngineError(f"an edge could not do its work on Ray: {error}") from error
+
+    def close(self) -> None:
+        """Stop the actors, and Ray if it was started here."""
+        for actor in self.actors:
+            ray.kill(actor)
+        if self.owns_ray:
+            ray.shutdown()
+
+
+def _share(num_edges: int, runtime: Runtime) -> dict[str, float]:
+    """Return each actor's share of the cluster: whole cores or GPUs if there are enough, else equal fractions."""
+    total = ray.cluster_resources()
+    share = {"num_cpus": min(1.0, total.get("CPU", 1.0) / num_edges)}
+    if runtime.device != "cpu" and total.get("GPU", 0):
+        share["num_gpus"] = min(1.0, total["GPU"] / num_edges)
+    return share

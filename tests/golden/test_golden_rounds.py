@@ -1,0 +1,122 @@
+"""Five rounds of every preset on a toy task, and Table I as text, as they were when they were last looked at.
+
+A change that is meant to alter numbers regenerates both files, and the difference is read before it is committed:
+
+    python -m tests.golden.test_golden_rounds
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac.data import Partition, partition, toy
+from fedbac.experiment import Method, Task, Training
+from fedbac.methods import METHODS
+from fedbac.metrics import total_bytes
+from fedbac.models import Perceptron
+from fedbac.tasks import DEFAULT_TASK, task
+from tests.support import play
+
+ROUNDS = Path(__file__).with_name("rounds.json")
+TABLE = Path(__file__).with_name("table_one.txt")
+DATA = toy(size=16, num_classes=5, train=420, test=300)
+SPREAD = Partition(dirichlet_server=0.3, dirichlet_client=1, min_client_samples=8, min_edge_test=30)
+CLIENTS = (3, 4, 3, 3, 5, 3)
+TRAINING = Training(epochs=1, batch_size=16, learning_rate=0.05)
+NETWORK = Perceptron(hidden=(12,))
+TASK = Task(dataset="toy", num_edges=6, clients_per_edge=CLIENTS, rounds=5, network=NETWORK, training=TRAINING)
+SHARDS = partition(DATA.y_train, DATA.y_test, DATA.num_classes, CLIENTS, SPREAD, seed=7)
+ACCURACY_TOLERANCE = 0.02
+"""Rounding differs between processors; more than a few examples on the other side of a boundary does not."""
+
+
+def variants() -> dict[str, Method]:
+    """Return every preset, and those that assign only after five rounds once more, in a hurry."""
+    found = {}
+    for name, preset in METHODS.items():
+        method = found[name] = preset(TASK)
+        if getattr(method.clustering, "period", 0) > TASK.rounds:
+            hurried = method.clustering.model_copy(update={"period": 2})  # type: ignore[attr-defined]
+            found[f"{name}, period 2"] = method.model_copy(update={"clustering": hurried})
+    return found
+
+
+def five_rounds(method: Method) -> dict[str, Any]:
+    network = method.network or NETWORK
+    played = play(method, DATA, SHARDS, training=TRAINING, num_rounds=5, network=network, seed=7)
+    return {
+        "accuracy": [round(record["accuracy"], 4) for record in played.records],
+        "assignment": [record["assignment_next"] for record in played.records],
+        "selected": [record["selected"] for record in played.records],
+        "bytes": sum(total_bytes(record["bytes"]) for record in played.records),
+    }
+
+
+def table_one() -> str:
+    """Return the rows of choices that the presets are, on the default task."""
+    titles = ("method", "architecture", "clustering", "selection", "personalization", "adaptive", "shared by all")
+    rows = [titles]
+    for name, preset in METHODS.items():
+        row = preset(task(DEFAULT_TASK))
+        period = getattr(row.clustering, "period", None)
+        clusters = getattr(row.clustering, "num_clusters", None) or "M"
+        rows.append(
+            (
+                name,
+                row.topology.kind,
+                f"{row.clustering.kind} K={clusters}" + (f" every {period}" if period else ""),
+                f"{row.selection.kind} p={row.selection.fraction:g}",
+                row.personalization.kind,
+                "yes" if row.adaptive else "no",
+                ", ".join(row.shared) or "nothing",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def golden() -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads(ROUNDS.read_text())
+    return stored
+
+
+def test_every_preset_has_its_golden_rounds() -> None:
+    assert list(golden()) == list(variants())
+
+
+@pytest.mark.parametrize("name", variants())
+def test_five_rounds_are_as_they_were(name: str) -> None:
+    expected, found = golden()[name], five_rounds(variants()[name])
+    assert found["assignment"] == expected["assignment"]
+    assert found["selected"] == expected["selected"]
+    assert found["bytes"] == expected["bytes"]
+    assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=ACCURACY_TOLERANCE)
+
+
+def test_the_golden_rounds_are_worth_keeping() -> None:
+    """They learn something, they move, and no two presets that should differ are alike."""
+    stored = golden()
+    # The wide LeNet-5 is still at its beginning after five rounds of tiny images.
+    assert all(run["accuracy"][-1] > 0.5 for name, run in stored.items() if name != "hierfavg-wide")
+    moving = [name for name, run in stored.items() if run["assignment"][0] != run["assignment"][-1]]
+    assert len(moving) >= 6
+    hurried = {json.dumps(run) for name, run in stored.items() if name.endswith("period 2")}
+    assert len(hurried) == sum(name.endswith("period 2") for name in stored)
+
+
+def test_table_one_is_as_it_was() -> None:
+    assert table_one() == TABLE.read_text()
+
+
+def regenerate() -> None:
+    """Write both files anew."""
+    rows = [f"{json.dumps(name)}: {json.dumps(five_rounds(method))}" for name, method in variants().items()]
+    ROUNDS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    TABLE.write_text(table_one())
+
+
+if __name__ == "__main__":
+    regenerate()
