@@ -1,13 +1,14 @@
 """Every edge an actor of Ray: on one machine's cores or GPUs, or on a cluster.
 
-An actor holds its clients' data and nothing else; networks and reports travel. An order carries all the state its work needs, so
-an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
+An actor holds its clients' data and nothing else; networks and reports travel. An order carries all the state its work
+needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
@@ -29,8 +30,13 @@ class EdgeActor:
     """One edge: its data, its trainer, and the same ``serve`` as in the simulator."""
 
     def __init__(
-        self, experiment: Experiment, sites: Sequence[EdgeSite], examples: Examples, network: Any, runtime: Runtime
-    ):
+        self,
+        experiment: Experiment,
+        sites: Sequence[EdgeSite],
+        examples: Examples,
+        network: nn.Module,
+        runtime: Runtime,
+    ) -> None:
         self.trainer = make_trainer(network, experiment.method.personalization, examples, runtime)
         self.edges = Simulator(experiment, sites, self.trainer)
 
@@ -57,10 +63,9 @@ class RayEdges:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         share = _share(len(federation.sites), runtime)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
+        examples, network = federation.examples, federation.network
         self.actors = [
-            remote.remote(
-                experiment, federation.sites, federation.examples.of_edge(site.index), federation.network, one_core
-            )
+            remote.remote(experiment, federation.sites, examples.of_edge(site.index), network, one_core)
             for site in federation.sites
         ]
         self.path = str(self._get([actor.path.remote() for actor in self.actors])[0])

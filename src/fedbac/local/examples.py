@@ -60,11 +60,10 @@ class Examples:
         return np.sort(stream(self.seed, "loss-subset", client).choice(mine, cap, replace=False))
 
     def of_edge(self, edge: int) -> "Examples":
-        """Return only what one edge and its clients hold; everything else is absent, and indices point into the rest."""
+        """Return only what one edge and its clients hold; indices point into what is left."""
         mine = self.shards.clients[edge]
-        kept = np.unique(
-            np.concatenate([split[i] for split in (self.shards.train, self.shards.validation) for i in mine])
-        )
+        shares = [split[i] for split in (self.shards.train, self.shards.validation) for i in mine]
+        kept = np.unique(np.concatenate(shares))
         test = self.shards.test[edge]
 
         def local(groups: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
