@@ -114,7 +114,10 @@ def deal(
     dataset: Dataset, sizes: Sequence[Sequence[int]], *, validation: int = 0, test: Sequence[int] | None = None
 ) -> Shards:
     """Give every client the next ``size`` training examples and then ``validation`` more; edges split the test set."""
-    train, held, clients, at = [], [], [], 0
+    train: list[IntArray] = []
+    held: list[IntArray] = []
+    clients: list[range] = []
+    at = 0
     for edge in sizes:
         clients.append(range(len(train), len(train) + len(edge)))
         for size in edge:

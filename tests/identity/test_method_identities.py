@@ -125,7 +125,7 @@ def descend(network: nn.Module, dataset: Dataset, rows: Sequence[int], steps: in
         with torch.no_grad():
             for parameter in network.parameters():
                 assert parameter.grad is not None
-                parameter -= rate * parameter.grad
+                parameter.sub_(rate * parameter.grad)
     return network
 
 

@@ -1,4 +1,4 @@
-"""Options of the round loop with an answer known by hand: weights at the cloud, empty clusters, points of evaluation."""
+"""Options of the round loop with a known answer: weights at the cloud, empty clusters, points of evaluation."""
 
 from typing import Literal
 

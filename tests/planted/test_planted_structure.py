@@ -1,4 +1,4 @@
-"""Structure that is known because it was planted: groups of edges, and clients that do harm (methods.md B.8, D.3, D.4)."""
+"""Structure that is known because it was planted: groups of edges, and clients that do harm (B.8, D.3, D.4)."""
 
 from dataclasses import replace
 
@@ -107,6 +107,17 @@ def test_identical_networks_in_one_cluster_never_part() -> None:
         assert [record["moves"] for record in stuck.records] == [0, 0, 0]
         assert [record["active_clusters"] for record in stuck.records] == [1, 1, 1]
         assert free.records[0]["moves"] > 0, "distinct networks do not tie"
+
+
+def test_networks_that_tie_exactly_leave_everybody_where_they_are() -> None:
+    """Steps too small to change a weight: equal networks stay equal, every loss ties, and a tie keeps the label."""
+    dataset, shards, _ = planted(0)
+    clustering = LowestLoss(num_clusters=3, period=1, threshold=1.0, start_labels="random")
+    method = Method(name="ifca", clustering=clustering, personalization=PerCluster())
+    still = TRAINING.model_copy(update={"epochs": 1, "learning_rate": 1e-30})
+    played = play(method, dataset, shards, training=still, network=LINEAR, num_rounds=2)
+    assert len(set(played.states[0].label_M.tolist())) == 3
+    assert [record["moves"] for record in played.records] == [0, 0]
 
 
 # ------------------------------------------------------------------------------------------ one model for all

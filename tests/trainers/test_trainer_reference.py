@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fedbac.types import Evaluate, Params, Parts, Personalization, Train, Traine
 from tests.support import InTurns, OnlyClusterMoves, OnlyGlobalMoves, Regular, Warmed, deal, distance, prepare
 
 DATA = toy(num_classes=4, train=50, test=30)
-MEAN, STD = (DATA.x_train / 255).mean(), (DATA.x_train / 255).std()
+MEAN, STD = float((DATA.x_train / 255).mean()), float((DATA.x_train / 255).std())
 SIZES = [[1, 7, 13], [8, 3], [10]]
 """A client with a single example, one smaller than a batch, ragged ones, one of whole batches."""
 CLIENTS = ((0, 1, 2), (3, 4), (5,))
@@ -169,7 +170,7 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                     loss.backward()  # type: ignore[no-untyped-call]
                     if training.clip_norm is not None:
                         moving = [list(modules[part].parameters()) for part in phase.moves]
-                        scopes = [sum(moving, [])] if training.clip_scope == "joint" else moving
+                        scopes = [[*chain(*moving)]] if training.clip_scope == "joint" else moving
                         for parameters in scopes:
                             nn.utils.clip_grad_norm_(parameters, training.clip_norm)
                     optimizer.step()
@@ -360,8 +361,8 @@ def test_a_network_of_the_users_with_dropout() -> None:
     other_round = trainer.train(requests(federation, scheme, edge_round=1))
     assert distance(first[0].parts_C, other_round[0].parts_C) > 1e-3
     model = (asked[0].start,)
-    measured = [trainer.evaluate([Evaluate(model, "test", 0, ())])[0].loss_VG for _ in range(2)]
-    np.testing.assert_array_equal(*measured)
+    twice = [trainer.evaluate([Evaluate(model, "test", 0, ())])[0].loss_VG for _ in range(2)]
+    np.testing.assert_array_equal(twice[0], twice[1])
 
 
 def test_vmap_trains_with_dropout_and_repeats_itself() -> None:
@@ -416,6 +417,7 @@ def test_data_are_let_go_with_their_run() -> None:
 def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before() -> None:
     def build() -> nn.Module:
         network = Regular(norm=True)
+        assert isinstance(network.norm, nn.BatchNorm2d)
         network.norm.momentum = None
         return network
 

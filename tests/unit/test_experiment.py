@@ -137,7 +137,7 @@ def test_more_clusters_than_edges_is_refused_for_every_policy() -> None:
 
 
 def test_a_network_that_does_not_fit_the_classes_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "make_trainer", _must_not_be_reached)
+    monkeypatch.setattr(runs, "start", _must_not_be_reached)
     with pytest.raises(ConfigError, match=r"10 classes.*\[2, 3\]"):
         tiny_run("hierfavg", network=lambda: Perceptron().build((1, 8, 8), 3))
     with pytest.raises(ConfigError, match=r"16×16.*\[1, 8, 8\]"):
@@ -375,11 +375,11 @@ def test_an_unregistered_policy_cannot_be_read_back() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "needle"),
-    [("fractoin=0.5", "fractoin: .*did you mean 'fraction'"), ("fraction=x", "fraction: 'x' is not allowed")],
+    [("fractoin=0.5", ".*'fractoin'.*did you mean 'fraction'"), ("fraction=x", r"\.fraction: 'x' is not allowed")],
 )
 def test_a_registered_policy_is_checked_like_the_others(registered: None, setting: str, needle: str) -> None:
     settings = ["method.selection={kind: in_turn}", f"method.selection.{setting}"]
-    with pytest.raises(ConfigError, match=rf"method\.selection\.{needle}"):
+    with pytest.raises(ConfigError, match=rf"method\.selection{needle}"):
         configure("hierfavg", tiny_task(), settings=settings)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
 from fedbac.costs import Ledger
@@ -83,6 +84,9 @@ def inclusion_statistic(count_N: IntArray, trials: int, picks: int) -> float:
 class ScriptedEdges:
     """Edges that train nothing and report losses written down beforehand: ``loss_TMK[t − 1]`` after round t."""
 
+    path = "scripted"
+    device = torch.device("cpu")
+
     def __init__(self, loss_TMK: FloatArray) -> None:
         self.loss_TMK = loss_TMK
         self.orders: list[TrainOrder] = []
@@ -113,6 +117,9 @@ class ScriptedEdges:
             )
             for order in orders
         ]
+
+    def close(self) -> None:
+        pass
 
 
 def scripted_rounds(

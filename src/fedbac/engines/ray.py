@@ -4,8 +4,9 @@ An actor holds its clients' data and nothing else; networks and reports travel. 
 needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +27,14 @@ except ImportError as error:
     ) from error
 
 
+class Place(NamedTuple):
+    """Where an edge is and how it trains."""
+
+    node: str
+    pid: int
+    path: str
+
+
 class EdgeActor:
     """One edge: its data, its trainer, and the same ``serve`` as in the simulator."""
 
@@ -40,9 +49,9 @@ class EdgeActor:
         self.trainer = make_trainer(network, experiment.method.personalization, examples, runtime)
         self.edges = Simulator(experiment, sites, self.trainer)
 
-    def path(self) -> str:
-        """Return the trainer in use."""
-        return self.trainer.path
+    def place(self) -> Place:
+        """Say where this edge is and how it trains."""
+        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.trainer.path)
 
     def run(self, order: EdgeOrder) -> Any:
         """Do one order."""
@@ -68,7 +77,11 @@ class RayEdges:
             remote.remote(experiment, federation.sites, examples.of_edge(site.index), network, one_core)
             for site in federation.sites
         ]
-        self.path = str(self._get([actor.path.remote() for actor in self.actors])[0])
+        self.path = self.places()[0].path
+
+    def places(self) -> list[Place]:
+        """Return where every edge is now."""
+        return self._get([actor.place.remote() for actor in self.actors])
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
@@ -89,16 +102,19 @@ class RayEdges:
 
     def close(self) -> None:
         """Stop the actors, and Ray if it was started here."""
+        if not ray.is_initialized():  # the interpreter is on its way out
+            return
         for actor in self.actors:
             ray.kill(actor)
         if self.owns_ray:
             ray.shutdown()
 
 
-def _share(num_edges: int, runtime: Runtime) -> dict[str, float]:
-    """Return each actor's share of the cluster: whole cores or GPUs if there are enough, else equal fractions."""
-    total = ray.cluster_resources()
-    share = {"num_cpus": min(1.0, total.get("CPU", 1.0) / num_edges)}
-    if runtime.device != "cpu" and total.get("GPU", 0):
-        share["num_gpus"] = min(1.0, total["GPU"] / num_edges)
+def _share(num_edges: int, runtime: Runtime) -> dict[str, Any]:
+    """Return what each actor claims: next to no CPU, spread out, so that survivors of a lost node have room for its
+    edges; and an equal share of the GPUs if they are wanted."""
+    share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if runtime.device != "cpu" and gpus:
+        share["num_gpus"] = min(1.0, gpus / num_edges)
     return share

@@ -1,0 +1,91 @@
+"""Edges as Ray actors: the simulator's numbers, even when a process or a whole node dies in the middle."""
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac.data import toy
+from fedbac.errors import ConfigError, EngineError
+from fedbac.experiment import Runtime
+from fedbac.federation import assemble
+from fedbac.rounds import rounds, start
+from fedbac.runs import Inputs, configure, finish, play
+from tests.store import worker
+
+# Ray's own code leaves sockets and files to the collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+INPUTS = Inputs(dataset=toy(size=8))
+EXPERIMENT = configure("fed-bac", worker.TASK.model_copy(update={"rounds": 6}), settings=worker.SETTINGS, inputs=INPUTS)
+
+
+def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[dict[str, Any]]:
+    run = finish(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(workers=1, device="cpu")))
+    return timeless(run.records)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Two nodes on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
+        nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+        yield nodes
+        import ray
+
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def test_same_numbers_though_an_actor_and_a_node_die(cluster: Any, expected: list[dict[str, Any]]) -> None:
+    import ray
+
+    from fedbac.engines.ray import RayEdges
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    federation = assemble(EXPERIMENT, dataset=INPUTS.dataset)
+    edges = RayEdges(EXPERIMENT, federation, Runtime(engine="ray", device="cpu"))
+    steps = rounds(EXPERIMENT, federation.sites, edges, start(EXPERIMENT, federation.build, federation.sites))
+    records = [next(steps)[0]]
+    before = edges.places()
+    assert len({place.node for place in before}) == 2, "edges should be spread over both nodes"
+    os.kill(before[0].pid, signal.SIGKILL)
+    records.append(next(steps)[0])
+    assert edges.places()[0].pid != before[0].pid
+    threading.Timer(0.02, lambda: cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)).start()
+    records += [record for record, _ in steps]
+    assert len({place.node for place in edges.places()}) == 1
+    edges.close()
+    assert timeless(records) == expected
+
+
+def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fedbac.engines.ray", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'fedbac\[ray\]'"):
+        next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu")))
+
+
+def test_an_address_without_a_cluster_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:1"):
+        next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu", address="127.0.0.1:1")))
