@@ -90,7 +90,7 @@ def plain(case: Case) -> fedbac_plain.History:
     return fed_bac(case.dataset, case.shards, case.config, case.build)
 
 
-def test_the_task_exercises_both_bandits(case: Case, plain: fedbac_plain.History) -> None:
+def test_edges_move_more_than_once(case: Case, plain: fedbac_plain.History) -> None:
     history, _, _ = plain
     moved = [done.labels != done.labels_after for done in history]
     assert sum(moved) >= 2

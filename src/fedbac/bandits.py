@@ -11,9 +11,13 @@ EPSILON = 1e-8
 """ε of Eqs. 7 and 9."""
 
 
+WORST = 1e4
+"""Stands for the infinite loss of a diverged model, so that contexts and rewards stay finite."""
+
+
 def loss_log_ratio(current: float, alternative: float) -> float:
     """First feature of Eq. 7: ln((L_current + ε) / (L_alternative + ε)), negative when the current one fits better."""
-    return math.log((current + EPSILON) / (alternative + EPSILON))
+    return math.log((min(current, WORST) + EPSILON) / (min(alternative, WORST) + EPSILON))
 
 
 def balance(current: int, alternative: int) -> float:
@@ -29,6 +33,7 @@ def stability(rounds_in_cluster: int, period: int) -> float:
 
 def fit_reward(current: float, alternative: float) -> float:
     """Eq. 9: r = (L_alternative − L_current) / (L_alternative + L_current + ε), in [−1, 1]."""
+    current, alternative = min(current, WORST), min(alternative, WORST)
     return (alternative - current) / (alternative + current + EPSILON)
 
 

@@ -37,13 +37,22 @@ class Choice:
     def _validate(self, value: Any, inner: Callable[[Any], Any]) -> Any:
         if isinstance(value, self.protocol) and isinstance(value, Settings):
             return value
+        if isinstance(value, Settings):
+            members = {*vars(self.protocol), *self.protocol.__annotations__}
+            missing = sorted(name for name in members if not name.startswith("_") and not hasattr(value, name))
+            if missing:
+                text = f"{type(value).__name__} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for"
+                raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
         if isinstance(value, str):
             value = {"kind": value}
         if isinstance(value, Mapping) and "kind" in value:
             kind = value["kind"]
-            if kind not in self.kinds:
+            if not isinstance(kind, str) or kind not in self.kinds:
                 raise PydanticCustomError("unknown_kind", "{text}", {"text": unknown("kind", kind, self.kinds)})
             if self.kinds[kind] not in self.builtin:
+                for field in set(value) - set(self.kinds[kind].model_fields):
+                    text = unknown("field", field, self.kinds[kind].model_fields)
+                    raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
                 return self.kinds[kind].model_validate(value)
         return inner(value)
 

@@ -28,6 +28,14 @@ CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB)
 SELECTION = Choice(SelectionPolicy, Random, Thompson)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive)
 
+CHOSEN = {
+    "clustering": CLUSTERING.kinds,
+    "selection": SELECTION.kinds,
+    "personalization": PERSONALIZATION.kinds,
+    "network": dict.fromkeys(("lenet5", "mlp", "custom")),
+}
+"""The fields whose value is chosen by its kind."""
+
 S = TypeVar("S", bound=Settings)
 
 
@@ -222,10 +230,18 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
             child = node.get(parent)
             if child is None:
                 child = node[parent] = {}
+            if isinstance(child, str) and parent in CHOSEN:
+                child = node[parent] = {"kind": child}
             if not isinstance(child, dict):
                 raise ConfigError(f"--set {assignment!r}: {parent!r} is a value, not a group of settings")
             node = child
-        node[leaf] = yaml.safe_load(text)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {assignment!r}: {text!r} is not readable YAML ({error})") from error
+        if leaf == "kind" and value != node.get("kind"):
+            node.clear()  # the settings of one kind mean nothing to another
+        node[leaf] = value
     return out
 
 
@@ -235,11 +251,16 @@ def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
     # A choice puts its kind into the path; the user never wrote it there.
-    kinds = {*CLUSTERING.kinds, *SELECTION.kinds, *PERSONALIZATION.kinds, "lenet5", "mlp", "custom"}
-    path = [parent] * bool(parent) + [str(step) for step in detail["loc"] if str(step) not in kinds]
+    # A field that takes two forms puts the form's own name into the path, as in clients_per_edge.constrained-int.
+    path = [parent] * bool(parent)
+    for step in map(str, detail["loc"]):
+        if not (path and step in CHOSEN.get(path[-1], ())) and not step.startswith(("constrained-", "tuple[")):
+            path.append(step)
     where, value, message = ".".join(path) or cls.__name__.lower(), detail["input"], detail["msg"]
     if detail["type"] == "extra_forbidden":
         return f"{where}: " + unknown("field", path[-1], _fields_at(cls, detail["loc"][:-1]))
+    if detail["type"] == "union_tag_invalid":
+        return f"{where}: " + unknown("kind", detail["ctx"]["tag"], CHOSEN[path[-1]])
     if detail["type"] in {"value_error", "unknown_kind", "missing"}:
         return f"{where}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
     return f"{where}: {value!r} is not allowed: {message[0].lower()}{message[1:]}"
@@ -259,7 +280,7 @@ def _fields_at(cls: type[Settings], path: Sequence[object]) -> list[str]:
 
 
 def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    options = [option for option in node.get("anyOf", ()) if "$ref" in option]
+    options = [option for option in node.get("anyOf", ()) if "$ref" in option or "discriminator" in option]
     if len(options) == 1:  # an optional group of settings
         node = options[0]
     while "$ref" in node:

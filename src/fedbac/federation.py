@@ -48,6 +48,8 @@ def assemble(
             f"task.augment: crops and flips need images [N, C, H, W], but {dataset.name!r} has examples of shape "
             f"{list(dataset.x_train.shape[1:])}; set task.augment to null"
         )
+    if experiment.method.network is not None:  # a study of capacity brings its own, whatever the task's is
+        network = None
     recipe = experiment.method.network or task.network
     build = models.builder(recipe, network, dataset.x_train.shape[1:], dataset.num_classes, experiment.seed)
     if shards is None:

@@ -100,7 +100,10 @@ def builder(
 
 def _renew(user: UserNetwork) -> nn.Module:
     if not isinstance(user, nn.Module):
-        return user()
+        made = user()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"network: the function must return a new nn.Module, not {type(made).__name__}")
+        return made
     module = copy.deepcopy(user)
     for child in module.modules():
         reset = getattr(child, "reset_parameters", None)
@@ -118,9 +121,11 @@ def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int) -> 
     module.eval()
     with torch.no_grad():
         try:
-            logits: Tensor = module(torch.zeros(2, *shape))
+            logits = module(torch.zeros(2, *shape))
         except RuntimeError as error:
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"network: it must return a tensor of logits, not {type(logits).__name__}")
     if logits.shape != (2, num_classes):
         raise ConfigError(
             f"network: for two examples it must return logits of shape [2, {num_classes}] (the data set has "
@@ -130,8 +135,8 @@ def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int) -> 
 
 def weights(module: nn.Module) -> Params:
     """Return a network's weights: its parameters and its floating-point buffers (averaged, though not trained)."""
-    named = {name: value.detach().clone() for name, value in module.named_parameters()}
-    named |= {name: value.detach().clone() for name, value in module.named_buffers() if value.is_floating_point()}
+    named = {name: value.detach().clone() for name, value in module.named_buffers() if value.is_floating_point()}
+    named |= {name: value.detach().clone() for name, value in module.named_parameters()}
     return named
 
 

@@ -22,4 +22,4 @@ def torch_seed(seed: int, purpose: str, *address: int) -> int:
 
 
 def _sequence(seed: int, purpose: str, address: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *address])
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *address))

@@ -68,8 +68,6 @@ class MeasureOrder:
     split: Split
     clients: tuple[int, ...]
     max_samples: int | None = None
-    counted: bool = True
-    """Whether the bytes belong to the method; measuring the reported accuracy does not (see costs)."""
 
 
 EdgeOrder = TrainOrder | MeasureOrder
@@ -159,7 +157,7 @@ def _edge_round(order: TrainOrder, site: EdgeSite, experiment: Experiment) -> Ge
             momentum = _keep_momentum(momentum, trained.momentum, chosen, healthy_C)
         everyone |= set(clients)
         broken |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-        trained_size = int(weight_C.sum())
+        trained_size = int(weight_C.sum()) or trained_size  # an edge that fails late keeps what it had
         if ask.accuracy is not None:
             evidence = replace(evidence, accuracy=(yield from _accuracy(parts, ask, site, experiment, ledger)))
         state = policy.learn(state, evidence, mask_N)
@@ -220,19 +218,19 @@ def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Gen
         weight_G = np.ones(1)
     else:
         size_N = site.validation_N if order.split == "validation" else site.size_N
-        holders = [i for i, client in enumerate(site.clients) if client in order.clients and size_N[i] > 0]
+        asked = np.isin(site.clients, order.clients) & (size_N > 0)
+        holders = np.flatnonzero(asked if asked.any() else size_N > 0)  # none of those asked may hold any
         clients = tuple(site.clients[i] for i in holders)
         weight_G = size_N[holders].astype(np.float64)
     measured = yield Evaluate(order.models, order.split, site.index, clients, order.max_samples)
     assert isinstance(measured, Measured)
     ledger = Ledger()
-    if order.counted:
-        networks, numbers = payload(order.models), 2 * BYTES_PER_NUMBER * len(order.models)
-        ledger.add("cloud", "down", "evaluate", networks)
-        ledger.add("cloud", "up", "control", numbers)
-        if clients and experiment.method.measurement.location == "clients":
-            ledger.add("client", "down", "evaluate", len(clients) * networks)
-            ledger.add("client", "up", "control", len(clients) * numbers)
+    networks, numbers = payload(order.models), 2 * BYTES_PER_NUMBER * len(order.models)
+    ledger.add("cloud", "down", "evaluate", networks)
+    ledger.add("cloud", "up", "control", numbers)
+    if clients and experiment.method.measurement.location == "clients":
+        ledger.add("client", "down", "evaluate", len(clients) * networks)
+        ledger.add("client", "up", "control", len(clients) * numbers)
     return MeasureReport(
         loss_V=np.average(measured.loss_VG, axis=1, weights=weight_G),
         accuracy_V=np.average(measured.accuracy_VG, axis=1, weights=weight_G),
@@ -381,7 +379,7 @@ def _reassign(
     policy = experiment.method.clustering
     ask = policy.ask(state.clustering, state.round)
     still = replace(state, moved_M=np.zeros_like(state.moved_M))
-    if ask is None:
+    if ask is None or state.trained_K.size == 1:
         return still
     num_edges, num_clusters = len(sites), state.trained_K.size
     evidence = Evidence(
@@ -450,10 +448,13 @@ def _furnish(experiment: Experiment, state: State, label_M: IntArray) -> Parts:
 
 
 def _score(experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State) -> dict[str, Any]:
-    """Distributed accuracy of the cluster models on the edges' test data, and their mean on all test data."""
+    """Distributed accuracy of the cluster models on the edges' test data, and their mean on all test data.
+
+    Its bytes are not counted: the reported accuracy is the experimenter's instrument, not part of a method.
+    """
     active, column_M = np.unique(state.label_M, return_inverse=True)
     candidates = models_of(state, experiment.method.personalization.scopes, active.tolist())
-    reports = edges.measure([MeasureOrder(s.index, candidates, "test", s.clients, counted=False) for s in sites])
+    reports = edges.measure([MeasureOrder(s.index, candidates, "test", s.clients) for s in sites])
     accuracy_MK = np.stack([report.accuracy_V for report in reports])
     count_M = np.array([report.count for report in reports])
     everywhere_K = np.average(accuracy_MK, axis=0, weights=count_M)
@@ -463,7 +464,7 @@ def _score(experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, stat
 def _score_edge_models(sites: Sequence[EdgeSite], edges: Edges, reports: Sequence[TrainReport]) -> dict[str, Any]:
     """The same for the edges' own averages, before the cloud mixes them."""
     candidates = tuple(report.parts for report in reports)
-    measured = edges.measure([MeasureOrder(s.index, candidates, "test", s.clients, counted=False) for s in sites])
+    measured = edges.measure([MeasureOrder(s.index, candidates, "test", s.clients) for s in sites])
     accuracy_MM = np.stack([report.accuracy_V for report in measured])
     count_M = np.array([report.count for report in measured])
     return _scores(np.diag(accuracy_MM), count_M, float(np.average(accuracy_MM, axis=0, weights=count_M).mean()))

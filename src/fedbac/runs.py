@@ -152,6 +152,7 @@ def play(
         network=inputs.network,
         data_folder=inputs.data_folder,
     )
+    state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
     config = {
         "fedbac": version("fedbac"),
@@ -161,7 +162,6 @@ def play(
         "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
     }
     frozen = {"experiment": config["experiment"], "data": config["data"]}
-    state = start(experiment, federation.build, federation.sites)
     state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
     records: list[Record] = []
     try:

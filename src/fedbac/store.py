@@ -272,7 +272,7 @@ def flatten(state: State) -> dict[str, Tensor]:
         flat[name] = torch.from_numpy(np.ascontiguousarray(getattr(state, name)))
     for owner, policy in [("clustering", state.clustering), *_numbered("selection", state.selection_M)]:
         for field, array in policy._asdict().items():
-            flat[f"{owner}/{field}"] = torch.from_numpy(np.ascontiguousarray(array))
+            flat[f"{owner}/{field}"] = torch.from_numpy(np.array(array, order="C"))
     for owner, momentum in _numbered("momentum", state.momentum_M):
         if momentum is not None:
             _put_parts(flat, owner, momentum)

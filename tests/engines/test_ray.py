@@ -6,13 +6,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedbac.data import toy
-from fedbac.errors import ConfigError, EngineError
+from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
 from fedbac.federation import assemble
 from fedbac.rounds import rounds, start
@@ -84,8 +83,3 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "fedbac.engines.ray", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'fedbac\[ray\]'"):
         next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu")))
-
-
-def test_an_address_without_a_cluster_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:1"):
-        next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu", address="127.0.0.1:1")))

@@ -99,8 +99,6 @@ class LinUCB(Settings):
         after, entered, context = label_N.copy(), state.entered_N.copy(), state.context_NF.copy()
         for m in np.flatnonzero(turn_N).tolist():
             x_KF = self._contexts(state, m, evidence)
-            if x_KF is None:
-                continue
             score_K = bandits.upper_confidence(state.A_NKFF[m], state.b_NKF[m], x_KF, self.ucb_alpha)
             after[m] = _break_tie(score_K, int(label_N[m]), self.tie, rng)
             context[m] = x_KF[after[m]]
@@ -108,20 +106,17 @@ class LinUCB(Settings):
                 entered[m] = evidence.round
         return state._replace(entered_N=entered, context_NF=context), after
 
-    def _contexts(self, state: LinUCBState, m: int, evidence: Evidence) -> FloatArray | None:
+    def _contexts(self, state: LinUCBState, m: int, evidence: Evidence) -> FloatArray:
         """One context per arm: the edge's own, repeated, or each arm seen as if it were the current one."""
         label_N, loss_NK, _ = _given(evidence)
         num_clusters = loss_NK.shape[1]
         if self.arm_features == "shared":
-            alternative = self._alternative(m, int(label_N[m]), evidence)
-            if alternative is None:
-                return None
-            x = self._context(state, m, int(label_N[m]), alternative, evidence)
+            current = int(label_N[m])
+            x = self._context(state, m, current, self._alternative(m, current, evidence), evidence)
             return np.tile(x, (num_clusters, 1))
-        rivals = [self._alternative(m, k, evidence) for k in range(num_clusters)]
-        if any(rival is None for rival in rivals):
-            return None
-        return np.stack([self._context(state, m, k, r, evidence) for k, r in enumerate(rivals) if r is not None])
+        return np.stack(
+            [self._context(state, m, k, self._alternative(m, k, evidence), evidence) for k in range(num_clusters)]
+        )
 
     def _alternative(self, m: int, k: int, evidence: Evidence) -> int | None:
         """k̄: the cluster other than k with the lowest loss for edge m, or None when none is eligible."""
@@ -133,17 +128,18 @@ class LinUCB(Settings):
         eligible[k] = False
         if not eligible.any():
             return None
-        return int(np.where(eligible, loss_NK[m], np.inf).argmin())
+        return int(np.flatnonzero(eligible)[loss_NK[m, eligible].argmin()])
 
-    def _context(self, state: LinUCBState, m: int, k: int, alternative: int, evidence: Evidence) -> FloatArray:
-        """Eq. 7 for edge m in (or looked at as if in) cluster k."""
+    def _context(self, state: LinUCBState, m: int, k: int, alternative: int | None, evidence: Evidence) -> FloatArray:
+        """Eq. 7 for edge m in (or looked at as if in) cluster k; without an alternative, as good as one that is empty."""
         label_N, loss_NK, _ = _given(evidence)
         size_K = np.bincount(label_N, minlength=loss_NK.shape[1])
+        loss = float(loss_NK[m, k])
         stay = evidence.round - int(state.entered_N[m]) if k == label_N[m] else 0
         return np.array(
             [
-                bandits.loss_log_ratio(float(loss_NK[m, k]), float(loss_NK[m, alternative])),
-                bandits.balance(int(size_K[k]), int(size_K[alternative])),
+                bandits.loss_log_ratio(loss, loss if alternative is None else float(loss_NK[m, alternative])),
+                bandits.balance(int(size_K[k]), 0 if alternative is None else int(size_K[alternative])),
                 bandits.stability(stay, self.tau_norm),
                 evidence.round / evidence.num_rounds,
             ]

@@ -17,8 +17,8 @@ def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> Int
     """
     current = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
     best = loss_NK.argmin(axis=1)
-    switch = (loss_NK.min(axis=1) < threshold * current) & (best != label_N)
-    return np.where(switch, best, label_N)
+    limit = threshold * current if threshold > 0 else np.zeros_like(current)  # 0 · ∞ is no limit
+    return np.where(loss_NK.min(axis=1) < limit, best, label_N)
 
 
 class LowestLoss(Settings):
@@ -58,4 +58,5 @@ class LowestLoss(Settings):
         """Return the lowest-loss labels."""
         assert evidence.loss_NK is not None
         assert evidence.label_N is not None
-        return state, lowest_loss(evidence.loss_NK, evidence.label_N, self.threshold)
+        best_N = lowest_loss(evidence.loss_NK, evidence.label_N, self.threshold)
+        return state, best_N if evidence.turn_N is None else np.where(evidence.turn_N, best_N, evidence.label_N)

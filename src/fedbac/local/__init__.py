@@ -35,6 +35,8 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
             reason = "it was not built (no C++ compiler when fedbac was installed)"
             if native.available():
                 reason = "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+            if not scheme.sums_logits:
+                reason = f"personalization {scheme.kind!r} is not a sum of logits"
             raise ConfigError(f"runtime.trainer: the native kernel cannot be used: {reason}; use torch or auto")
     if workers == 1:
         return LoopTrainer(network, scheme, examples)

@@ -1,7 +1,7 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from fedbac import trees
 from fedbac.local.examples import Examples, rates
 from fedbac.local.threads import one_thread, seeded
 from fedbac.rng import torch_seed
-from fedbac.types import Evaluate, Measured, Params, Parts, Personalization, Phase, Train, Trained
+from fedbac.types import Apply, Evaluate, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
 EVALUATION_BATCH = 512
 
@@ -182,8 +182,7 @@ class LoopTrainer:
                     x, y = self.examples.normalize(pixels[index]), labels[index]
                     logits = [self._logits(part, params, x) for part, params in networks]
                     for v, row in enumerate(model_table):
-                        # A network that several models share is run once per batch.
-                        score = self.scheme.predict(lambda part, _, row=row, logits=logits: logits[row[part]], x)  # type: ignore[misc]
+                        score = self.scheme.predict(recall(x, logits, row, networks, self._logits), x)
                         loss[v][g] += float(F.cross_entropy(score, y, reduction="sum"))
                         correct[v][g] += int((score.argmax(1) == y).sum())
         loss_VG, accuracy_VG = rates(correct, loss, [group.size for group in groups])
@@ -209,6 +208,21 @@ def distinct(models: Sequence[Parts]) -> tuple[list[tuple[str, Params]], list[di
             row[part] = found[key]
         table.append(row)
     return networks, table
+
+
+def recall(
+    x: Tensor,
+    logits: Mapping[int, Tensor] | Sequence[Tensor],
+    row: Mapping[str, int],
+    networks: Sequence[tuple[str, Params]],
+    run: Callable[[str, Params, Tensor], Tensor],
+) -> Apply:
+    """Return an ``apply`` that looks up logits on ``x``, so that networks shared by models run once; else it runs."""
+
+    def apply(part: str, z: Tensor) -> Tensor:
+        return logits[row[part]] if z is x else run(part, networks[row[part]][1], z)
+
+    return apply
 
 
 def gather(outcomes: Sequence[tuple[Parts, float, Parts | None]]) -> Trained:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedbac import trees
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, rates
-from fedbac.local.loop import distinct
+from fedbac.local.loop import distinct, recall
 from fedbac.local.threads import seeded
 from fedbac.rng import torch_seed
 from fedbac.types import Evaluate, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
@@ -128,12 +128,16 @@ class VmapTrainer:
             for positions, stack in stacks.values():
                 many = vmap(lambda params, x=x: functional_call(self.network, params, (x,)))(stack)
                 logits |= dict(zip(positions, many, strict=True))
-            scores = [self.scheme.predict(lambda part, _, row=row: logits[row[part]], x) for row in table]  # type: ignore[misc]  # noqa: B023
-            score_VB = torch.stack(scores)
+            applies = [recall(x, logits, row, networks, self._logits) for row in table]
+            score_VB = torch.stack([self.scheme.predict(apply, x) for apply in applies])
             loss_VB = F.cross_entropy(score_VB.flatten(0, 1), y.repeat(len(table)), reduction="none")
             loss.index_add_(1, group_of[chunk], loss_VB.reshape(len(table), -1).double())
             correct.index_add_(1, group_of[chunk], (score_VB.argmax(2) == y).double())
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
+
+    def _logits(self, part: str, params: Params, x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self.network, trees.to(params, self.device), (x,))
+        return logits
 
     def close(self) -> None:
         """Let go of buffers and graphs."""
