@@ -1,6 +1,6 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -28,11 +28,11 @@ CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB)
 SELECTION = Choice(SelectionPolicy, Random, Thompson)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive)
 
-CHOSEN = {
+CHOSEN: dict[str, Collection[str]] = {
     "clustering": CLUSTERING.kinds,
     "selection": SELECTION.kinds,
     "personalization": PERSONALIZATION.kinds,
-    "network": dict.fromkeys(("lenet5", "mlp", "custom")),
+    "network": ("lenet5", "mlp", "custom"),
 }
 """The fields whose value is chosen by its kind."""
 

@@ -118,7 +118,6 @@ def test_zero_gives_a_residual_without_output_that_can_learn(scheme: Personaliza
     assert any(bool(value.any()) for value in model["cluster"].values()), "a network of zeros could never learn"
 
 
-@pytest.mark.xfail(strict=True, reason="zero_last_layer takes the layer of the last buffer, not of the last parameter")
 def test_zero_last_layer_of_a_network_with_buffers() -> None:
     network = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
     network.load_state_dict(zero_last_layer(weights(network)), strict=False)

@@ -92,7 +92,6 @@ def test_every_scheme_goes_on_with_thompson_sampling_and_a_failing_client(scheme
     assert finite(played.end)
 
 
-@pytest.mark.xfail(strict=True, reason="LinUCB: infinite losses make a NaN context, and no arm has the highest bound")
 @pytest.mark.parametrize("clients", [(BAD,), (3, 4, 5), tuple(range(12))], ids=["client", "edge", "everybody"])
 def test_linucb_goes_on_when_losses_are_infinite(clients: tuple[int, ...]) -> None:
     method = Method(name="test", clustering=LinUCB(period=1), selection=Thompson(), personalization=Additive())
@@ -181,7 +180,6 @@ def test_failures_by_hand_over_two_edge_rounds() -> None:
         torch.testing.assert_close(value, torch.full_like(value, expected))
 
 
-@pytest.mark.xfail(strict=True, reason="_edge_round keeps only the size of the last edge round")
 def test_an_edge_that_fails_only_in_its_last_edge_round_keeps_what_it_learned_before() -> None:
     shards = deal(DATA, [[2, 2], [4]])
     method = Method(name="test", topology=Hierarchical(edge_rounds=2))
@@ -213,7 +211,6 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
     assert healthy_C.tolist() == [False, True, True]
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="_measure: no selected client holds validation data")
 def test_losses_of_selected_clients_without_validation_data() -> None:
     shards = replace(SHARDS, validation=tuple(v if i % 3 == 0 else v[:0] for i, v in enumerate(SHARDS.validation)))
     method = Method(
@@ -223,7 +220,9 @@ def test_losses_of_selected_clients_without_validation_data() -> None:
         personalization=PerCluster(),
         measurement=Measurement(split="validation", clients="selected"),
     )
-    play(method, DATA, shards)
+    played = play(method, DATA, shards)
+    without_data = [set(edge) & {0, 3, 6, 9} == set() for record in played.records for edge in record["selected"]]
+    assert any(without_data), "otherwise nothing was tested"
 
 
 def test_a_run_with_a_failing_client_repeats_itself() -> None:

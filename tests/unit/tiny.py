@@ -110,7 +110,7 @@ class ScriptedEdges:
         loss_MK = self.loss_TMK[self.orders[-1].round - 1]
         return [
             MeasureReport(
-                loss_V=loss_MK[order.edge] if order.counted else np.zeros(len(order.models)),
+                loss_V=loss_MK[order.edge] if order.split != "test" else np.zeros(len(order.models)),
                 accuracy_V=np.zeros(len(order.models)),
                 count=1,
                 traffic=Ledger(),

@@ -131,7 +131,7 @@ class LinUCB(Settings):
         return int(np.flatnonzero(eligible)[loss_NK[m, eligible].argmin()])
 
     def _context(self, state: LinUCBState, m: int, k: int, alternative: int | None, evidence: Evidence) -> FloatArray:
-        """Eq. 7 for edge m in (or looked at as if in) cluster k; without an alternative, as good as one that is empty."""
+        """Eq. 7 for edge m in (or looked at as if in) cluster k; no alternative is as good as an empty one."""
         label_N, loss_NK, _ = _given(evidence)
         size_K = np.bincount(label_N, minlength=loss_NK.shape[1])
         loss = float(loss_NK[m, k])
