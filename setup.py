@@ -13,10 +13,11 @@ setup(
             "fedbac.native._kernel",
             sources=[str(KERNEL / "kernel.cpp")],
             depends=[str(path) for path in sorted(KERNEL.glob("*.[hi]*"))],
-            # No -march and no -ffast-math: the instruction set is chosen at run time, and NaN must stay NaN.
+            # No -march and no -ffast-math: the instruction set is chosen at run time, and NaN must stay NaN. Predictive
+            # commoning would carry pixels from one position to the next in the registers that the sums need.
             extra_compile_args=[
-                "-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-                "-fvisibility=hidden", "-pthread", "-g0",
+                "-std=c++17", "-O3", "-fno-predictive-commoning", "-ffp-contract=fast", "-fno-math-errno",
+                "-fno-trapping-math", "-fvisibility=hidden", "-pthread", "-g0",
             ],
             extra_link_args=["-pthread"],
             language="c++",

@@ -27,8 +27,8 @@ NUM_EDGES, CLIENTS_PER_EDGE = 4, 3
 PARTITION = Partition(min_edge_test=10, min_client_samples=8, validation_fraction=0.3)
 # Ragged last batches, and few enough examples for the loss that the subset is drawn.
 CONFIG = Config(
-    num_rounds=10,
-    seed=2,
+    num_rounds=12,
+    seed=4,
     participation=0.67,
     epochs=1,
     warmup=2,

@@ -231,6 +231,11 @@ def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Gen
     if clients and experiment.method.measurement.location == "clients":
         ledger.add("client", "down", "evaluate", len(clients) * networks)
         ledger.add("client", "up", "control", len(clients) * numbers)
+    # A client whose loss is not finite under any model is broken itself and says nothing about the models.
+    sound_G = np.isfinite(measured.loss_VG).any(0)
+    if sound_G.any():
+        weight_G = weight_G * sound_G
+        measured = replace(measured, loss_VG=np.where(sound_G, measured.loss_VG, 0.0))
     return MeasureReport(
         loss_V=np.average(measured.loss_VG, axis=1, weights=weight_G),
         accuracy_V=np.average(measured.accuracy_VG, axis=1, weights=weight_G),

@@ -207,7 +207,7 @@ def test_a_group_without_examples_has_no_rate(path: str) -> None:
     "path",
     [
         "loop",
-        pytest.param("vmap", marks=pytest.mark.xfail(strict=True, reason="np.concatenate of no groups")),
+        "vmap",
         pytest.param("native", marks=NO_KERNEL),
     ],
 )

@@ -56,10 +56,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
 PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)]
-DROPS_ALL = pytest.mark.xfail(strict=True, reason="native: drop_last drops even a client's only batch")
-FORGETS = pytest.mark.xfail(
-    strict=True, reason="native: a part that moves in two phases loses its momentum between them"
-)
 CASES = [(name, option) for name in ("shared", "per_cluster", "additive") for option in OPTIONS] + [
     (name, option)
     for name in ("additive_loss", "frozen_cluster", "frozen_global", "in_turns", "warmed")
@@ -242,11 +238,7 @@ def expected(name: str, option: str) -> tuple[Federation, list[Train], list[list
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "option"), CASES)
-def test_trainers_train_as_the_naive_reference(
-    path: str, name: str, option: str, request: pytest.FixtureRequest
-) -> None:
-    if path == "native" and (option == "drop_last" or name == "warmed"):
-        request.applymarker(DROPS_ALL if option == "drop_last" else FORGETS)
+def test_trainers_train_as_the_naive_reference(path: str, name: str, option: str) -> None:
     federation, asked, outcomes = expected(name, option)
     results = make(path, federation, SCHEMES[name]).train(asked)
     for trained, train, known in zip(results, asked, outcomes, strict=True):
@@ -305,16 +297,13 @@ def test_rounds_and_edge_rounds_visit_in_another_order() -> None:
         check(trainer.train([request])[0], federation, scheme, request)
 
 
-MOMENTUM_DECAYS = pytest.mark.xfail(strict=True, reason="LoopTrainer: the momentum of a part held still decays")
-
-
 @pytest.mark.parametrize(
     ("path", "name"),
     [
         ("loop", "shared"),
         ("loop", "additive"),
         ("loop", "frozen_global"),
-        pytest.param("loop", "in_turns", marks=MOMENTUM_DECAYS),
+        ("loop", "in_turns"),
         ("vmap", "shared"),
         ("vmap", "additive"),
         ("vmap", "in_turns"),
@@ -402,7 +391,6 @@ def test_vmap_refuses_a_network_with_buffers_before_any_work() -> None:
         VmapTrainer(federation.network, Shared(), federation.examples, torch.device("cpu"))
 
 
-@pytest.mark.xfail(strict=True, reason="Examples._statistics: functools.cache keeps every run's data for good")
 def test_data_are_let_go_with_their_run() -> None:
     federation = setting(Shared())
     (request, *_) = requests(federation, Shared())
@@ -413,7 +401,6 @@ def test_data_are_let_go_with_their_run() -> None:
     assert examples() is None
 
 
-@pytest.mark.xfail(strict=True, reason="FlatModel.load leaves whole-number buffers as the client before left them")
 def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before() -> None:
     def build() -> nn.Module:
         network = Regular(norm=True)
@@ -430,7 +417,6 @@ def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_tr
         assert distance(one.parts_C, other.parts_C) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="FlatModel.prepare turns on the gradients that the user's network turned off")
 def test_weights_that_the_users_network_holds_still_stay() -> None:
     def build() -> nn.Module:
         network = Regular()

@@ -24,7 +24,9 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     """
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
-    if runtime.device != "cpu" and torch.cuda.is_available() and runtime.trainer != "native":
+    buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
+    wants_gpu = runtime.device == "cuda" or (runtime.device == "auto" and not buffered)
+    if wants_gpu and torch.cuda.is_available() and runtime.trainer != "native":
         return VmapTrainer(network, scheme, examples, torch.device("cuda"))
     workers = runtime.workers or _cores()
     if runtime.trainer != "torch":

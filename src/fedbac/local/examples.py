@@ -1,7 +1,7 @@
 """A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
 
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ class Examples:
     seed: int
     normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
     """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
+    _statistics: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
 
     def visits(self, client: int, round_: int, edge_round: int, num_phases: int) -> IntArray:
         """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation."""
@@ -96,19 +98,14 @@ class Examples:
             (torch.from_numpy(d.x_test), torch.from_numpy(d.y_test)),
         )
 
-    @cache  # noqa: B019 (an instance lives as long as its run)
-    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        if self.normalization is None:
-            return None
-        mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(device) for value in self.normalization)
-        return mean, std
-
     def normalize(self, x: Tensor) -> Tensor:
         """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, floats as they are."""
-        statistics = self._statistics(x.device)
-        if statistics is None:
+        if self.normalization is None:
             return x.float()
-        mean, std = statistics
+        if x.device not in self._statistics:
+            mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(x.device) for value in self.normalization)
+            self._statistics[x.device] = mean, std
+        mean, std = self._statistics[x.device]
         return (x.float() / 255 - mean) / std
 
 

@@ -47,7 +47,7 @@ class NativeTrainer:
                 self._schedule(number, first, [client for _, client in jobs], visits),
                 self._sgd(phase, first.learning_rate),
                 velocity_JPD=velocity,
-                return_velocity=velocity is not None,
+                return_velocity=velocity is not None or number + 1 < len(phases),
                 num_threads=self.threads,
             )
             # The next phase goes on from here.
@@ -58,7 +58,7 @@ class NativeTrainer:
         for request in requests:
             rows = slice(begin, begin + len(request.clients))
             begin = rows.stop
-            kept = None if velocity is None else self._parts(velocity[rows])
+            kept = None if velocity is None or request.momentum is None else self._parts(velocity[rows])
             out.append(Trained(self._parts(done.parameters_JPD[rows]), loss_J[rows], kept))
         return out
 
@@ -180,10 +180,12 @@ def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | Non
     """Describe a network to the kernel, or return None when it is not of the form the kernel knows.
 
     That form is an ``nn.Sequential`` of blocks (5-square or other convolution without padding, ReLU, 2×2 max pooling),
-    a flattening, and linear layers with ReLU between them.
+    a flattening, and linear layers with ReLU between them; all of it is trained.
     """
     if not isinstance(network, nn.Sequential) or len(shape) != 3:
         return None
+    if not all(parameter.requires_grad for parameter in network.parameters()):
+        return None  # layers that the user froze
     layers = list(network)
     convolutions = []
     while len(layers) >= 3 and isinstance(layers[0], nn.Conv2d):

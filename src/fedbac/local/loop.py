@@ -28,6 +28,9 @@ class FlatModel:
         sizes = {part: sum(p.numel() for p in module.parameters()) for part, module in self.modules.items()}
         self.weight = torch.zeros(sum(sizes.values()))
         self.gradient = torch.zeros_like(self.weight)
+        self.trainable = torch.cat([torch.full((p.numel(),), float(p.requires_grad)) for p in network.parameters()])
+        self.frozen = [not parameter.requires_grad for parameter in network.parameters()]
+        self.others = {name: buffer.clone() for name, buffer in network.named_buffers()}
         self.range: dict[str, slice] = {}
         start = 0
         for part, module in self.modules.items():
@@ -48,8 +51,8 @@ class FlatModel:
         module = self.modules[part]
         with torch.no_grad():
             for name, value in [*module.named_parameters(), *module.named_buffers()]:
-                if name in params:
-                    value.copy_(params[name])
+                # Buffers that are not averaged, such as counters, begin anew with every client.
+                value.copy_(params[name] if name in params else self.others[name])
 
     def read(self, part: str, names: Sequence[str]) -> Params:
         """Copy weights (and buffers) out."""
@@ -57,11 +60,15 @@ class FlatModel:
         values = dict([*module.named_parameters(), *module.named_buffers()])
         return {name: values[name].detach().clone() for name in names}
 
-    def prepare(self, phase: Phase) -> None:
-        """Let only the phase's parts receive gradients."""
+    def prepare(self, phase: Phase) -> Tensor:
+        """Let only the phase's parts receive gradients, and mark the weights that move; what the user froze stays."""
+        moving = torch.zeros_like(self.weight)
         for part, module in self.modules.items():
-            for parameter in module.parameters():
-                parameter.requires_grad_(part in phase.moves)
+            if part in phase.moves:
+                moving[self.range[part]] = self.trainable
+            for (_, parameter), frozen in zip(module.named_parameters(), self.frozen, strict=True):
+                parameter.requires_grad_(part in phase.moves and not frozen)
+        return moving
 
     def train(self, mode: bool) -> None:
         """Switch layers such as dropout on or off."""
@@ -138,18 +145,15 @@ class LoopTrainer:
         training, model = self.examples.training, self.model
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
-        model.prepare(phase)
+        moving = model.prepare(phase)
+        everything_moves = bool(moving.all())
         decay, penalty = torch.zeros_like(weight), torch.zeros_like(weight)
         for part in phase.moves:
             decay[model.range[part]] = training.weight_decay + phase.decay.get(part, 0.0)
             penalty[model.range[part]] = phase.penalty.get(part, 0.0)
+        decay, penalty = decay * moving, penalty * moving
         penalized = bool(penalty.any())
-        moving = [model.range[part] for part in phase.moves]
-        clipped = [slice(None)] if training.clip_scope == "joint" else moving
-        moving_mask = torch.zeros_like(weight)
-        for piece in moving:
-            moving_mask[piece] = 1.0
-        everything_moves = len(moving) == len(model.modules)
+        clipped = [slice(None)] if training.clip_scope == "joint" else [model.range[part] for part in phase.moves]
 
         @torch.no_grad()
         def step() -> None:
@@ -160,9 +164,12 @@ class LoopTrainer:
                     norm = torch.linalg.vector_norm(gradient[piece])
                     gradient[piece].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
             gradient.addcmul_(decay, weight)
-            velocity.mul_(training.momentum).add_(gradient)
-            # A frozen part must not coast on a momentum it kept from before.
-            weight.add_(velocity if everything_moves else velocity * moving_mask, alpha=-rate)
+            if everything_moves:
+                velocity.mul_(training.momentum).add_(gradient)
+                weight.add_(velocity, alpha=-rate)
+            else:  # what is held still neither moves nor loses its momentum
+                velocity.copy_(torch.where(moving > 0, training.momentum * velocity + gradient, velocity))
+                weight.sub_(rate * moving * velocity)
             gradient.zero_()
 
         return step

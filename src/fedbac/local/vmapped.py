@@ -41,6 +41,7 @@ class VmapTrainer:
         self.examples = examples
         self.scheme = scheme
         self.network = network.to(device)
+        self.trainable = [name for name, value in network.named_parameters() if value.requires_grad]
         self.device = device
         self.source = {split: tuple(t.to(device) for t in examples.source(split)) for split in ("train", "test")}
         self.stack: Stack | None = None
@@ -110,6 +111,8 @@ class VmapTrainer:
 
     def _evaluate(self, request: Evaluate, groups: list[IntArray]) -> tuple[np.ndarray, np.ndarray]:
         networks, table = distinct(request.models)
+        if not groups:
+            return np.zeros((len(table), 0)), np.zeros((len(table), 0))
         group_of = torch.as_tensor(np.repeat(np.arange(len(groups)), [g.size for g in groups]), device=self.device)
         index = torch.as_tensor(np.concatenate(groups), device=self.device)
         pixels, labels = self.source["test" if request.split == "test" else "train"]
@@ -169,7 +172,8 @@ class Schedule:
 
             def place(target: np.ndarray, values: np.ndarray, c: int = c, at: tuple[slice, slice, int] = at) -> None:
                 """Cut rows of visits into batches, the last padded, and lay them out step after step."""
-                padded = np.zeros((len(values), per_epoch[c] * batch, *values.shape[2:]), dtype=values.dtype)
+                # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
+                padded = np.repeat(values[:, :1], per_epoch[c] * batch, axis=1)
                 padded[:, : used[c]] = values[:, : used[c]]
                 target[at] = padded.reshape(num_phases, self.steps_C[c], batch, *values.shape[2:])
 
@@ -278,13 +282,16 @@ class Stack:
             offset, flip = self._now(self.offset, number, rows), self._now(self.flip, number, rows)
             x_AB = trainer.examples.augment.apply(x_AB, offset, flip)
         x_AB = trainer.examples.normalize(x_AB)
-        moving = {part: {name: self.parts[part][name][:rows] for name in self.velocity[part]} for part in phase.moves}
-        frozen = {part: {n: v[:rows] for n, v in p.items()} for part, p in self.parts.items() if part not in moving}
-        frozen |= {part: {} for part in moving}
+        moving = {part: {name: self.parts[part][name][:rows] for name in trainer.trainable} for part in phase.moves}
+        frozen = {
+            part: {name: value[:rows] for name, value in params.items() if name not in moving.get(part, {})}
+            for part, params in self.parts.items()
+        }
         step = vmap(grad_and_value(trainer.loss), randomness="different")
         gradient, loss_A = step(moving, frozen, x_AB, labels[index_AB], weight_AB)
-        for part, penalty in phase.penalty.items():
-            gradient[part] = {name: g + penalty * moving[part][name] for name, g in gradient[part].items()}
+        for part, params in moving.items():
+            if penalty := phase.penalty.get(part, 0.0):
+                gradient[part] = {name: g + penalty * params[name] for name, g in gradient[part].items()}
         if training.clip_norm is not None:
             scopes = [list(moving)] if training.clip_scope == "joint" else [[part] for part in moving]
             for scope in scopes:
@@ -298,7 +305,7 @@ class Stack:
                 after = torch.where(alive, training.momentum * before + gradient[part][name] + decay * weight, before)
                 before.copy_(after)
                 weight.sub_(self.rate * alive * after)
-        self.loss_sum[:rows] += loss_A.double() * count_A
+        self.loss_sum[:rows] += torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.step += 1
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:

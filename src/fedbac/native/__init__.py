@@ -1,4 +1,4 @@
-"""Train and evaluate many small convolutional networks in a native kernel, on all cores and without the interpreter lock."""
+"""Train and evaluate many small convolutional networks in a native kernel, on all cores."""
 
 import ctypes
 import functools
@@ -61,7 +61,7 @@ def lenet5(channels: int, height: int, width: int, num_classes: int = 10,
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The examples of all clients: ``uint8`` pixels, read as (pixel/255 - mean)/std, or ``float32`` pixels, read as they are."""
+    """The examples of all clients: ``uint8`` pixels, read as (pixel/255 - mean)/std, or ``float32``, as they are."""
 
     pixels_NCHW: NDArray[Any]
     labels_N: NDArray[np.int64]
@@ -77,7 +77,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which examples every job visits, in which order and how augmented; the epochs of a job follow one another."""
+    """Which examples every job visits, in which order and how augmented.
+
+    The jobs follow one another, and in each job its epochs; visits that ``drop_last`` drops are listed too.
+    """
 
     examples_S: NDArray[Any]
     num_examples_J: NDArray[Any]
@@ -92,8 +95,8 @@ class Schedule:
 class Sgd:
     """Hyperparameters of training; a number given for all parts may also be a sequence with one entry for each.
 
-    g = ∇(mean cross-entropy of the batch) + l2·w;  g ← g·min(1, max_norm / (‖g‖ + 1e-6));  v ← momentum·v + g + weight_decay·w;
-    w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
+    g = ∇(mean cross-entropy of the batch) + l2·w;  g ← g·min(1, max_norm / (‖g‖ + 1e-6));
+    v ← momentum·v + g + weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
     """
 
     batch_size: int
@@ -152,7 +155,7 @@ def train(
     num_threads: int = 1,
     instruction_set: str | None = None,
 ) -> Trained:
-    """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and any order of jobs."""
+    """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs."""
     start = np.ascontiguousarray(start_JP, np.int64)
     num_jobs, num_parts = start.shape
     networks = _networks(layers, networks_TD)
@@ -232,10 +235,10 @@ def evaluate(
     shape = layers._shape()
     call = _EvaluateCall(
         shape=_pointer(shape, c_int32), num_parts=models.shape[1], num_threads=num_threads,
-        instruction_set=_choose(instruction_set), networks=_pointer(networks, c_float), models=_pointer(models, c_int64),
-        num_groups=len(groups), examples=_pointer(examples, c_int32), group_begin=_pointer(begin, c_int64),
-        num_pairs=len(pairs), pair_model=_pointer(pair_model, c_int64), pair_group=_pointer(pair_group, c_int64),
-        loss=_pointer(loss, c_double), correct=_pointer(correct, c_int64),
+        instruction_set=_choose(instruction_set), networks=_pointer(networks, c_float),
+        models=_pointer(models, c_int64), num_groups=len(groups), examples=_pointer(examples, c_int32),
+        group_begin=_pointer(begin, c_int64), num_pairs=len(pairs), pair_model=_pointer(pair_model, c_int64),
+        pair_group=_pointer(pair_group, c_int64), loss=_pointer(loss, c_double), correct=_pointer(correct, c_int64),
     )  # fmt: skip
     kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_evaluate(byref(call)), models.shape[1])
@@ -352,7 +355,7 @@ def _indices(name: str, array: NDArray[Any], limit: int) -> NDArray[np.int32]:
 
 
 def _check_range(name: str, array: NDArray[Any], limit: int) -> None:
-    if array.size and not (int(array.min()) >= 0 and int(array.max()) < limit):
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= limit):
         raise ValueError(f"{name} must lie in [0, {limit}), but it runs from {array.min()} to {array.max()}")
 
 

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <memory>
 #include <new>
@@ -21,17 +20,14 @@
 
 namespace fedbac {
 
-constexpr int max_parts = 16;
-
+#define FEDBAC_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define FEDBAC_UNROLL _Pragma("unroll")
-#define FEDBAC_PRAGMA(text) _Pragma(#text)
 #define FEDBAC_TARGET_BEGIN(features) \
   FEDBAC_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FEDBAC_TARGET_END _Pragma("clang attribute pop")
 #else
 #define FEDBAC_UNROLL _Pragma("GCC unroll 64")
-#define FEDBAC_PRAGMA(text) _Pragma(#text)
 #define FEDBAC_TARGET_BEGIN(features) _Pragma("GCC push_options") FEDBAC_PRAGMA(GCC target(features))
 #define FEDBAC_TARGET_END _Pragma("GCC pop_options")
 #endif
@@ -149,8 +145,6 @@ class Offsets {
 
 Plan make_plan(const Network& network, int lanes, int num_parts, bool training, bool staging, index segment_logits) {
   Plan plan{};
-  plan.lanes = lanes;
-
   Offsets part;
   index features = 0, inputs = 0;
   for (int l = 0; l < network.num_convolutions; l++) {
@@ -175,13 +169,21 @@ Plan make_plan(const Network& network, int lanes, int num_parts, bool training, 
   plan.part_begin = all.take(plan.part_size * num_parts);
   plan.segment_logits = all.take(segment_logits);
   if (training) {
-    index image = 0;
-    for (int l = 1; l < network.num_convolutions; l++) {
+    index image = 0, patches = 0, patch_list = 0;
+    for (int l = 0; l < network.num_convolutions; l++) {
       const Convolution& layer = network.convolutions[l];
+      patches = std::max(patches, (layer.in_size() + 2 * lanes) * lanes);
+      patch_list = std::max(patch_list, (layer.out_size() + 2 * lanes) * lanes);
+      plan.patch_sums[l] =
+          all.take(index(layer.out_channels) * layer.kernel * (layer.kernel * layer.in_channels + lanes));
+      if (l == 0) continue;
       image = std::max(image, index(layer.in_channels) * (layer.in_height + 1) * (layer.in_width + 1) * lanes);
       plan.dense_gradient[l] =
           all.take(index(layer.out_channels) * (2 * layer.out_height + 2) * (2 * layer.out_width + 2) * lanes);
     }
+    plan.patch_images = all.take(patches);
+    plan.patch_values = all.take(patch_list);
+    plan.patch_offsets = all.take(patch_list);
     for (index& offset : plan.image_gradient) offset = all.take(image);
     for (index& offset : plan.feature_gradient) offset = all.take(features * chunk_size);
     plan.transposed = all.take((inputs + lanes) * chunk_size);
@@ -326,11 +328,7 @@ int enter(const Call& call, int (*work)(const Call&, const InstructionSet&, cons
 }  // namespace
 }  // namespace fedbac
 
-#if defined(_WIN32)
-#define FEDBAC_EXPORT extern "C" __declspec(dllexport)
-#else
 #define FEDBAC_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 // The name of an instruction set that was compiled in, best first, or null past the last one.
 FEDBAC_EXPORT const char* fedbac_instruction_set(std::int32_t set) {

@@ -9,6 +9,7 @@ namespace fedbac {
 using index = std::ptrdiff_t;
 
 constexpr int max_layers = 8;   // of each kind
+constexpr int max_parts = 16;
 constexpr int chunk_size = 32;  // samples whose activations are kept at once; divisible by every number of lanes
 
 // Valid convolution of stride 1, ReLU, 2x2 max pooling. An odd last row or column of the convolution is never computed.
@@ -44,10 +45,10 @@ struct Network {
 extern "C" {
 
 struct fedbac_images {
-  const void* pixels;       // [N, C, H, W]
-  std::int32_t is_float;    // 0: uint8, read as pixel * scale + shift; 1: float32, read as it is
-  const float* scale;       // [C]
-  const float* shift;       // [C]
+  const void* pixels;          // [N, C, H, W]
+  std::int32_t is_float;       // 0: uint8, read as pixel * scale + shift; 1: float32, read as it is
+  const float* scale;          // [C]
+  const float* shift;          // [C]
   const std::int64_t* labels;  // [N]
 };
 
@@ -71,7 +72,7 @@ struct fedbac_train_call {
   float learning_rate, momentum;
   const float* weight_decay;  // [P] added to the gradient after clipping
   const float* l2;            // [P] added to the gradient before clipping
-  const std::uint8_t* frozen; // [P]
+  const std::uint8_t* frozen;  // [P]
   float max_norm;             // 0: no clipping
   std::int32_t clip_per_part;
 
@@ -89,10 +90,10 @@ struct fedbac_evaluate_call {
   std::int32_t num_parts, num_threads, instruction_set;
   fedbac_images images;
 
-  const float* networks;         // [T, D]
-  const std::int64_t* models;    // [V, P] rows of `networks`
+  const float* networks;       // [T, D]
+  const std::int64_t* models;  // [V, P] rows of `networks`
   std::int64_t num_groups;
-  const std::int32_t* examples;  // the groups one after another
+  const std::int32_t* examples;     // the groups one after another
   const std::int64_t* group_begin;  // [G + 1]
   std::int64_t num_pairs;
   const std::int64_t* pair_model;  // [pairs]
@@ -109,13 +110,13 @@ struct fedbac_evaluate_call {
 // convolution each block of `lanes` samples has its own contiguous image; from there on all blocks of a chunk lie
 // side by side, so that a linear layer reads its weights once per chunk.
 struct Plan {
-  int lanes;
   // of each part, relative to the part's own slice
   index conv_out[max_layers], winner[max_layers], linear_out[max_layers];
   index packed[max_layers], packed_transposed[max_layers];
   index part_begin, part_size;
   // shared by the parts
   index input, staging, logits, feature_gradient[2], transposed, image_gradient[2], dense_gradient[max_layers];
+  index patch_images, patch_values, patch_offsets, patch_sums[max_layers];
   index gradient, velocity;
   index segment_logits;
   index size;
