@@ -238,7 +238,7 @@ def main() -> None:
     """Run a small federation on the embedded part of Fashion-MNIST."""
     torch.set_num_threads(1)  # a step is too small to share out
     data = load("fashion-mnist-mini")
-    shards = partition(data.y_train, data.y_test, 10, [5] * 6, Partition(), seed=0)
+    shards = partition(data.y_train, data.y_test, 10, [5] * 6, Partition(dirichlet_server=1.0), seed=0)
     config = Config(num_rounds=12, epochs=1, warmup=4, period=1)
     rounds, _, _ = fed_bac(data, shards, config, lambda: Sequential(Flatten(), Linear(784, 32), ReLU(), Linear(32, 10)))
     for t, done in enumerate(rounds, 1):

@@ -11,7 +11,7 @@ import pytest
 import fedbac
 
 LAYERS = [
-    {"types", "errors", "rng", "trees"},
+    {"types", "errors", "rng", "trees", "version"},
     {"data", "models", "topology", "aggregation", "bandits", "choices", "native"},
     {"clustering", "selection", "personalization", "experiment"},
     {"rounds", "local", "costs", "metrics", "federation"},
@@ -19,6 +19,7 @@ LAYERS = [
     {"methods", "store", "tasks"},
     {"runs", "report"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 COLUMNS = {"clustering", "selection", "personalization"}

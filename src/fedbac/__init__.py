@@ -32,6 +32,7 @@ from fedbac.store import Run, RunFolder
 from fedbac.tasks import TASKS, task
 from fedbac.topology import Hierarchical
 from fedbac.types import Ask, Evidence, NoState, Settings
+from fedbac.version import __version__
 
 __all__ = [
     "CLUSTERING",
@@ -74,6 +75,7 @@ __all__ = [
     "Task",
     "Thompson",
     "Training",
+    "__version__",
     "configure",
     "load",
     "method",

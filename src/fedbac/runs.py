@@ -5,7 +5,6 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedbac.federation import assemble
 from fedbac.models import Custom, UserNetwork
 from fedbac.rounds import State, rounds, start
 from fedbac.store import Run, RunFolder
+from fedbac.version import __version__
 
 Record = dict[str, Any]
 
@@ -155,7 +155,7 @@ def play(
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
     config = {
-        "fedbac": version("fedbac"),
+        "fedbac": __version__,
         "experiment": experiment.model_dump(mode="json"),
         "runtime": runtime.model_dump(mode="json"),
         "trainer": edges.path,

@@ -1,0 +1,5 @@
+"""``python -m fedbac``: the command."""
+
+from fedbac.cli import main
+
+main()
