@@ -157,6 +157,7 @@ def resume(
 def report_command(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
     out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html in FOLDER.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="Also write every figure into this folder.")] = None,
 ) -> None:
     """Print the table of finished or unfinished runs and write their report."""
     runs = [place.read() for place in _run_folders(folders)]
@@ -164,6 +165,11 @@ def report_command(
     if empty:
         raise ConfigError(f"no complete round yet in {', '.join(empty)}")
     _show(runs, out_file or folders[0] / "report.html")
+    if figures is not None:
+        from fedbac import report  # matplotlib is slow to import and needed only here
+
+        for path in report.save_figures(runs, figures):
+            out.print(f"Figure: {path}", highlight=False, soft_wrap=True)
 
 
 @app.command("methods")
@@ -191,8 +197,8 @@ def show(
     import yaml
 
     experiment = configure(method, task, settings=settings)
-    out.print(f"# {methods.METHODS[method].__doc__}", highlight=False)
-    out.print(yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False), highlight=False, end="")
+    typer.echo(f"# {methods.METHODS[method].__doc__}")
+    typer.echo(yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False), nl=False)
 
 
 @app.command("tasks")

@@ -50,7 +50,7 @@ class CheckpointError(RunFolderError):
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """Say that a name is unknown, with the nearest one or all that there are."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1)
     return (
         f"unknown {what} {str(name)!r}; "
         + (f"did you mean {near[0]!r}? " if near else "")

@@ -135,9 +135,9 @@ def test_not_found_says_what_is_unset_absent_or_incomplete(tmp_path: Path) -> No
 
 def test_unknown_names_suggest_the_nearest() -> None:
     for action in (load, fetch):
-        with pytest.raises(ConfigError, match="'FashionMNIST': did you mean 'fashion-mnist'"):
+        with pytest.raises(ConfigError, match="'FashionMNIST'; did you mean 'fashion-mnist'"):
             action("FashionMNIST")
-    with pytest.raises(ConfigError, match="'qwerty': The known ones are fashion-mnist-mini, fashion-mnist, cifar10"):
+    with pytest.raises(ConfigError, match="'qwerty'; known: cifar10, fashion-mnist, fashion-mnist-mini, svhn"):
         load("qwerty")
 
 
