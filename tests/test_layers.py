@@ -17,13 +17,19 @@ LAYERS = [
     {"rounds", "local", "costs", "metrics", "federation"},
     {"engines"},
     {"methods", "store", "tasks"},
-    {"runs", "report"},
+    {"runs", "report", "sweep"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 COLUMNS = {"clustering", "selection", "personalization"}
-ALLOWED_ONLY_IN = {"matplotlib": {"report"}, "typer": {"cli"}, "loky": {"local"}, "pooch": {"data"}, "ray": {"engines"}}
+ALLOWED_ONLY_IN = {
+    "matplotlib": {"report"},
+    "typer": {"cli"},
+    "loky": {"local", "sweep"},
+    "pooch": {"data"},
+    "ray": {"engines"},
+}
 ROOT = Path(fedbac.__file__).parent
 FILES = sorted(file for file in ROOT.rglob("*.py") if file != ROOT / "__init__.py")
 

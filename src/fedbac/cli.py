@@ -1,5 +1,6 @@
 """The command ``fedbac``: run, compare, resume, report, methods, tasks, data."""
 
+import json
 import logging
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -15,9 +16,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedbac import data, methods, tasks
+from fedbac import data, methods, sweep, tasks
 from fedbac.errors import ConfigError, FederationError, PartitionError
 from fedbac.experiment import Experiment, Runtime, parse
+from fedbac.local import num_cores
 from fedbac.runs import Inputs, Stop, configure, play, read_experiment
 from fedbac.store import Run, RunFolder
 
@@ -133,6 +135,58 @@ def compare(
             )
         plan.continued, plan.overwrite = True, False
     _conclude(_play_all(plans), parent / "report.html", parent)
+
+
+@app.command("sweep")
+def sweep_command(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to run (see: fedbac methods).")],
+    axes: Annotated[list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="Values of a setting to try.")] = [],  # noqa: B006
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seeds: Annotated[list[int], typer.Option("--seed", help="May be given several times.")] = [0],  # noqa: B006
+    rounds: RoundsOption = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Runs at a time; by default one per core.")] = None,
+    device: DeviceOption = "cpu",
+    trainer: TrainerOption = "auto",
+    engine: EngineOption = "simulator",
+    address: AddressOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+) -> None:
+    """Run a grid over settings and seeds in parallel; the same command again goes on where it stopped."""
+    parent = out_folder or Path("runs") / f"sweep-{Path(task).stem}"
+    points = sweep.grid(names, task, axes, seeds, rounds, settings, parent)
+    # Each run stays in its own process, one core each; the engine spreads the runs.
+    alone = _runtime(device=device, trainer=trainer, workers=1)
+    spread = _runtime(device=device, engine=engine, address=address)
+    sweep.lay_out(points, alone)
+    folders = [point.folder for point in points]
+    total = sum(point.experiment.task.rounds for point in points)
+    with _progress() as progress:
+        line = progress.add_task(f"{len(points)} runs", total=total, note="")
+        for done in sweep.run_all(folders, spread, jobs or num_cores(), data_folder):
+            finished = sum(done[p.folder.path] == p.experiment.task.rounds for p in points)
+            progress.update(line, completed=sum(done.values()), note=f"{finished} of {len(points)} runs finished")
+    runs = [folder.read() for folder in folders]
+    rows = sweep.collect(runs)
+    (parent / "sweep.json").write_text(json.dumps(rows, indent=1) + "\n")
+    table = Table(box=None, pad_edge=False)
+    for title in ("runs", "seeds", "accuracy (%)", "± over seeds", "σ over edges", "worst edge (%)"):
+        table.add_column(title, justify="left" if title == "runs" else "right")
+    for row in rows:
+        spread_text = "–" if row["accuracy_std_seeds"] is None else f"{100 * row['accuracy_std_seeds']:.2f}"
+        numbers = (
+            f"{100 * row['accuracy']:.2f}",
+            spread_text,
+            f"{100 * row['edge_std']:.2f}",
+            f"{100 * row['edge_min']:.1f}",
+        )
+        table.add_row(row["runs"][0].rpartition("_seed")[0], str(len(row["seeds"])), *numbers)
+    out.print(table)
+    from fedbac import report  # matplotlib is slow to import and needed only here
+
+    out.print(f"\nReport: {report.write_report(runs, parent / 'report.html')}", highlight=False, soft_wrap=True)
+    out.print(f"Table: {parent / 'sweep.json'}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -265,7 +319,7 @@ def _play_all(plans: Sequence[Plan]) -> list[Run]:
             runs.append(_follow(plan, playing, progress, stop))
             if stop.wanted:
                 break
-    if stop.wanted and not all(run.summary["finished"] for run in runs):
+    if stop.wanted and not (len(runs) == len(plans) and all(run.summary["finished"] for run in runs)):
         place = plans[0].folder.path if len(plans) == 1 else plans[0].folder.path.parent
         err.print(f"stopped; everything is saved. Go on with: fedbac resume {place}", highlight=False, soft_wrap=True)
         raise typer.Exit(130)

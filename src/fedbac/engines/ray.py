@@ -5,7 +5,8 @@ needs, so an actor or a node that dies loses nothing: Ray starts the actor elsew
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,47 @@ except ImportError as error:
     raise ConfigError(
         "runtime.engine: 'ray' needs the package ray, which is not installed; pip install 'fedbac[ray]'"
     ) from error
+
+
+def join(runtime: Runtime) -> bool:
+    """Connect to the cluster that the runtime names, unless connected already; say whether it was done here."""
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(address=runtime.address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+    except (ConnectionError, RayError, ValueError) as error:
+        raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+    return True
+
+
+class RemoteTask:
+    """A call somewhere on the cluster, with the two verbs of a future that sweeps need."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return bool(ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> None:
+        """Raise what it raised."""
+        try:
+            ray.get(self.reference)
+        except RayError as error:
+            raise EngineError(f"a run failed on Ray: {error}") from error
+
+
+@contextmanager
+def tasks(runtime: Runtime, function: Callable[..., None]) -> Iterator[Callable[..., RemoteTask]]:
+    """Yield a function that runs ``function`` on any free core of the cluster; folders must be on a shared disk."""
+    started = join(runtime)
+    remote = ray.remote(num_cpus=1, max_retries=-1)(function)
+    try:
+        yield lambda *words: RemoteTask(remote.remote(*words))
+    finally:
+        if started:
+            ray.shutdown()
 
 
 class Place(NamedTuple):
@@ -62,12 +104,7 @@ class RayEdges:
     """Edges as actors; the numbers are the simulator's."""
 
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
-        self.owns_ray = not ray.is_initialized()
-        if self.owns_ray:
-            try:
-                ray.init(address=runtime.address, log_to_driver=False, configure_logging=False, include_dashboard=False)
-            except (ConnectionError, RayError, ValueError) as error:
-                raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+        self.owns_ray = join(runtime)
         self.device = torch.device("cpu")
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         share = _share(len(federation.sites), runtime)

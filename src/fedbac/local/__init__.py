@@ -28,7 +28,7 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     wants_gpu = runtime.device == "cuda" or (runtime.device == "auto" and not buffered)
     if wants_gpu and torch.cuda.is_available() and runtime.trainer != "native":
         return VmapTrainer(network, scheme, examples, torch.device("cuda"))
-    workers = runtime.workers or _cores()
+    workers = runtime.workers or num_cores()
     if runtime.trainer != "torch":
         layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
         if layers is not None and native.available():
@@ -45,8 +45,18 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     return PoolTrainer(network, scheme, examples, workers)
 
 
-def _cores() -> int:
+def num_cores() -> int:
+    """Return the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-__all__ = ["Examples", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "make_trainer", "one_thread"]
+__all__ = [
+    "Examples",
+    "LoopTrainer",
+    "NativeTrainer",
+    "PoolTrainer",
+    "VmapTrainer",
+    "make_trainer",
+    "num_cores",
+    "one_thread",
+]

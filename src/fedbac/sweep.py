@@ -1,0 +1,142 @@
+"""Sweeps: a grid over settings and seeds, run in parallel, resumed where it stopped, collected into one table."""
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.errors import ConfigError
+from fedbac.experiment import Experiment, Runtime
+from fedbac.runs import Inputs, configure, finish, play, read_experiment
+from fedbac.store import Run, RunFolder
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: its experiment, its folder, and the settings that set it apart."""
+
+    experiment: Experiment
+    folder: RunFolder
+    settings: tuple[str, ...]
+
+
+def grid(
+    names: Sequence[str], task: str | Path, axes: Sequence[str], seeds: Sequence[int], rounds: int | None,
+    fixed: Sequence[str], parent: Path,
+) -> list[Point]:  # fmt: skip
+    """Return every combination of methods, axis values and seeds, each checked before any of them runs.
+
+    An axis is ``path=v1,v2,…``; a value with commas of its own is written in brackets.
+    """
+    choices = [_values(axis) for axis in axes]
+    points = []
+    for seed, name, *settings in itertools.product(seeds, names, *choices):
+        experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
+        short = "_".join([name, *(setting.rpartition(".")[2] for setting in settings), f"seed{seed}"])
+        folder = RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", short))
+        points.append(Point(experiment, folder, tuple(settings)))
+    folders = [point.folder.path for point in points]
+    if len(set(folders)) < len(folders):
+        raise ConfigError("--grid: two points of the grid are the same; give every value once")
+    return points
+
+
+def _values(axis: str) -> list[str]:
+    path, equals, text = axis.partition("=")
+    values = re.findall(r"\[[^\]]*\]|\{[^}]*\}|[^,]+", text)
+    if not equals or not path or not values:
+        raise ConfigError(
+            f"--grid {axis!r}: write it as path=value,value, for example method.selection.fraction=0.3,0.8"
+        )
+    return [f"{path}={value}" for value in values]
+
+
+def lay_out(points: Sequence[Point], runtime: Runtime) -> None:
+    """Write every point's configuration, so that the sweep can be resumed as a whole; what is there already stays."""
+    for point in points:
+        with point.folder.locked():
+            wanted = point.experiment.model_dump(mode="json")
+            if not point.folder.has_run():
+                point.folder.write_config({"experiment": wanted, "runtime": runtime.model_dump(mode="json")})
+            elif point.folder.read_config()["experiment"] != wanted:
+                raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
+
+
+def run_folder(folder: str, data_folder: str | None) -> None:
+    """Play, or go on with, the run of one folder; the work of one worker."""
+    place = RunFolder(folder)
+    experiment, runtime = read_experiment(place.config_file)
+    finish(play(experiment, folder=place, runtime=runtime, inputs=Inputs(data_folder=data_folder), continued=True))
+
+
+def run_all(
+    folders: Sequence[RunFolder], runtime: Runtime, jobs: int, data_folder: Path | None
+) -> Iterator[dict[Path, int]]:
+    """Run all folders, ``jobs`` at a time, yielding now and then how many rounds each has completed."""
+    place = None if data_folder is None else str(data_folder)
+    with _workers(runtime, jobs) as submit:
+        pending = {folder.path: submit(str(folder.path), place) for folder in folders}
+        while pending:
+            time.sleep(POLL_SECONDS)
+            for path, future in list(pending.items()):
+                if future.done():
+                    future.result()  # raises what the run raised
+                    del pending[path]
+            yield {folder.path: _rounds_in(folder) for folder in folders}
+
+
+@contextmanager
+def _workers(runtime: Runtime, jobs: int) -> Iterator[Any]:
+    """Yield a function that starts a run elsewhere: in a process of this machine, or anywhere on a Ray cluster."""
+    if runtime.engine == "ray":
+        from fedbac.engines.ray import tasks
+
+        with tasks(runtime, run_folder) as submit:
+            yield submit
+        return
+    from loky import ProcessPoolExecutor
+
+    pool = ProcessPoolExecutor(max_workers=jobs, timeout=60)
+    try:
+        yield lambda *words: pool.submit(run_folder, *words)
+    finally:
+        pool.shutdown(wait=True, kill_workers=True)  # a killed run goes on from its last round
+
+
+def _rounds_in(folder: RunFolder) -> int:
+    return folder.rounds_file.read_bytes().count(b"\n") if folder.rounds_file.exists() else 0
+
+
+def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return one row per configuration: mean and standard deviation of the accuracy over its seeds."""
+    together: dict[str, list[Run]] = {}
+    for run in runs:
+        together.setdefault(_but_seed(run.config["experiment"]), []).append(run)
+    rows = []
+    for group in together.values():
+        accuracy = [run.summary["accuracy"] for run in group]
+        rows.append(
+            {
+                "method": group[0].config["experiment"]["method"]["name"],
+                "runs": [str(run.folder.name) for run in group if run.folder is not None],
+                "seeds": [run.config["experiment"]["seed"] for run in group],
+                "accuracy": float(np.mean(accuracy)),
+                "accuracy_std_seeds": float(np.std(accuracy, ddof=1)) if len(group) > 1 else None,
+                "edge_std": float(np.mean([run.summary["edge_std"] for run in group])),
+                "edge_min": float(np.mean([run.summary["edge_min"] for run in group])),
+                "bytes_total": int(np.mean([run.summary["bytes_total"] for run in group])),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["accuracy"])
+
+
+def _but_seed(experiment: Mapping[str, Any]) -> str:
+    return repr({key: value for key, value in experiment.items() if key != "seed"})

@@ -1,0 +1,67 @@
+"""A grid of runs: every point once, resumed where it stopped, collected over seeds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbac import sweep
+from fedbac.errors import ConfigError
+from fedbac.experiment import Runtime
+
+SMALL = (
+    "task.num_edges=5",
+    "task.clients_per_edge=2",
+    "task.network={kind: mlp, hidden: [8]}",
+    "task.training.epochs=1",
+)
+ALONE = Runtime(workers=1, device="cpu")
+
+
+def points(
+    folder: Path, *axes: str, names: tuple[str, ...] = ("hierfavg",), seeds: tuple[int, ...] = (0, 1)
+) -> list[sweep.Point]:
+    return sweep.grid(names, "fashion-mnist-mini", axes, seeds, 2, SMALL, folder)
+
+
+def test_a_grid_has_every_combination_with_a_folder_of_its_own(tmp_path: Path) -> None:
+    axes = ("method.selection.fraction=0.5,1.0", "task.targets=[0.1, 0.2],[0.3]")
+    found = points(tmp_path, *axes, names=("hierfavg", "ifca"))
+    assert len({point.folder.path for point in found}) == len(found) == 2 * 2 * 2 * 2
+    assert {p.experiment.method.selection.fraction for p in found} == {0.5, 1.0}
+    assert {p.experiment.task.targets for p in found} == {(0.1, 0.2), (0.3,)}
+    assert found[0].folder.path.name == "hierfavg_fraction=0.5_targets=-0.1-0.2-_seed0"
+
+
+def test_bad_grids_fail_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="path=value,value"):
+        points(tmp_path, "method.selection.fraction")
+    with pytest.raises(ConfigError, match=r"method\.selection\.fraction: 1\.5"):
+        points(tmp_path, "method.selection.fraction=0.5,1.5")
+    with pytest.raises(ConfigError, match="every value once"):
+        points(tmp_path, "method.selection.fraction=0.5,0.5")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
+    found = points(tmp_path, "method.selection.fraction=0.5,1.0")
+    sweep.lay_out(found, ALONE)
+    folders = [point.folder for point in found]
+    sweep.run_folder(str(folders[0].path), None)
+    before = folders[0].rounds_file.read_bytes()
+    progress = list(sweep.run_all(folders, ALONE, 2, None))
+    assert progress[-1] == {folder.path: 2 for folder in folders}
+    assert folders[0].rounds_file.read_bytes() == before, "a finished run is not run again"
+    rows = sweep.collect([folder.read() for folder in folders])
+    assert sorted(row["seeds"] for row in rows) == [[0, 1], [0, 1]]
+    for row in rows:
+        summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in row["runs"]]
+        assert row["accuracy"] == pytest.approx(sum(s["accuracy"] for s in summaries) / 2)
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    found = points(tmp_path, seeds=(0,))
+    sweep.lay_out(found, ALONE)
+    other = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (0,), 3, SMALL, tmp_path)
+    with pytest.raises(ConfigError, match="another run"):
+        sweep.lay_out(other, ALONE)
