@@ -174,14 +174,9 @@ def sweep_command(
     for title in ("runs", "seeds", "accuracy (%)", "± over seeds", "σ over edges", "worst edge (%)"):
         table.add_column(title, justify="left" if title == "runs" else "right")
     for row in rows:
-        spread_text = "–" if row["accuracy_std_seeds"] is None else f"{100 * row['accuracy_std_seeds']:.2f}"
-        numbers = (
-            f"{100 * row['accuracy']:.2f}",
-            spread_text,
-            f"{100 * row['edge_std']:.2f}",
-            f"{100 * row['edge_min']:.1f}",
-        )
-        table.add_row(row["runs"][0].rpartition("_seed")[0], str(len(row["seeds"])), *numbers)
+        numbers = [row[key] for key in ("accuracy", "accuracy_std_seeds", "edge_std", "edge_min")]
+        percents = ["–" if number is None else f"{100 * number:.2f}" for number in numbers]
+        table.add_row(row["runs"][0].rpartition("_seed")[0], str(len(row["seeds"])), *percents)
     out.print(table)
     from fedbac import report  # matplotlib is slow to import and needed only here
 

@@ -38,24 +38,26 @@ def grid(
     """
     choices = [_values(axis) for axis in axes]
     points = []
-    for seed, name, *settings in itertools.product(seeds, names, *choices):
+    for seed, name, settings in itertools.product(seeds, names, itertools.product(*choices)):
         experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
-        short = "_".join([name, *(setting.rpartition(".")[2] for setting in settings), f"seed{seed}"])
-        folder = RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", short))
-        points.append(Point(experiment, folder, tuple(settings)))
+        short = "_".join([name, *map(_short, settings), f"seed{seed}"])
+        points.append(Point(experiment, RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", short)), settings))
     folders = [point.folder.path for point in points]
     if len(set(folders)) < len(folders):
         raise ConfigError("--grid: two points of the grid are the same; give every value once")
     return points
 
 
+def _short(setting: str) -> str:
+    path, _, value = setting.partition("=")
+    return f"{path.rpartition('.')[2]}={value}"
+
+
 def _values(axis: str) -> list[str]:
     path, equals, text = axis.partition("=")
     values = re.findall(r"\[[^\]]*\]|\{[^}]*\}|[^,]+", text)
     if not equals or not path or not values:
-        raise ConfigError(
-            f"--grid {axis!r}: write it as path=value,value, for example method.selection.fraction=0.3,0.8"
-        )
+        raise ConfigError(f"--grid {axis!r}: write it as path=value,value, such as method.selection.fraction=0.3,0.8")
     return [f"{path}={value}" for value in values]
 
 
