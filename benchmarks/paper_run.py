@@ -1,0 +1,84 @@
+"""Rounds per second of whole runs in the paper's CIFAR-10 setting, and where the time goes.
+
+    python benchmarks/paper_run.py [--methods fed-bac hierfavg] [--rounds 10] [--data FOLDER] [--profile] [--json FILE]
+
+M = 10 edges, N = 100 clients, E = 5 epochs, batch 64, Dirichlet sizes; evaluation and bandits included. Without
+CIFAR-10 at hand random images of its shape take its place: the time does not depend on what is in them.
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fedbac import Dataset, configure, play
+from fedbac.data import load
+from fedbac.errors import DataNotFoundError
+from fedbac.experiment import Runtime
+from fedbac.runs import Inputs, parse
+
+
+def data(folder: Path | None) -> tuple[Dataset, bool]:
+    try:
+        return load("cifar10", folder), True
+    except DataNotFoundError:
+        rng = np.random.default_rng(0)
+        x, y = rng.integers(0, 256, (60000, 3, 32, 32), dtype=np.uint8), rng.permutation(np.arange(60000) % 10)
+        return Dataset("random", x[:50000], y[:50000], x[50000:], y[50000:], 10), False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["fed-bac", "hierfavg"])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    dataset, real = data(args.data)
+    results = []
+    print(f"CIFAR-10 setting, {'real' if real else 'random'} images, {args.rounds} rounds")
+    print(f"{'method':12}{'trainer':18}{'first round':>12}{'median round':>14}{'200 rounds':>12}")
+    for name in args.methods:
+        inputs = Inputs(dataset=dataset)
+        experiment = configure(
+            name, "cifar10", num_rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
+        )
+        profile = cProfile.Profile()
+        if args.profile:
+            profile.enable()
+        playing = play(experiment, inputs=inputs, runtime=parse(Runtime, {"device": args.device}))
+        seconds = []
+        start = time.perf_counter()
+        while True:
+            try:
+                seconds.append(next(playing)["seconds"])
+            except StopIteration as done:
+                run = done.value
+                break
+        total = time.perf_counter() - start
+        profile.disable()
+        median = float(np.median(seconds[1:] or seconds))
+        row = {
+            "method": name,
+            "trainer": run.config["trainer"],
+            "first_round": seconds[0],
+            "median_round": median,
+            "seconds_200_rounds": seconds[0] + 199 * median,
+            "total": total,
+        }
+        results.append(row)
+        print(f"{name:12}{row['trainer']:18}{seconds[0]:>11.2f}s{median:>13.3f}s{row['seconds_200_rounds']:>11.1f}s")
+        if args.profile:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(15)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
