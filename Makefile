@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 install: $(STAMP)
 
 # torch comes first and pinned: a plain request by another package would pull a much larger build.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml setup.py $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
@@ -24,6 +24,7 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/make_docs.py --check
 	$(BIN)/pytest -n 2
 
 clean:

@@ -26,6 +26,8 @@ class Shell:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.chdir(folder)
         monkeypatch.setenv("COLUMNS", "140")
+        monkeypatch.delenv("FEDBAC_DATA", raising=False)
+        monkeypatch.setenv("FEDBAC_CACHE", str(folder / "cache"))
         self.monkeypatch, self.capsys = monkeypatch, capsys
 
     def __call__(self, *words: str, code: int = 0) -> str:
@@ -55,6 +57,23 @@ def test_run_report_and_repeat_from_the_configuration(fedbac: Shell, tmp_path: P
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["trainer"]
     assert "fed-bac" in fedbac("report", "a", "b", "--out", "both.html")
     assert (tmp_path / "both.html").exists()
+
+
+def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path) -> None:
+    fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
+    fedbac("run", "a/config.yaml", "--seed", "7", "--rounds", "2", "--set", "task.training.epochs=2", "--out", "b")
+    changed = yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())
+    assert changed["experiment"]["seed"] == 7
+    assert changed["experiment"]["task"]["rounds"] == 2
+    assert changed["experiment"]["task"]["training"]["epochs"] == 2
+    assert changed["runtime"]["workers"] == 1, "the runtime is the file's too"
+    assert "--task" in fedbac("run", "a/config.yaml", "--task", "cifar10", code=2)
+    assert "learning_rate: -5" in fedbac("run", "a/config.yaml", "--set", "task.training.learning_rate=-5", code=2)
+
+
+def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
+    fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
+    assert "cannot be written" in fedbac("report", "a", "--out", "a/config.yaml/page.html", code=2)
 
 
 def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: Path) -> None:

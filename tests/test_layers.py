@@ -14,7 +14,7 @@ LAYERS = [
     {"types", "errors", "rng", "trees", "version"},
     {"data", "models", "topology", "aggregation", "bandits", "choices", "native"},
     {"clustering", "selection", "personalization", "experiment"},
-    {"rounds", "local", "costs", "metrics", "federation"},
+    {"rounds", "edge", "local", "costs", "metrics", "federation"},
     {"engines"},
     {"methods", "store", "tasks"},
     {"runs", "report", "sweep"},
@@ -79,7 +79,7 @@ def test_imports_point_down(unit: str) -> None:
 def test_columns_do_not_see_each_other_and_the_loop_sees_none() -> None:
     for column in COLUMNS:
         assert not GRAPH[column] & (COLUMNS | {"experiment"})
-    for unit in ("rounds", "local", "engines", "federation", "costs", "metrics", "store"):
+    for unit in ("rounds", "edge", "local", "engines", "federation", "costs", "metrics", "store"):
         assert not GRAPH[unit] & COLUMNS
 
 

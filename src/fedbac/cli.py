@@ -38,7 +38,8 @@ WIDE = 125
 out = Console()
 err = Console(stderr=True)
 
-TaskOption = Annotated[str, typer.Option("--task", help="A task's name (see: fedbac tasks) or a .yaml file.")]
+TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
+TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.training.batch_size=64.")
 ]
@@ -70,26 +71,35 @@ class Plan:
 @app.command("run")
 def run_command(
     method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods) or a run's config.yaml.")],
-    task: TaskOption = tasks.DEFAULT_TASK,
+    task: Annotated[str | None, typer.Option("--task", help=f"{TASK_HELP} Default: {tasks.DEFAULT_TASK}.")] = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
-    seed: Annotated[int, typer.Option("--seed")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Default: 0.")] = None,
     rounds: RoundsOption = None,
-    device: DeviceOption = "auto",
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")] = None,
     workers: WorkersOption = None,
-    trainer: TrainerOption = "auto",
-    engine: EngineOption = "simulator",
+    trainer: Annotated[str | None, typer.Option("--trainer", help="auto, torch or native (CPU).")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="simulator, or ray: every edge an actor.")] = None,
     address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run one method on one task."""
-    runtime = _runtime(device=device, workers=workers, trainer=trainer, engine=engine, address=address)
+    chosen = {"device": device, "workers": workers, "trainer": trainer, "engine": engine, "address": address}
     if method.endswith((".yaml", ".yml")):
-        experiment, _ = read_experiment(method)
+        if task is not None:
+            raise ConfigError(f"--task: {method} has its task already; change it with --set task....")
+        changes = [*settings, *([] if seed is None else [f"seed={seed}"])]
+        changes += [] if rounds is None else [f"task.rounds={rounds}"]
+        experiment, runtime = read_experiment(method, changes)
+        runtime = _runtime(**runtime.model_dump() | {key: value for key, value in chosen.items() if value is not None})
+        source = experiment.task.dataset
     else:
-        experiment = configure(method, task, seed=seed, num_rounds=rounds, settings=settings)
-    name = f"{experiment.method.name}-{Path(task).stem}-seed{experiment.seed}"
+        runtime = _runtime(**{key: value for key, value in chosen.items() if value is not None})
+        named = task or tasks.DEFAULT_TASK
+        experiment = configure(method, named, seed=seed or 0, num_rounds=rounds, settings=settings)
+        source = Path(named).stem
+    name = f"{experiment.method.name}-{source}-seed{experiment.seed}"
     folder = RunFolder(out_folder or Path("runs") / name)
     plan = Plan(experiment, folder, runtime, overwrite=overwrite, inputs=Inputs(data_folder=data_folder))
     _conclude(_play_all([plan]), folder.path / "report.html", folder.path)
@@ -370,7 +380,11 @@ def _show(runs: Sequence[Run], page: Path) -> None:
     out.print()
     out.print(_wide(header, rows, best) if out.width >= WIDE else _tall(header, rows, best))
     out.print(f"\n{report.outcome(runs)}", highlight=False)
-    out.print(f"\nReport: {report.write_report(runs, page)}", highlight=False, soft_wrap=True)
+    try:
+        report.write_report(runs, page)
+    except OSError as error:
+        raise ConfigError(f"--out: {page} cannot be written ({error.strerror}); choose another place") from error
+    out.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 
 def _wide(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:

@@ -184,18 +184,18 @@ class Experiment(Settings):
                 f"method.clustering must have one cluster, not {num_clusters}"
             )
         wanted = {"method.measurement.split": self.method.measurement.split}
-        wanted["method.selection.reward_split"] = getattr(self.method.selection, "reward_split", None) or "train"
+        wanted["method.selection"] = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"
         for field, split in wanted.items():
             if split == "validation" and self.task.partition.validation_fraction == 0:
                 raise ValueError(
-                    f"{field} is 'validation' but task.partition.validation_fraction is 0; hold out some data "
+                    f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
                     "(0.1 is usual) or choose another split"
                 )
         return self
 
 
 class Runtime(Settings):
-    """Where and how the work is done. None of it changes what is computed, beyond floating-point rounding."""
+    """Where and how the work is done. None of it changes what is computed, but for rounding and dropout's own draws."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: PositiveInt | None = None

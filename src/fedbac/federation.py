@@ -9,10 +9,10 @@ from torch import nn
 
 from fedbac import data, models
 from fedbac.data import Dataset, Shards
+from fedbac.edge import EdgeSite
 from fedbac.errors import ConfigError
 from fedbac.experiment import Experiment
 from fedbac.local import Examples
-from fedbac.rounds import EdgeSite
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) ->
         )
     uses_validation = "validation" in (
         experiment.method.measurement.split,
-        getattr(experiment.method.selection, "reward_split", None),
+        experiment.method.selection.ask(experiment.method.selection.init(1), 1).accuracy,
     )
     for site in sites:
         if not site.size_N.any():

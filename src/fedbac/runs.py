@@ -13,12 +13,13 @@ import yaml
 from fedbac import methods, metrics, tasks, trees
 from fedbac.data import Dataset, Shards
 from fedbac.engines import connect
-from fedbac.errors import ConfigError, RunFolderError
+from fedbac.errors import ConfigError, RunFolderError, unknown
 from fedbac.experiment import Experiment, Method, Runtime, Task, override, parse
 from fedbac.federation import assemble
 from fedbac.models import Custom, UserNetwork
 from fedbac.rounds import State, rounds, start
 from fedbac.store import Run, RunFolder
+from fedbac.types import Settings
 from fedbac.version import __version__
 
 Record = dict[str, Any]
@@ -66,13 +67,25 @@ def configure(
     }
     own = [setting for setting in settings if setting.startswith("task.")]
     final_task = parse(Task, override({"task": plain}, own)["task"], "task")
-    row = method if isinstance(method, Method) else methods.method(method, final_task)
+    row = _checked(method) if isinstance(method, Method) else methods.method(method, final_task)
     tree = {"seed": seed, "task": final_task, "method": row}
     others = [setting for setting in settings if not setting.startswith("task.")]
     if not others:
         return parse(Experiment, tree)
     plain_tree = {"seed": seed, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
     return parse(Experiment, override(plain_tree, others))
+
+
+def _checked(method: Method) -> Method:
+    """Check a method handed over in Python: ``model_copy(update=...)`` looks at nothing."""
+    strange = sorted(set(vars(method)) - set(Method.model_fields))
+    if strange:
+        raise ConfigError(f"method: {unknown('field', strange[0], Method.model_fields)}")
+    fields = {name: getattr(method, name) for name in Method.model_fields}
+    for name, value in fields.items():
+        if isinstance(value, Settings):
+            fields[name] = parse(type(value), value.model_dump(warnings=False), f"method.{name}")
+    return parse(Method, fields, "method")
 
 
 def _task(task: str | Task | Path) -> Task:
@@ -83,12 +96,12 @@ def _task(task: str | Task | Path) -> Task:
     return parse(Task, _yaml(Path(task)), "task")
 
 
-def read_experiment(path: Path | str) -> tuple[Experiment, Runtime]:
-    """Return the experiment and the runtime of a ``config.yaml``."""
+def read_experiment(path: Path | str, settings: Sequence[str] = ()) -> tuple[Experiment, Runtime]:
+    """Return the experiment, with settings changed, and the runtime of a ``config.yaml``."""
     tree = _yaml(Path(path))
     if "experiment" not in tree:
         raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
-    return parse(Experiment, tree["experiment"]), parse(Runtime, tree.get("runtime", {}), "runtime")
+    return parse(Experiment, override(tree["experiment"], settings)), parse(Runtime, tree.get("runtime", {}), "runtime")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -162,9 +175,9 @@ def play(
         "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
     }
     frozen = {"experiment": config["experiment"], "data": config["data"]}
-    state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
     records: list[Record] = []
     try:
+        state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with _held(folder):
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, continued, overwrite)

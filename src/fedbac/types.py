@@ -64,7 +64,7 @@ class Evidence:
     """The current cluster of each member."""
     turn_N: BoolArray | None = None
     """Whose turn it is to learn and act (all members, unless the policy asked to go one by one)."""
-    trained_K: BoolArray | None = None
+    used_K: BoolArray | None = None
     """Which clusters have ever had a member."""
     loss_NK: FloatArray | None = None
     moved: bool = False

@@ -22,7 +22,7 @@ def evidence(policy: Any, seed: int, round_: int = 1, **changes: Any) -> Evidenc
     label = changes.pop("label_N", rng.integers(K, size=EDGES))
     trained = np.isin(np.arange(K), [*label, *rng.integers(K, size=2)])
     return frozen(  # type: ignore[no-any-return]
-        clustering_evidence(label, rng.uniform(0.1, 2, (EDGES, K)), round_=round_, trained_K=trained, **changes)
+        clustering_evidence(label, rng.uniform(0.1, 2, (EDGES, K)), round_=round_, used_K=trained, **changes)
     )
 
 

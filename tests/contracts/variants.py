@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from fedbac import Experiment, Fixed, Method, Perceptron, PerCluster, Random
 from fedbac.choices import Choice
+from fedbac.edge import EdgeSite
 from fedbac.models import builder
-from fedbac.rounds import EdgeSite, start
+from fedbac.rounds import start
 from fedbac.store import flatten, unflatten
 from fedbac.types import Settings
 from tests.unit.tiny import tiny_task

@@ -1,4 +1,4 @@
-"""Methods that are the same method under another name (methods.md D.2), and special cases with a known answer."""
+"""Methods that are the same method under another name, and special cases with a known answer."""
 
 import copy
 from collections.abc import Sequence

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedbac import Experiment, Hierarchical, LowestLoss, Method, Random, Run, Settings, Shared, Training
+from fedbac.edge import EdgeSite, TrainOrder, TrainReport, serve
 from fedbac.rng import Rng
-from fedbac.rounds import EdgeSite, TrainOrder, TrainReport, serve
 from fedbac.types import Ask, BoolArray, Evaluate, Evidence, Measured, NoState, Result, Train, Trained
 from tests.unit.tiny import scripted_rounds, tiny_run, tiny_task
 
@@ -101,7 +101,7 @@ def test_trained_clusters_are_those_that_ever_had_a_member() -> None:
     loss_TMK[1, 0] = [0.1, 9.0, 9.0]
     policy = LowestLoss(num_clusters=3, period=1, start_labels="uniform")
     history = list(scripted_rounds(policy, loss_TMK))
-    assert [state.trained_K.tolist() for _, state in history] == [[True, False, True]] * 3
+    assert [state.used_K.tolist() for _, state in history] == [[True, False, True]] * 3
     assert [record["entered_empty"] for record, _ in history] == [1, 0, 0]
 
 

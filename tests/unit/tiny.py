@@ -9,8 +9,9 @@ import torch
 from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
 from fedbac.costs import Ledger
 from fedbac.data import Dataset, toy
+from fedbac.edge import EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 from fedbac.models import builder
-from fedbac.rounds import EdgeSite, MeasureOrder, MeasureReport, State, TrainOrder, TrainReport, rounds, start
+from fedbac.rounds import State, rounds, start
 from fedbac.types import BoolArray, ClusterPolicy, Evidence, FloatArray, IntArray
 
 
@@ -51,7 +52,7 @@ def clustering_evidence(
     round_: int = 20,
     num_rounds: int = 100,
     turn_N: BoolArray | None = None,
-    trained_K: BoolArray | None = None,
+    used_K: BoolArray | None = None,
 ) -> Evidence:
     """Return what the cloud shows a clustering policy; by default it is everybody's turn and all clusters trained."""
     label, loss = np.asarray(label_N, np.int64), np.asarray(loss_NK, np.float64)
@@ -61,7 +62,7 @@ def clustering_evidence(
         size_N=np.full(label.size, 100),
         label_N=label,
         turn_N=np.ones(label.size, bool) if turn_N is None else turn_N,
-        trained_K=np.ones(loss.shape[1], bool) if trained_K is None else trained_K,
+        used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
     )
 

@@ -71,8 +71,8 @@ class LinUCB(Settings):
         )
 
     def ask(self, state: LinUCBState, round_: int) -> Ask | None:
-        """Ask for all losses when due; a single arm leaves nothing to decide."""
-        if round_ % self.period or state.b_NKF.shape[1] == 1:
+        """Ask for all losses when due."""
+        if round_ % self.period:
             return None
         return Ask(losses=True, one_by_one=self.updates == "sequential")
 
@@ -123,8 +123,8 @@ class LinUCB(Settings):
         _, loss_NK, _ = _given(evidence)
         eligible = np.ones(loss_NK.shape[1], dtype=bool)
         if self.alternatives == "trained":
-            assert evidence.trained_K is not None
-            eligible = evidence.trained_K.copy()
+            assert evidence.used_K is not None
+            eligible = evidence.used_K.copy()
         eligible[k] = False
         if not eligible.any():
             return None

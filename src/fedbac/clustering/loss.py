@@ -47,8 +47,8 @@ class LowestLoss(Settings):
         return NoState()
 
     def ask(self, state: NoState, round_: int) -> Ask | None:
-        """Ask for all losses when due; with one cluster there is nothing to decide, so nothing to measure."""
-        return Ask(losses=True) if round_ % self.period == 0 and self.num_clusters != 1 else None
+        """Ask for all losses when due."""
+        return Ask(losses=True) if round_ % self.period == 0 else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing: the rule looks only at the present."""

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fedbac.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
 from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
-from fedbac.rounds import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 
 try:
     import ray

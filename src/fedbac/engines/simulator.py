@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Sequence
 
+from fedbac.edge import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
 from fedbac.experiment import Experiment
 from fedbac.local import one_thread
-from fedbac.rounds import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
 from fedbac.types import Evaluate, Request, Result, Train, Trainer
 
 

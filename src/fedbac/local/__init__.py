@@ -24,6 +24,8 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     """
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
+    if runtime.device == "cuda" and runtime.trainer == "native":
+        raise ConfigError("runtime.trainer: 'native' is the CPU's; with runtime.device 'cuda' use torch or auto")
     buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
     wants_gpu = runtime.device == "cuda" or (runtime.device == "auto" and not buffered)
     if wants_gpu and torch.cuda.is_available() and runtime.trainer != "native":

@@ -100,7 +100,8 @@ class VmapTrainer:
         for numbers in together.values():
             groups = [self.examples.groups(requests[r]) for r in numbers]
             flat = [group for mine in groups for group in mine]
-            loss_VG, accuracy_VG = self._evaluate(requests[numbers[0]], flat)
+            with self._repeatable():
+                loss_VG, accuracy_VG = self._evaluate(requests[numbers[0]], flat)
             begin = 0
             for r, mine in zip(numbers, groups, strict=True):
                 columns = slice(begin, begin + len(mine))
@@ -134,8 +135,10 @@ class VmapTrainer:
             applies = [recall(x, logits, row, networks, self._logits) for row in table]
             score_VB = torch.stack([self.scheme.predict(apply, x) for apply in applies])
             loss_VB = F.cross_entropy(score_VB.flatten(0, 1), y.repeat(len(table)), reduction="none")
-            loss.index_add_(1, group_of[chunk], loss_VB.reshape(len(table), -1).double())
-            correct.index_add_(1, group_of[chunk], (score_VB.argmax(2) == y).double())
+            # A product with the groups' membership sums in a fixed order; adding by index would not on a GPU.
+            member_BG = F.one_hot(group_of[chunk], len(groups)).double()
+            loss += loss_VB.reshape(len(table), -1).double() @ member_BG
+            correct += (score_VB.argmax(2) == y).double() @ member_BG
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
 
     def _logits(self, part: str, params: Params, x: Tensor) -> Tensor:
@@ -201,8 +204,9 @@ class Stack:
         shape = (num_phases, self.num_steps, self.capacity)
         self.index = torch.zeros((*shape, training.batch_size), dtype=torch.int64, device=device)
         self.count = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.offset = torch.zeros((*self.index.shape, 2), dtype=torch.int64, device=device)
-        self.flip = torch.zeros(self.index.shape, dtype=torch.bool, device=device)
+        distorted = self.index.shape if trainer.examples.augment else (num_phases, self.num_steps, self.capacity, 0)
+        self.offset = torch.zeros((*distorted, 2), dtype=torch.int64, device=device)
+        self.flip = torch.zeros(distorted, dtype=torch.bool, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.rate = torch.zeros((), device=device)
         self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=device)

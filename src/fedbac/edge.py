@@ -1,0 +1,257 @@
+"""What cloud and edges exchange, and what an edge does with an order (``serve``): Algorithm 2 of the paper."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedbac import trees
+from fedbac.aggregation import edge_average
+from fedbac.costs import BYTES_PER_NUMBER, Ledger, client_numbers, payload
+from fedbac.experiment import Experiment
+from fedbac.rng import stream
+from fedbac.types import (
+    BoolArray,
+    Evaluate,
+    Evidence,
+    FloatArray,
+    IntArray,
+    Measured,
+    Parts,
+    Request,
+    Result,
+    Split,
+    Train,
+    Trained,
+)
+
+
+@dataclass(frozen=True)
+class EdgeSite:
+    """What an edge knows of itself: its number, its clients and how much data each holds."""
+
+    index: int
+    clients: tuple[int, ...]
+    size_N: IntArray
+    validation_N: IntArray
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Run a round: select, train, average, and let selection learn."""
+
+    edge: int
+    round: int
+    parts: Parts
+    selection: Any
+    moved: bool
+    momentum: Parts | None = None
+
+
+@dataclass(frozen=True)
+class MeasureOrder:
+    """Measure these models on a split of the edge's data."""
+
+    edge: int
+    models: tuple[Parts, ...]
+    split: Split
+    clients: tuple[int, ...]
+    max_samples: int | None = None
+
+
+EdgeOrder = TrainOrder | MeasureOrder
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What an edge sends up after a round."""
+
+    parts: Parts
+    trained_size: int
+    """Examples of the clients that count in the average; 0 when every selected client failed."""
+    selection: Any
+    selected: tuple[int, ...]
+    failed: tuple[int, ...]
+    loss: float
+    traffic: Ledger
+    momentum: Parts | None = None
+
+
+@dataclass(frozen=True)
+class MeasureReport:
+    """Mean loss and accuracy of each model on the edge's data, weighted by client size."""
+
+    loss_V: FloatArray
+    accuracy_V: FloatArray
+    count: int
+    traffic: Ledger
+
+
+EdgeReport = TrainReport | MeasureReport
+
+
+class Edges(Protocol):
+    """How the cloud reaches its edges."""
+
+    path: str
+    """Which trainer does the work, for the record."""
+    device: torch.device
+    """Where the cloud keeps the networks of a run."""
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every edge run its order."""
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every edge measure."""
+
+    def close(self) -> None:
+        """Let the edges go."""
+
+
+# ------------------------------------------------------------------------------------------------- the work
+
+
+def serve(order: EdgeOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, EdgeReport]:
+    """Do an order's work, yielding each request to the clients and receiving its result."""
+    if isinstance(order, TrainOrder):
+        return (yield from _edge_rounds(order, site, experiment))
+    return (yield from _measure(order, site, experiment))
+
+
+@dataclass
+class Work:
+    """What an edge has come to in a cloud round."""
+
+    parts: Parts
+    selection: Any
+    momentum: Parts | None
+    trained_size: int = 0
+    selected: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    losses: list[float] = field(default_factory=list)
+    traffic: Ledger = field(default_factory=Ledger)
+
+
+def _edge_rounds(order: TrainOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, TrainReport]:
+    """Algorithm 2, as often as the topology wants before the cloud hears of it."""
+    work = Work(order.parts, order.selection, order.momentum)
+    for edge_round in range(experiment.method.topology.edge_rounds):
+        yield from _edge_round(work, edge_round, order, site, experiment)
+    return TrainReport(
+        parts=work.parts,
+        trained_size=work.trained_size,
+        selection=work.selection,
+        selected=tuple(sorted(work.selected)),
+        failed=tuple(sorted(work.failed)),
+        loss=float(np.mean(work.losses)) if work.losses else float("nan"),
+        traffic=work.traffic,
+        momentum=work.momentum,
+    )
+
+
+def _edge_round(
+    work: Work, edge_round: int, order: TrainOrder, site: EdgeSite, experiment: Experiment
+) -> Generator[Request, Result, None]:
+    """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
+    policy = experiment.method.selection
+    evidence = Evidence(order.round, experiment.task.rounds, site.size_N, moved=order.moved and edge_round == 0)
+    ask = policy.ask(work.selection, order.round)
+    if ask.accuracy is not None and ask.baseline:
+        evidence = replace(evidence, baseline=(yield from _accuracy(work, ask.accuracy, site, experiment)))
+    rng = stream(experiment.seed, "selection", order.round, edge_round, site.index)
+    mask_N = policy.act(work.selection, evidence, rng)
+    trained_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
+    if ask.accuracy is not None:
+        evidence = replace(evidence, accuracy=(yield from _accuracy(work, ask.accuracy, site, experiment)))
+    # A client that failed had no part in the outcome: neither credit nor blame.
+    work.selection = policy.learn(work.selection, evidence, trained_N)
+
+
+def _train_and_average(
+    work: Work, mask_N: BoolArray, edge_round: int, order: TrainOrder, site: EdgeSite, experiment: Experiment
+) -> Generator[Request, Result, BoolArray]:
+    """Train the selected clients, average those that trained well (Eq. 1), and say who they are."""
+    chosen = np.flatnonzero(mask_N)
+    trained_N = np.zeros_like(mask_N)
+    if chosen.size == 0:
+        return trained_N
+    clients = tuple(site.clients[i] for i in chosen)
+    rate = experiment.task.training.rate(order.round)
+    momentum = None
+    if work.momentum is not None:
+        momentum = {part: {name: v[chosen] for name, v in buffers.items()} for part, buffers in work.momentum.items()}
+    trained = yield Train(clients, work.parts, order.round, edge_round, rate, momentum)
+    assert isinstance(trained, Trained)
+    one_way = client_numbers([len(clients)], [trees.size(params) for params in work.parts.values()]) // 2
+    for direction in ("down", "up"):
+        work.traffic.add("client", direction, "train", BYTES_PER_NUMBER * one_way)
+    work.traffic.add("client", "up", "control", len(clients) * 2 * BYTES_PER_NUMBER)  # number of examples and loss
+
+    healthy_C = np.isfinite(trained.loss_C) & trees.finite_rows(trained.parts_C)
+    size_C = np.where(healthy_C, site.size_N[chosen], 0)
+    if size_C.any():
+        work.parts = edge_average(trained.parts_C, size_C.astype(np.float64))
+        work.losses.append(float(np.average(trained.loss_C[healthy_C], weights=size_C[healthy_C])))
+        work.trained_size = int(size_C.sum())  # an edge that fails later keeps what it had
+    if work.momentum is not None and trained.momentum is not None:
+        work.momentum = _keep_momentum(work.momentum, trained.momentum, chosen, healthy_C)
+    work.selected |= set(clients)
+    work.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
+    trained_N[chosen] = healthy_C
+    return trained_N
+
+
+def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_C: BoolArray) -> Parts:
+    """Return the edge's momentum buffers with those of the clients that trained well replaced."""
+    rows, sources = chosen[healthy_C], np.flatnonzero(healthy_C)
+    after: Parts = {}
+    for part, buffers in before_N.items():
+        after[part] = {name: value.clone() for name, value in buffers.items()}
+        for name, value in after[part].items():
+            value[rows] = trained_C[part][name][sources].to(value.device)
+    return after
+
+
+def _accuracy(work: Work, split: Split, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, float]:
+    """a_m: the accuracy of the edge's model on the split a selection policy asked for."""
+    report = yield from _measure(MeasureOrder(site.index, (work.parts,), split, site.clients), site, experiment)
+    # The edge measures its own model: only what it sends to clients travels, nothing to or from the cloud.
+    for key, num_bytes in report.traffic.entries.items():
+        if key[0] == "client":
+            work.traffic.add(*key, num_bytes)
+    return float(report.accuracy_V[0])
+
+
+def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, MeasureReport]:
+    """F_m = Σ_i (n_i / n_m) F_i for each model, on the clients' data or on the edge's test data."""
+    if order.split == "test":
+        clients: tuple[int, ...] = ()
+        weight_G = np.ones(1)
+    else:
+        size_N = site.validation_N if order.split == "validation" else site.size_N
+        asked = np.isin(site.clients, order.clients) & (size_N > 0)
+        holders = np.flatnonzero(asked if asked.any() else size_N > 0)  # none of those asked may hold any
+        clients = tuple(site.clients[i] for i in holders)
+        weight_G = size_N[holders].astype(np.float64)
+    measured = yield Evaluate(order.models, order.split, site.index, clients, order.max_samples)
+    assert isinstance(measured, Measured)
+    ledger = Ledger()
+    networks, numbers = payload(order.models), 2 * BYTES_PER_NUMBER * len(order.models)
+    ledger.add("cloud", "down", "evaluate", networks)
+    ledger.add("cloud", "up", "control", numbers)
+    if clients and experiment.method.measurement.location == "clients":
+        ledger.add("client", "down", "evaluate", len(clients) * networks)
+        ledger.add("client", "up", "control", len(clients) * numbers)
+    # A client whose loss is not finite under any model is broken itself and says nothing about the models.
+    sound_G = np.isfinite(measured.loss_VG).any(0)
+    if sound_G.any():
+        weight_G = weight_G * sound_G
+        measured = replace(measured, loss_VG=np.where(sound_G, measured.loss_VG, 0.0))
+    return MeasureReport(
+        loss_V=np.average(measured.loss_VG, axis=1, weights=weight_G),
+        accuracy_V=np.average(measured.accuracy_VG, axis=1, weights=weight_G),
+        count=int(measured.count_G.sum()),
+        traffic=ledger,
+    )

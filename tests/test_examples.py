@@ -1,0 +1,87 @@
+"""The demo's order, the wheel, and the examples that people start from."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fedbac
+from fedbac import ConfigError, Random, Thompson
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_demo_shows_the_papers_order() -> None:
+    task = fedbac.task("demo")
+    accuracy = {
+        name: fedbac.run(name, task, num_rounds=8, device="cpu").records[-1]["accuracy"]
+        for name in ("fed-bac", "ifca", "hierfavg")
+    }
+    assert accuracy["fed-bac"] > accuracy["ifca"] + 0.05
+    assert accuracy["ifca"] > accuracy["hierfavg"] + 0.05
+
+
+def test_the_custom_policy_example_runs() -> None:
+    script = ROOT / "examples" / "my_selection.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("round ") == 3
+
+
+def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=280, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("fedbac-*.whl")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(site)
+    assert "fedbac/data/embedded/fashion_mnist_mini.npz" in names
+    assert "fedbac/data/embedded/LICENSE" in names
+    assert "fedbac/py.typed" in names
+    assert wheel.stat().st_size < 8_000_000
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fedbac",
+            "run",
+            "fed-bac",
+            "--rounds",
+            "1",
+            "--out",
+            "run",
+            "--set",
+            "task.training.epochs=1",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    where = "import fedbac; print(fedbac.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.startswith(str(site)), "the unpacked wheel was meant to be imported"
+
+
+def test_a_method_changed_in_python_is_checked_too() -> None:
+    task = fedbac.task("demo")
+    method = fedbac.method("fed-bac", task)
+    for update, message in (
+        ({"selektion": Random()}, "did you mean 'selection'"),
+        ({"selection": Thompson.model_construct(fraction=1.5)}, r"method\.selection\.fraction: 1\.5"),
+        ({"cloud_weight": "median"}, r"method\.cloud_weight: 'median'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fedbac.configure(method.model_copy(update=update), task)
