@@ -8,19 +8,26 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo install test clean
 
+KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
 install: $(STAMP)
 
 # torch comes first and pinned: a plain request by another package would pull a much larger build.
-$(STAMP): pyproject.toml setup.py $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
+$(STAMP): pyproject.toml setup.py $(KERNEL)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
 	touch $@
 
-demo: install
+$(STAMP)-dev: $(STAMP)
+	$(PIP) -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
 	$(BIN)/fedbac compare fed-bac ifca hierfavg --task demo --out runs/demo --overwrite
 
-test: install
+test: $(STAMP)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

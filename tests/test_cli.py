@@ -71,6 +71,19 @@ def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path
     assert "learning_rate: -5" in fedbac("run", "a/config.yaml", "--set", "task.training.learning_rate=-5", code=2)
 
 
+def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
+    assert "names a method twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
+    text = fedbac("compare", "ifca", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
+    assert text.index("ifca") < text.index("hierfavg")
+    assert "holds the runs hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
+    again = fedbac("report", "c")
+    assert again.index("ifca") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"
+    config = tmp_path / "c" / "ifca" / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 9\n"))
+    assert "ifca: stopped after 1 of 9 rounds" in fedbac("report", "c/ifca")
+    assert fedbac("--version").startswith("fedbac 0.")
+
+
 def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
     fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
     assert "cannot be written" in fedbac("report", "a", "--out", "a/config.yaml/page.html", code=2)

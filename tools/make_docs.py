@@ -87,6 +87,8 @@ def _default(value: Any) -> str:
 def _allowed(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(filter(None, (_allowed(option) for option in schema["anyOf"])))
+    if "$ref" in schema or "discriminator" in schema:
+        return "a group of settings"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}

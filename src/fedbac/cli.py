@@ -22,6 +22,7 @@ from fedbac.experiment import Experiment, Runtime, parse
 from fedbac.local import num_cores
 from fedbac.runs import Inputs, Stop, configure, play, read_experiment
 from fedbac.store import Run, RunFolder
+from fedbac.version import __version__
 
 app = typer.Typer(
     help="Three-tier federated learning with clustered personalization and learned decisions.",
@@ -68,6 +69,22 @@ class Plan:
     inputs: Inputs = field(default_factory=Inputs)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedbac {__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+]
+
+
+@app.callback()
+def _options(version: VersionOption = False) -> None:
+    pass
+
+
 @app.command("run")
 def run_command(
     method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods) or a run's config.yaml.")],
@@ -101,6 +118,9 @@ def run_command(
         source = Path(named).stem
     name = f"{experiment.method.name}-{source}-seed{experiment.seed}"
     folder = RunFolder(out_folder or Path("runs") / name)
+    below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
+    if below:
+        raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose a folder of its own")
     plan = Plan(experiment, folder, runtime, overwrite=overwrite, inputs=Inputs(data_folder=data_folder))
     _conclude(_play_all([plan]), folder.path / "report.html", folder.path)
 
@@ -124,6 +144,8 @@ def compare(
     """Run several methods on the same task and data, one run folder each, and report on all together."""
     runtime = _runtime(device=device, workers=workers, trainer=trainer, engine=engine, address=address)
     parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
+    if len(set(names)) < len(names):
+        raise ConfigError(f"METHOD: {', '.join(names)} names a method twice; repeat with --seed instead")
     plans = []
     for seed in seeds:
         for name in names:
@@ -215,7 +237,7 @@ def resume(
 @app.command("report")
 def report_command(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
-    out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html in FOLDER.")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page; by default report.html.")] = None,
     figures: Annotated[Path | None, typer.Option("--figures", help="Also write every figure into this folder.")] = None,
 ) -> None:
     """Print the table of finished or unfinished runs and write their report."""
@@ -223,7 +245,8 @@ def report_command(
     empty = [str(run.folder) for run in runs if not run.records]
     if empty:
         raise ConfigError(f"no complete round yet in {', '.join(empty)}")
-    _show(runs, out_file or folders[0] / "report.html")
+    # A page about several folders is nobody's own: it goes where the command was typed.
+    _show(runs, out_file or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if figures is not None:
         from fedbac import report  # matplotlib is slow to import and needed only here
 
@@ -264,7 +287,7 @@ def show(
 def tasks_command() -> None:
     """List the tasks: data, federation and training."""
     table = Table(box=None, pad_edge=False)
-    for title in ("task", "data set", "edges", "clients", "α edge", "rounds", "epochs", "batch"):
+    for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
         table.add_column(title, no_wrap=title in {"task", "data set"})
     for name, task in tasks.TASKS.items():
         numbers = (
@@ -334,7 +357,8 @@ def _play_all(plans: Sequence[Plan]) -> list[Run]:
 def _follow(plan: Plan, playing: Generator[dict[str, Any], None, Run], progress: Progress, stop: Stop) -> Run:
     total = plan.experiment.task.rounds
     label = plan.experiment.method.name + (f" seed {plan.experiment.seed}" if plan.experiment.seed else "")
-    line = progress.add_task(label, total=total, note="")
+    before = len(plan.folder.read_records()) if plan.continued else 0
+    line = progress.add_task(label, total=total, completed=before, note="")
     while True:
         try:
             record = next(playing)
@@ -379,7 +403,11 @@ def _show(runs: Sequence[Run], page: Path) -> None:
     best = report.best(runs) if len(runs) > 1 else -1
     out.print()
     out.print(_wide(header, rows, best) if out.width >= WIDE else _tall(header, rows, best))
-    out.print(f"\n{report.outcome(runs)}", highlight=False)
+    out.print(f"\n{report.outcome(runs)}", highlight=False, markup=False)
+    for run in runs:
+        wanted = run.config["experiment"]["task"]["rounds"]
+        if len(run.records) < wanted:
+            out.print(f"{run.name}: stopped after {len(run.records)} of {wanted} rounds", highlight=False, markup=False)
     try:
         report.write_report(runs, page)
     except OSError as error:
@@ -393,7 +421,7 @@ def _wide(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Ta
     for index, title in enumerate(header):
         table.add_column(title, justify="left" if index == 0 else "right")
     for index, row in enumerate(rows):
-        table.add_row(*row, style="bold green" if index == best else "")
+        table.add_row(*map(escape, row), style="bold green" if index == best else "")
     return table
 
 
@@ -402,7 +430,7 @@ def _tall(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Ta
     table = Table(box=None, pad_edge=False)
     table.add_column(header[0])
     for index, row in enumerate(rows):
-        table.add_column(row[0], justify="right", style="bold green" if index == best else "")
+        table.add_column(escape(row[0]), justify="right", style="bold green" if index == best else "")
     for line, title in enumerate(header[1:], start=1):
         table.add_row(title, *(row[line] for row in rows))
     return table
@@ -416,6 +444,7 @@ def _run_folders(folders: Sequence[Path]) -> list[RunFolder]:
             raise ConfigError(f"{folder}: there is no such folder")
         inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
         here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)  # in the order in which they were begun
         if not here:
             raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
         found += here
@@ -429,6 +458,9 @@ def main() -> None:
     )
     try:
         app()
+    except KeyboardInterrupt:
+        err.print("stopped at once; complete rounds are saved, fedbac resume goes on from there", highlight=False)
+        sys.exit(130)
     except (ConfigError, PartitionError, FederationError) as error:
         err.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
         sys.exit(2)

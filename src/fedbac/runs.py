@@ -1,5 +1,6 @@
 """Running experiments: the consumer of the round loop that saves, resumes and sums up."""
 
+import logging
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from fedbac.types import Settings
 from fedbac.version import __version__
 
 Record = dict[str, Any]
+
+log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ def configure(
     chosen = _task(task)
     changes: dict[str, Any] = {}
     if inputs.dataset is not None:
+        if not isinstance(inputs.dataset, Dataset):
+            kind = type(inputs.dataset).__name__
+            raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
         changes["dataset"] = inputs.dataset.name
     if inputs.shards is not None:
         changes |= {
@@ -58,6 +64,9 @@ def configure(
             "clients_per_edge": tuple(len(clients) for clients in inputs.shards.clients),
         }
     if inputs.network is not None:
+        if not callable(inputs.network):
+            kind = type(inputs.network).__name__
+            raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
         changes["network"] = Custom(name=getattr(inputs.network, "__name__", type(inputs.network).__name__))
     if num_rounds is not None:
         changes["rounds"] = num_rounds
@@ -96,11 +105,17 @@ def _task(task: str | Task | Path) -> Task:
     return parse(Task, _yaml(Path(task)), "task")
 
 
-def read_experiment(path: Path | str, settings: Sequence[str] = ()) -> tuple[Experiment, Runtime]:
+def read_experiment(
+    path: Path | str, settings: Sequence[str] = (), with_data: bool = False
+) -> tuple[Experiment, Runtime]:
     """Return the experiment, with settings changed, and the runtime of a ``config.yaml``."""
     tree = _yaml(Path(path))
     if "experiment" not in tree:
         raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
+    if tree.get("data", {}).get("given_in_python") and not with_data:
+        raise ConfigError(
+            f"{path}: the data of this run were given in Python; give them again, fedbac.resume(folder, dataset=...)"
+        )
     return parse(Experiment, override(tree["experiment"], settings)), parse(Runtime, tree.get("runtime", {}), "runtime")
 
 
@@ -134,6 +149,7 @@ class Stop:
 
         def handle(number: int, frame: object) -> None:
             self.wanted = True
+            log.warning("stopping when this round is saved; Ctrl-C again stops at once")
             signal.signal(signal.SIGINT, before)
 
         before = signal.signal(signal.SIGINT, handle)
@@ -290,7 +306,7 @@ def resume(
     """Go on with the run in a folder and return it; data and networks that were given in Python are given again."""
     place = RunFolder(folder)
     place.read_config()
-    experiment, runtime = read_experiment(place.config_file)
+    experiment, runtime = read_experiment(place.config_file, with_data=dataset is not None)
     inputs = Inputs(dataset, shards, network, data_folder)
     return finish(play(experiment, folder=place, runtime=runtime, inputs=inputs, continued=True))
 

@@ -69,15 +69,18 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; the lock goes with the process, however it ends."""
-        with self._disk():
-            self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
             raise RunInUseError(
                 f"{self.path}: another process is running in this folder; wait for it, or choose another --out"
             ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: it cannot be used as a folder ({error.strerror}); choose another --out"
+            ) from error
         try:
             yield
         finally:

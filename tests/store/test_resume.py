@@ -106,7 +106,7 @@ def test_killed_between_any_two_writes(moment: str, copy: Path, whole: Path) -> 
 
 
 def test_a_run_repeats_from_its_configuration_alone(whole: Path, tmp_path: Path) -> None:
-    experiment, runtime = fedbac.runs.read_experiment(whole / "config.yaml")
+    experiment, runtime = fedbac.runs.read_experiment(whole / "config.yaml", with_data=True)
     folder = RunFolder(tmp_path / "again")
     finish(play(experiment, folder=folder, runtime=runtime, inputs=Inputs(dataset=toy(size=8))))
     assert_same(folder.path, whole)
@@ -233,6 +233,17 @@ def test_no_run_and_no_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: 1")
     with pytest.raises(RunFolderError, match="no 'experiment'"):
         fedbac.resume(tmp_path)
+
+
+def test_data_given_in_python_must_be_given_again(copy: Path) -> None:
+    with pytest.raises(ConfigError, match="given in Python"):
+        fedbac.resume(copy)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="choose another --out"):
+        worker.play(tmp_path / "file", resume=False)
 
 
 def test_only_json_yaml_and_safetensors_are_written(whole: Path) -> None:

@@ -1,5 +1,6 @@
 """Local training and evaluation of many clients, behind one interface."""
 
+import logging
 import os
 
 import torch
@@ -15,6 +16,8 @@ from fedbac.local.pool import PoolTrainer
 from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
 from fedbac.types import Personalization, Trainer
+
+log = logging.getLogger("fedbac")
 
 
 def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
@@ -35,6 +38,8 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
         layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
         if layers is not None and native.available():
             return NativeTrainer(network, scheme, examples, layers, workers)
+        if layers is not None and runtime.trainer == "auto":
+            log.warning("training through torch, which is slow: the native kernel was not built (no C++ compiler)")
         if runtime.trainer == "native":
             reason = "it was not built (no C++ compiler when fedbac was installed)"
             if native.available():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac import trees
+from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, rates
 from fedbac.local.threads import one_thread, seeded
 from fedbac.rng import torch_seed
@@ -126,7 +127,7 @@ class LoopTrainer:
                     x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
                 x = self.examples.normalize(x)
                 for batch in self.examples.batches(order.size):
-                    loss = F.cross_entropy(self.scheme.predict(self.model.apply, x[batch]), y[batch])
+                    loss = F.cross_entropy(self._predict(x[batch], client), y[batch])
                     loss.backward()  # type: ignore[no-untyped-call]
                     step()
                     total += loss.detach() * (batch.stop - batch.start)
@@ -139,6 +140,15 @@ class LoopTrainer:
                 for part, buffers in request.momentum.items()
             }
         return parts, float(total) / max(seen, 1), momentum
+
+    def _predict(self, x: Tensor, client: int) -> Tensor:
+        try:
+            return self.scheme.predict(self.model.apply, x)
+        except ValueError as error:  # batch normalization of a batch of one
+            raise ConfigError(
+                f"network: it cannot train on a batch of {len(x)} of client {client}: {error}. Leave out ragged "
+                "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
+            ) from error
 
     def _stepper(self, phase: Phase, velocity: Tensor, rate: float) -> Callable[[], None]:
         """Return the update of one step: penalty, clip, weight decay, momentum, as PyTorch's SGD does them."""

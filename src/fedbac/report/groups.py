@@ -28,14 +28,19 @@ class Group:
     look: Look
 
     @property
+    def num_seeds(self) -> int:
+        """How many seeds there are; a run that was given twice is no repetition."""
+        return len({run.config["experiment"]["seed"] for run in self.runs})
+
+    @property
     def accuracy(self) -> float:
         """Mean final distributed accuracy."""
         return float(np.mean([run.summary["accuracy"] for run in self.runs]))
 
     @property
     def spread(self) -> float:
-        """Standard deviation of it over the runs; over the last rounds when there is only one run."""
-        if len(self.runs) == 1:
+        """Standard deviation of it over the runs; over the last rounds when there is only one seed."""
+        if self.num_seeds == 1:
             return float(self.runs[0].summary["accuracy_std_last"])
         return float(np.std([run.summary["accuracy"] for run in self.runs], ddof=1))
 

@@ -40,7 +40,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         notes.append(f"The runs differ in {_join(differ)}.")
     elif _standing(together)[1]:
         notes.append("Within the spread: the gap is less than twice its deviation over the last rounds or the seeds.")
-    if all(len(group.runs) == 1 for group in together):
+    if all(group.num_seeds == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
         notes.append(f"{subject}: ± is the spread over the last rounds, not over repeats with other seeds.")
     if len({tuple(sorted(_seed(run) for run in group.runs)) for group in together}) > 1:
@@ -112,9 +112,9 @@ def _paired(first: Group, other: Group) -> FloatArray | None:
 
 
 def _alone(group: Group) -> str:
-    if len(group.runs) > 1:
+    if group.num_seeds > 1:
         spread = percent(group.accuracy, group.spread)
-        return f"{group.label} reaches {spread} % distributed accuracy, the mean over {len(group.runs)} seeds."
+        return f"{group.label} reaches {spread} % distributed accuracy, the mean over {group.num_seeds} seeds."
     lowest, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
     score = percent(group.accuracy, group.spread)
     return f"{group.label} reaches {score} % distributed accuracy; its edges range from {lowest} % to {highest} %."

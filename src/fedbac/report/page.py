@@ -76,7 +76,7 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "Federated learni
 def _page(runs: Sequence[Run], title: str) -> str:
     together = groups(runs)
     drawn = figures(runs)
-    several = any(len(group.runs) > 1 for group in together)
+    several = any(group.num_seeds > 1 for group in together)
     body = [
         _header(runs, title),
         "<h2>Final numbers</h2>",
@@ -122,7 +122,7 @@ def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
     note = f"Accuracy is the mean over the {span} ± its standard deviation over them"
     note += "; in bold the highest." if chosen >= 0 else "."
     out = f'<div class="card">{out}<p class="note">{note}</p></div>'
-    if all(len(group.runs) == 1 for group in together):
+    if all(group.num_seeds == 1 for group in together):
         return out
     means = _table(seeds_table(together), [group.look.css for group in together], {}, "Means over seeds")
     return f'<div class="card"><h3>Means over seeds</h3>{means}<p class="note">± is over the seeds.</p></div>\n{out}'

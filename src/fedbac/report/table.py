@@ -45,8 +45,8 @@ def seeds_table(together: Sequence[Group]) -> Table:
     rows = [
         [
             group.label,
-            str(len(group.runs)),
-            percent(group.accuracy, group.spread if len(group.runs) > 1 else None),
+            str(group.num_seeds),
+            percent(group.accuracy, group.spread if group.num_seeds > 1 else None),
             percent(_mean(group, "edge_std")),
             percent(_mean(group, "edge_min")),
             human_bytes(_mean(group, "bytes_total")),

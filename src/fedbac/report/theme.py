@@ -111,7 +111,7 @@ th:first-child,td:first-child{text-align:left;padding-left:.35rem}
 tbody th{font-weight:500}
 .ledger th:nth-child(-n+3),.ledger td:nth-child(-n+3){text-align:left}
 tbody tr:last-child>*{border-bottom:0}
-tr.best>*{background:var(--wash);font-weight:700}
+tr.best>*{background:var(--wash)}tr.best>:nth-child(-n+2){font-weight:700}
 tr.total>*{font-weight:700;border-top:2px solid var(--grid)}
 tr.tier>*{border-top:2px solid var(--grid)}
 tbody tr.tier:first-child>*{border-top:0}
