@@ -16,11 +16,15 @@ LENET_WIDTHS = (6, 16, 120, 84)
 
 
 class LeNet5(Settings):
-    """LeNet-5 with ReLU, max pooling and no padding: 62,006 weights for 3×32×32, 44,426 for 1×28×28 (C.7)."""
+    """LeNet-5 without padding: 62,006 weights for 3×32×32, 44,426 for 1×28×28 (C.7)."""
 
     kind: Literal["lenet5"] = "lenet5"
     width: PositiveFloat | tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = 1.0
     """A multiplier, or the four layer widths; 1.41 gives the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Not given in the paper (C.7); the native kernel knows ReLU."""
+    pooling: Literal["max", "average"] = "max"
+    """Not given in the paper (C.7); the native kernel knows maxima."""
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return the network for images of this shape."""
@@ -30,13 +34,15 @@ class LeNet5(Settings):
                 f"but an example of this data set has shape {list(shape)}; use task.network.kind=mlp or your own"
             )
         c1, c2, f1, f2 = self.widths()
+        active = {"relu": nn.ReLU, "tanh": nn.Tanh}[self.activation]
+        pool = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[self.pooling]
         height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
         return nn.Sequential(
-            nn.Conv2d(shape[0], c1, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(c1, c2, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(shape[0], c1, 5), active(), pool(2),
+            nn.Conv2d(c1, c2, 5), active(), pool(2),
             nn.Flatten(),
-            nn.Linear(c2 * height * width, f1), nn.ReLU(),
-            nn.Linear(f1, f2), nn.ReLU(),
+            nn.Linear(c2 * height * width, f1), active(),
+            nn.Linear(f1, f2), active(),
             nn.Linear(f2, num_classes),
         )  # fmt: skip
 

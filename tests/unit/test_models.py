@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbac import Additive, ConfigError, LeNet5, Perceptron, PerCluster, Shared, trees
+from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, builder, weights, zero_last_layer
 from fedbac.types import Params
 from tests.unit.tiny import tiny_run, tiny_task
@@ -208,3 +209,15 @@ def test_schemes_start_their_first_network_alike() -> None:
     first = trees.take(Shared().init(build, 1)["global"], 0)
     assert equal(first, trees.take(PerCluster().init(build, 2)["cluster"], 1))
     assert equal(first, trees.take(Additive().init(build, 2)["global"], 0))
+
+
+def test_lenet_of_other_activations_and_pooling() -> None:
+    """As many weights, other numbers; the kernel, which knows ReLU and maxima only, leaves them to torch."""
+    shape, x = (1, 28, 28), torch.rand(2, 1, 28, 28)
+    plain = LeNet5().build(shape, 10)
+    assert layers_of(plain, shape) is not None
+    for changed in (LeNet5(activation="tanh"), LeNet5(pooling="average")):
+        other = changed.build(shape, 10)
+        other.load_state_dict(plain.state_dict())
+        assert not torch.allclose(other(x), plain(x))
+        assert layers_of(other, shape) is None
