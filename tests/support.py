@@ -176,7 +176,7 @@ def distance(a: Mapping[str, Params], b: Mapping[str, Params]) -> float:
         for name, value in a[part].items():
             assert value.shape == b[part][name].shape
             assert torch.isfinite(value).all()
-            largest = max(largest, float((value - b[part][name]).abs().max()))
+            largest = max(largest, float((value.cpu() - b[part][name].cpu()).abs().max()))
     return largest
 
 

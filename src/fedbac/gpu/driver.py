@@ -41,10 +41,10 @@ class Module:
         return function
 
     def launch(
-        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, arguments: Any
-    ) -> None:
-        """Start a kernel on torch's current stream; ``arguments`` is what ``pointers`` made."""
-        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p,
+        arguments: Any,
+    ) -> None:  # fmt: skip
+        """Start a kernel; ``arguments`` is what ``pointers`` made."""
         self._check(self._driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
 
     def _check(self, code: int) -> None:
@@ -52,6 +52,11 @@ class Module:
             text = c_char_p()
             self._driver.cuGetErrorString(code, byref(text))
             raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
+
+
+def current_stream() -> c_void_p:
+    """Return the stream that torch works on, which takes longer to ask for than to launch a kernel."""
+    return c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 def pointers(values: Sequence[Any]) -> Any:

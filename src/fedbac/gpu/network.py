@@ -215,9 +215,7 @@ class Plan:
         return [
             *self._forward(),
             self._head("head_train"),
-            Launch(
-                "head_back", self.groups, 1, 256, 4 * ((self.linears[-1].padded + 2 * self._widest()) * PITCH + GROUP)
-            ),
+            Launch("head_back", self.groups, 1, 256, 4 * (rows * PITCH + GROUP)),
             Launch("linear_gradient", sum(linear.tiles for linear in self.linears), 1, 256, 0),
             *back,
             Launch("gather", self.slices, 1, 256, 0),

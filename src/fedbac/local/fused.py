@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbac import trees
-from fedbac.gpu.driver import Module, pointers
+from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
 from fedbac.types import Evaluate, FloatArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
@@ -81,10 +81,10 @@ class FusedTrainer:
         for number, phase in enumerate(phases):
             work.keep("jobs", schedule.jobs(number))
             work.sgd = self._sgd(phase, first.learning_rate)
-            arguments = pointers([work.buffers, work.sgd, work.step])
+            arguments, stream = pointers([work.buffers, work.sgd, work.step]), current_stream()
             for step in range(schedule.num_steps):
                 work.step.value = step
-                self._launch(self.plan.training, parts * schedule.active[step], arguments)
+                self._launch(self.plan.training, parts * schedule.active[step], stream, arguments)
         seen_C = np.maximum(schedule.seen, 1)
         loss_C = self.room.loss[: len(clients)].sum(1).cpu().numpy() / seen_C
         place = np.argsort(order)
@@ -157,12 +157,12 @@ class FusedTrainer:
         logits = torch.empty((num_scored, self.plan.linears[-1].outputs), device=self.device)
         work = self._work(examples, split, networks, 1)
         work.buffers.logits = logits.data_ptr()
-        arguments = pointers([work.buffers, work.sgd, work.step])
+        arguments, stream = pointers([work.buffers, work.sgd, work.step]), current_stream()
         for start in range(0, len(jobs), SCORED_ROWS):
             some = slice(start, start + SCORED_ROWS)
             work.keep("jobs", jobs[some].astype(np.int32))
             work.keep("slots", slots[some].astype(np.int32))
-            self._launch(self.plan.scoring, len(jobs[some]), arguments)
+            self._launch(self.plan.scoring, len(jobs[some]), stream, arguments)
         loss = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
         correct = torch.zeros(len(pairs), dtype=torch.int32, device=self.device)
         table = torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)).to(self.device)
@@ -170,7 +170,7 @@ class FusedTrainer:
         values: list[Any] = [c_void_p(tensor.data_ptr()) for tensor in tensors]
         values.insert(4, c_int(pairs.shape[1] - 2))
         if len(pairs):
-            self.module.launch(self.judge, (len(pairs), 1, 1), 128, 0, pointers(values))
+            self.module.launch(self.judge, (len(pairs), 1, 1), 128, 0, current_stream(), pointers(values))
         return loss.cpu().numpy(), correct.cpu().numpy().astype(np.float64)
 
     def _work(self, visits: NDArray[Any], split: tuple[Tensor, Tensor], weights: Tensor, parts: int) -> "Work":
@@ -189,10 +189,10 @@ class FusedTrainer:
         work.buffers.parts = parts
         return work
 
-    def _launch(self, launches: Sequence[Launch], rows: int, arguments: Any) -> None:
+    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p, arguments: Any) -> None:
         for launch in launches:
             grid = (rows, launch.y, launch.z)
-            self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, arguments)
+            self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
 
     def _sgd(self, phase: Phase, rate: float) -> Sgd:
         training = self.examples.training
