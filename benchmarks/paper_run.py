@@ -34,7 +34,7 @@ def data(folder: Path | None) -> tuple[Dataset, bool]:
 
 
 def useful_share(experiment: Experiment, dataset: Dataset) -> float:
-    """Return the share of useful samples among those the GPU kernels compute: a batch's last block may be half empty."""
+    """Return the share of useful samples among those computed: the last block of a batch may be half empty."""
     examples = assemble(experiment, dataset=dataset).examples
     counts = [b.stop - b.start for mine in examples.shards.train for b in examples.batches(mine.size)]
     return sum(counts) / sum(-(-count // GROUP) * GROUP for count in counts)
