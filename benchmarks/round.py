@@ -1,13 +1,14 @@
 """One FedAvg round, ours against a plain PyTorch loop over clients, and on request against other packages.
 
-    python benchmarks/round.py [--shape 1x28x28|3x32x32] [--clients 100] [--peers] [--json FILE]
+    python benchmarks/round.py [--shape 1x28x28|3x32x32] [--clients 100] [--peers] [--turns 3] [--json FILE]
 
 The work: every client trains a LeNet-5 from the same start on its own images, with clipped momentum SGD.
 Time is given per sample-step: one image once forward and backward through one network.
 
-Each contestant runs in a process of its own, with a warm-up round before the timed ones, of which the best counts.
-Peak memory is that of the process and all it starts. A contestant whose averaged network differs from the loop's has
-done other work, and the run ends with an error.
+Each contestant runs in a process of its own and times one round after a warm-up round. The contestants take turns, so
+that whatever else the machine does meets them all alike: times are the best of the turns, speed-ups the medians over
+them. Peak memory is that of the process and all it starts. A contestant whose averaged network differs from the loop's
+has done other work, and the run ends with an error.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,7 +34,7 @@ from work import RATE, Outcome, Work, train_client
 from fedbac import Runtime, Shared, trees
 from fedbac.local import make_trainer, num_cores
 from fedbac.models import weights
-from fedbac.types import Train
+from fedbac.types import Params, Train
 
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
 """The package, our module for it, and the processes to start; Flower starts its own."""
@@ -55,6 +57,17 @@ class Row:
     """Largest difference of its averaged weights from the loop's."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A contestant's outcome and memory in one turn."""
+
+    path: str
+    seconds: float
+    device_mib: float | None
+    memory_mib: float | None
+    averaged: Params
+
+
 # -------------------------------------------------------------------------------------------- contestants
 
 
@@ -66,13 +79,14 @@ def ours(work: Work) -> Outcome:
     trained = trainer.train([order])[0].parts_C["global"]  # graphs are captured and workers started once per run
     size = work.examples.shards.train
     averaged = trees.weighted_mean(trained, torch.tensor([float(mine.size) for mine in size]).numpy())
-    seconds = _timed(lambda: trainer.train([order]), work.repeats, trainer.device)
+    seconds = _timed(lambda: trainer.train([order]), trainer.device)
     trainer.close()
     return Outcome(trainer.path, seconds, trees.to(averaged, "cpu"), _device_mib(trainer.device))
 
 
 def loop(work: Work) -> Outcome:
-    """One client after another."""
+    """One client after another, on one thread: networks this small do not gain from more."""
+    torch.set_num_threads(1)
     device = torch.device("cuda" if work.device != "cpu" and torch.cuda.is_available() else "cpu")
     network = work.network().to(device)
     begin = {name: value.clone() for name, value in network.state_dict().items()}
@@ -87,19 +101,16 @@ def loop(work: Work) -> Outcome:
         return total
 
     averaged = one_round()
-    seconds = _timed(one_round, work.repeats, device)
+    seconds = _timed(one_round, device)
     return Outcome("one client after another", seconds, trees.to(averaged, "cpu"), _device_mib(device))
 
 
-def _timed(one_round: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        one_round()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+def _timed(one_round: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    one_round()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def _device_mib(device: torch.device) -> float | None:
@@ -112,18 +123,18 @@ def contest(name: str, work: Work, folder: Path) -> None:
     outcome = contestant(work)
     if outcome is not None:
         save_file({key: value.contiguous() for key, value in outcome.averaged.items()}, folder / "averaged.safetensors")
-        told = {"path": outcome.path, "seconds": list(outcome.seconds), "device_mib": outcome.device_mib}
+        told = {"path": outcome.path, "seconds": outcome.seconds, "device_mib": outcome.device_mib}
         (folder / "outcome.json").write_text(json.dumps(told))
 
 
 # ----------------------------------------------------------------------------------------------- the host
 
 
-def host(name: str, work: Work, reference: dict[str, torch.Tensor] | None) -> tuple[Row, dict[str, torch.Tensor]]:
-    """Run a contestant in a process of its own, watch its memory, and compare what it computed."""
+def host(name: str, work: Work) -> Turn | None:
+    """Run a contestant in a process of its own and watch its memory; None when its package is not installed."""
     package, _, processes = PEERS.get(name, ("fedbac", "", 1))
     if importlib.util.find_spec(package) is None:
-        return Row(name, "not installed: pip install fedbac[peers]"), {}
+        return None
     command = [sys.executable, __file__, "--contest", name, "--work", json.dumps(work.spec())]
     if processes > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -135,19 +146,14 @@ def host(name: str, work: Work, reference: dict[str, torch.Tensor] | None) -> tu
             if child.returncode:
                 log.seek(0)
                 sys.exit(f"{name} failed:\n{log.read()[-3000:]}")
-        outcome = json.loads((Path(place) / "outcome.json").read_text())
-        averaged = load_file(Path(place) / "averaged.safetensors")
-    difference = max(float((averaged[key] - value).abs().max()) for key, value in (reference or averaged).items())
-    if difference > SAME:
-        sys.exit(f"{name}: its averaged weights differ from the loop's by up to {difference:.2g}: not the same work")
-    best = 1e6 * min(outcome["seconds"]) / work.sample_steps
-    row = Row(name, outcome["path"], best, None, peak_mib, outcome["device_mib"], difference)
-    return row, averaged
+        told = json.loads((Path(place) / "outcome.json").read_text())
+        return Turn(**told, memory_mib=peak_mib, averaged=load_file(Path(place) / "averaged.safetensors"))
 
 
 def _environment(name: str) -> dict[str, str]:
     """Peers run one thread per process, as many processes as cores; the others choose for themselves."""
-    return os.environ | ({"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu"} if name in PEERS else {})
+    peers = {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu", "FLWR_TELEMETRY_ENABLED": "0"}
+    return os.environ | (peers if name in PEERS else {})
 
 
 def _watch(child: subprocess.Popen[bytes]) -> float | None:
@@ -193,22 +199,32 @@ def _own_kib(pid: int) -> int:
 # ---------------------------------------------------------------------------------------------- the table
 
 
-def show(row: Row) -> None:
-    def number(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    columns = (
-        f"{row.name:10}{number(row.us_per_sample_step, '.2f'):>20}{number(row.speedup_over_loop, '.1f'):>10}"
-        f"{number(row.peak_memory_mib, '.0f'):>18}"
+def judge(name: str, turns: Sequence[Turn | None], loops: Sequence[Turn], work: Work) -> Row:
+    """Compare a contestant's turns with those of the loop."""
+    done = [turn for turn in turns if turn is not None]
+    if not done:
+        return Row(name, "not installed: pip install fedbac[peers]")
+    difference = max(float((done[0].averaged[key] - value).abs().max()) for key, value in loops[0].averaged.items())
+    if difference > SAME:
+        sys.exit(f"{name}: its averaged weights differ from the loop's by up to {difference:.2g}: not the same work")
+    return Row(
+        name,
+        done[0].path,
+        us_per_sample_step=1e6 * min(turn.seconds for turn in done) / work.sample_steps,
+        speedup_over_loop=median(slow.seconds / turn.seconds for slow, turn in zip(loops, done, strict=True)),
+        peak_memory_mib=max((turn.memory_mib for turn in done if turn.memory_mib), default=None),
+        peak_device_mib=done[0].device_mib,
+        difference=difference,
     )
+
+
+def show(row: Row) -> None:
+    """Print a line of the table."""
+    numbers = (row.us_per_sample_step, row.speedup_over_loop, row.peak_memory_mib)
+    forms = ((20, ".2f"), (10, ".1f"), (18, ".0f"))
+    columns = [f"{'' if n is None else format(n, form):>{w}}" for n, (w, form) in zip(numbers, forms, strict=True)]
     device = "" if row.peak_device_mib is None else f" ({row.peak_device_mib:.0f} MiB on the device)"
-    print(f"{columns}   {row.path}{device}", flush=True)
-
-
-def result(work: Work, rows: Sequence[Row]) -> dict[str, object]:
-    mine, slow = (next(row for row in rows if row.name == name) for name in ("ours", "loop"))
-    top = asdict(mine) | {"loop_us_per_sample_step": slow.us_per_sample_step}
-    return {**work.spec(), **top, "contestants": [asdict(row) for row in rows]}
+    print(f"{row.name:10}{''.join(columns)}   {row.path}{device}")
 
 
 def main() -> None:
@@ -217,6 +233,7 @@ def main() -> None:
     for name, value in usual.spec().items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--peers", action="store_true", help="Also run Flower and pfl, on the CPU.")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     for internal in ("--contest", "--work", "--folder"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
@@ -227,17 +244,20 @@ def main() -> None:
     work = Work(**{name: getattr(args, name) for name in usual.spec()})
     print(f"{work.clients} clients x {work.images} images of {work.shape}, batch {work.batch}, {work.epochs} epochs")
     print(f"{'':10}{'us per sample-step':>20}{'speed-up':>10}{'peak memory, MiB':>18}   path")
-    rows, reference = [], None
-    for name in ("loop", "ours", *(PEERS if args.peers else ())):
-        row, averaged = host(name, work, reference)
-        reference = reference or averaged
-        if row.us_per_sample_step is not None:
-            slow = rows[0].us_per_sample_step if rows else row.us_per_sample_step
-            row = Row(**asdict(row) | {"speedup_over_loop": slow / row.us_per_sample_step})
-        rows.append(row)
+    names = ["loop", "ours", *(PEERS if args.peers else ())]
+    turns: dict[str, list[Turn | None]] = {name: [] for name in names}
+    for _ in range(args.turns):
+        for name in names:
+            turns[name].append(host(name, work))
+    loops = [turn for turn in turns["loop"] if turn is not None]
+    rows = {name: judge(name, turns[name], loops, work) for name in names}
+    for row in rows.values():
         show(row)
     if args.json:
-        args.json.write_text(json.dumps(result(work, rows), indent=1) + "\n")
+        told = work.spec() | asdict(rows["ours"])
+        told |= {"loop_us_per_sample_step": rows["loop"].us_per_sample_step}
+        told |= {"contestants": [asdict(row) for row in rows.values()]}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
