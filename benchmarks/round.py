@@ -39,8 +39,8 @@ from fedbac.types import Params, Train
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
 """The package, our module for it, and the processes to start; Flower starts its own."""
 SAME = 1e-4
-"""Largest difference between averaged weights that passes for rounding (about 1e-7); leaving out every client's last batch
-makes 2e-3."""
+"""Largest difference between averaged weights that passes for rounding, which makes about 1e-7; leaving out the last
+batch of every client makes 2e-3."""
 SAMPLE_SECONDS = 0.5
 
 
