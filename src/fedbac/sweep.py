@@ -3,7 +3,7 @@
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def run_folder(folder: str, data_folder: str | None) -> None:
 
 def run_all(
     folders: Sequence[RunFolder], runtime: Runtime, jobs: int, data_folder: Path | None
-) -> Iterator[dict[Path, int]]:
+) -> Generator[dict[Path, int], None, None]:
     """Run all folders, ``jobs`` at a time, yielding now and then how many rounds each has completed."""
     place = None if data_folder is None else str(data_folder)
     with _workers(runtime, jobs) as submit:

@@ -2,13 +2,13 @@
 
 from fedbac.data import Partition
 from fedbac.errors import ConfigError, unknown
-from fedbac.experiment import Task
+from fedbac.experiment import Task, Training
 
 SEVERE = Partition(dirichlet_server=0.1)
 """The paper's "α = 0.1": only the server level changes, clients stay at 0.5 (C.44)."""
 
 TASKS: dict[str, Task] = {
-    "demo": Task(rounds=40, partition=SEVERE, targets=(0.6, 0.7, 0.8)),
+    "demo": Task(rounds=25, partition=SEVERE, training=Training(epochs=3), targets=(0.6, 0.7, 0.8)),
     "fashion-mnist-mini": Task(rounds=50),
     "fashion-mnist": Task(dataset="fashion-mnist", rounds=100, targets=(0.7, 0.75, 0.8, 0.85)),
     "fashion-mnist-severe": Task(dataset="fashion-mnist", rounds=100, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
