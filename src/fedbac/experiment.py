@@ -73,6 +73,8 @@ class Task(Settings):
 
     dataset: str = "fashion-mnist-mini"
     """Name of a data set (see: fedbac data list), or of the one handed over in Python."""
+    data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
     num_edges: PositiveInt = 10
     """M."""
     clients_per_edge: PositiveInt | tuple[NonNegativeInt, ...] = 10

@@ -96,6 +96,14 @@ class RunFolder:
             file.unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of a finished run, which nothing goes on from; its records and summary stay."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def finished(self) -> bool:
+        """Whether the run in the folder was played to its end."""
+        return self.summary_file.exists() and bool(json.loads(self.summary_file.read_text()).get("finished"))
+
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration."""
         text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
@@ -202,6 +210,10 @@ class RunFolder:
         """Return the state after the last complete round and the records up to it; what lies beyond is cut off."""
         records = self.read_records()
         promises = sorted(self.checkpoints.glob("round-*.json"), reverse=True)
+        if records and not promises and self.finished():
+            raise RunFolderError(
+                f"{self.path}: the run is finished and its checkpoints were removed, so there is nothing to go on from"
+            )
         troubles = []
         for promise in promises:
             try:

@@ -3,7 +3,7 @@
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.errors import ConfigError
-from fedbac.experiment import Experiment, Runtime
+from fedbac.experiment import Experiment, Runtime, parse
 from fedbac.runs import Inputs, configure, finish, play, read_experiment
 from fedbac.store import Run, RunFolder
 
@@ -65,10 +65,10 @@ def lay_out(points: Sequence[Point], runtime: Runtime) -> None:
     """Write every point's configuration, so that the sweep can be resumed as a whole; what is there already stays."""
     for point in points:
         with point.folder.locked():
-            wanted = point.experiment.model_dump(mode="json")
             if not point.folder.has_run():
+                wanted = point.experiment.model_dump(mode="json")
                 point.folder.write_config({"experiment": wanted, "runtime": runtime.model_dump(mode="json")})
-            elif point.folder.read_config()["experiment"] != wanted:
+            elif parse(Experiment, point.folder.read_config()["experiment"]) != point.experiment:
                 raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
 
 
@@ -80,9 +80,17 @@ def run_folder(folder: str, data_folder: str | None) -> None:
 
 
 def run_all(
-    folders: Sequence[RunFolder], runtime: Runtime, jobs: int, data_folder: Path | None
-) -> Iterator[dict[Path, int]]:
-    """Run all folders, ``jobs`` at a time, yielding now and then how many rounds each has completed."""
+    folders: Sequence[RunFolder],
+    runtime: Runtime,
+    jobs: int,
+    data_folder: Path | None,
+    failures: dict[Path, Exception] | None = None,
+) -> Generator[dict[Path, int], None, None]:
+    """Run all folders in their order, ``jobs`` at a time, yielding now and then how many rounds each has completed.
+
+    What a run raises is raised here, or with ``failures`` put there while the other runs go on. Closing the generator
+    ends the workers; their runs go on from their last round another time.
+    """
     place = None if data_folder is None else str(data_folder)
     with _workers(runtime, jobs) as submit:
         pending = {folder.path: submit(str(folder.path), place) for folder in folders}
@@ -90,8 +98,13 @@ def run_all(
             time.sleep(POLL_SECONDS)
             for path, future in list(pending.items()):
                 if future.done():
-                    future.result()  # raises what the run raised
                     del pending[path]
+                    try:
+                        future.result()  # raises what the run raised
+                    except Exception as error:
+                        if failures is None:
+                            raise
+                        failures[path] = error
             yield {folder.path: _rounds_in(folder) for folder in folders}
 
 
