@@ -68,8 +68,8 @@ def reproduce(
         keep.check(artefacts)
         wanted = points(artefacts, seeds, change, parent, keep)
         before = {artefact.name: results.read(artefact.name, place) for artefact in artefacts}
-        for artefact in artefacts:  # a folder of another pass is refused before any work
-            results.collect(artefact, 0, change, parent, before[artefact.name])
+        for known in before.values():
+            results.check_pass(known, change)
         if plan:
             _show_plan(wanted)
             return
@@ -145,7 +145,7 @@ def _say_what_is_left(left: Sequence[Point], failures: dict[Path, Exception]) ->
     waiting = [point for point in left if point.folder.path not in failures]
     if waiting:
         out.print(f"{len(waiting)} runs are not finished; the same command goes on with them:", highlight=False)
-        for point in waiting:
+        for point in (point for point in waiting if status(point) == "begun"):
             done = f"{len(point.folder.read_records())} of {point.experiment.task.rounds} rounds"
             out.print(f"  {point.folder.path.name}: {done}", highlight=False, soft_wrap=True)
 

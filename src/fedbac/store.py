@@ -34,6 +34,7 @@ from fedbac.rounds import State
 from fedbac.types import Parts
 
 KEEP_CHECKPOINTS = 2
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, but many times as fast where it was built
 
 log = logging.getLogger("fedbac")
 
@@ -179,7 +180,7 @@ class RunFolder:
         if not self.has_run():
             raise RunFolderError(f"{self.path}: there is no run here (no config.yaml)")
         try:
-            config = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+            config = yaml.load(self.config_file.read_text(encoding="utf-8"), Loader=_LOADER)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RunFolderError(f"{self.config_file}: it is not readable YAML: {error}") from error
         if not isinstance(config, dict) or "experiment" not in config:

@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure: its name on the command line, its title, where the paper has it, and its cells."""
+    """A table or figure: its name on the command line, its title, where it is in the paper, and its cells."""
 
     name: str
     title: str
@@ -105,58 +105,58 @@ MAIN = _presets(SIX, *BASELINES, *READINGS)
 ARTEFACTS: dict[str, Artefact] = {
     artefact.name: artefact
     for artefact in (
-        Artefact("table-2", "Distributed accuracy", "Table II", MAIN),
-        Artefact("table-fairness", "Fairness over edges", "Table IV", MAIN),
+        Artefact("table-2", "Distributed accuracy", "Table II of the paper", MAIN),
+        Artefact("table-fairness", "Fairness over edges", "Table IV of the paper", MAIN),
         Artefact(
             "table-scaling",
             "Twenty edges, 500 clients",
-            "Table III",
+            "Table III of the paper",
             _presets(("cifar10-500",), *BASELINES, *READINGS),
             curves=True,
         ),
         Artefact(
             "table-selection",
             "Thompson sampling against random clients",
-            "Table V",
+            "Table V of the paper",
             _with_random_clients(SELECTION_TASKS),
         ),
         Artefact(
             "capacity",
             "A wider single network",
-            "section “Role of model capacity”",
+            "“Role of model capacity” in the paper",
             _presets(("cifar10",), "hierfavg", "hierfavg-wide", "ifca", *READINGS),
         ),
         Artefact(
             "figure-convergence",
             "Accuracy over the rounds",
-            "the figure and section “Convergence Speed”",
+            "Figure and section “Convergence Speed” of the paper",
             MAIN,
             curves=True,
         ),
         Artefact(
             "figure-dynamics",
             "Reassignments and active clusters",
-            "the figures of cluster dynamics",
+            "Figures of cluster dynamics in the paper",
             _presets(MODERATE, "ifca", *READINGS),
             curves=True,
         ),
-        Artefact("communication", "Bytes to a target", "section “Communication cost model”", MAIN),
+        Artefact("communication", "Bytes to a target", "“Communication Cost Model” in the paper", MAIN),
         Artefact(
             "ablation",
             "What each part contributes",
-            "not in the paper",
+            "Not in the paper",
             tuple(cell for task in SIX for cell in _ablation(task)),
         ),
         Artefact(
             "participation",
             "How many clients train",
-            "named as future work in the paper",
+            "Named as future work in the paper",
             tuple(cell for task in SELECTION_TASKS for cell in _participation(task)),
         ),
         Artefact(
             "calibration",
             "Calibration on HierFAVG",
-            "not in the paper",
+            "Not in the paper",
             tuple(
                 Cell(task, name, "hierfavg", settings, calibrated=False)
                 for task in (*SIX, "cifar10-500")

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fedbac.report import canvas
 from fedbac.report.theme import MUTED, Look
@@ -29,10 +30,14 @@ FAINT = 0.25
 KEY_INCHES = 0.4
 
 
-def figure(results: Results) -> Figure | None:
-    """Return the figure of an artefact, or None if it has none or nothing was run."""
-    draw = _DRAWN.get(results.artefact)
-    return draw(results) if draw and results.findings else None
+def has_figure(results: Results) -> bool:
+    """Whether there is anything to draw."""
+    return results.artefact in _DRAWN and bool(results.findings)
+
+
+def figure(results: Results) -> Figure:
+    """Return the figure of an artefact that has one."""
+    return _DRAWN[results.artefact](results)
 
 
 def _convergence(results: Results) -> Figure:
@@ -45,7 +50,7 @@ def _convergence(results: Results) -> Figure:
             for variant in LOOKS:
                 _ours(axes, results, task, variant, lambda curve: [100 * share for share in curve.accuracy])
             canvas.title(axes, task_name(task, full=True))
-            canvas.round_axis(axes, _last(results, task, last))
+            _round_axis(axes, _last(results, task, last))
             axes.autoscale_view(scalex=False)
             canvas.percent_axis(axes)
         panels[0].set_ylabel("distributed accuracy (%)", fontsize=canvas.TEXT, color=MUTED)
@@ -72,7 +77,7 @@ def _dynamics(results: Results) -> Figure:
                 highest = max(highest, _ours(axes, results, task, variant, number))
             canvas.whole_numbers(axes, highest)
             canvas.title(axes, task_name(task, full=True))
-            canvas.round_axis(axes, _last(results, task, curves["ifca"][-1][0]))
+            _round_axis(axes, _last(results, task, curves["ifca"][-1][0]))
         panels[0].set_ylabel(words, fontsize=canvas.TEXT, color=MUTED)
     for axes in rows[0]:
         axes.set_xlabel("")
@@ -92,7 +97,7 @@ def _communication(results: Results) -> Figure:
                 for count, marker, alpha in counts:
                     x, y = _gigabytes(results, task, variant, count)
                     axes.plot(x, y, marker, ls=look.dash, color=look.colour, alpha=alpha, lw=1.4, ms=4.5)
-            axes.set_yscale("log")
+            _log_axis(axes)
             canvas.title(axes, task_name(task, full=True))
             axes.set_xlabel("target accuracy (%)", fontsize=canvas.TEXT, color=MUTED)
         panels[0].set_ylabel("GB to the target", fontsize=canvas.TEXT, color=MUTED)
@@ -165,11 +170,23 @@ def _ours(axes: Axes, results: Results, task: str, variant: str, number: Callabl
     return float(value_RT.max())
 
 
+def _round_axis(axes: Axes, last: float) -> None:
+    canvas.round_axis(axes, last)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))  # the panels are narrow
+
+
+def _log_axis(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
 def _last(results: Results, task: str, printed: float) -> float:
     return max([printed, *(found.rounds for found in results.findings if found.task == task)])
 
 
 def _handles(variants: Sequence[str] | dict[str, Look], paper: bool = True) -> list[Line2D]:
     ours = [Line2D([], [], color=LOOKS[v].colour, ls=LOOKS[v].dash, lw=1.7, label=v) for v in variants]
-    faint = Line2D([], [], color=MUTED, linewidth=4.5, alpha=FAINT, label="the paper's curve, smoothed")
+    faint = Line2D([], [], color=MUTED, linewidth=4.5, alpha=FAINT, label="faint: the paper")
     return [*ours, faint] if paper else ours

@@ -19,7 +19,7 @@ from fedbac.reproduce.artefacts import (
     Artefact,
 )
 from fedbac.reproduce.claims import COUNTS, Claim, byte_ratios, claims, round_ratios, targets_of
-from fedbac.reproduce.figures import figure
+from fedbac.reproduce.figures import figure, has_figure
 from fedbac.reproduce.names import FORMAT_1, task_name
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Finding, Results
@@ -38,15 +38,14 @@ LEAK = (
 
 def write(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
     """Write the page, and the figure if there is one, of every artefact that has results."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name in names:
         results = store.read(name, results_folder)
         if results is None:
             continue
-        picture = figure(results)
-        if picture is not None:
-            canvas.save(picture, folder / f"{name}.svg")
+        folder.mkdir(parents=True, exist_ok=True)
+        if has_figure(results):
+            canvas.save(figure(results), folder / f"{name}.svg")
         path = folder / f"{name}.md"
         path.write_text(page(results), encoding="utf-8")
         written.append(path)
@@ -57,12 +56,12 @@ def page(results: Results) -> str:
     """Return the page of an artefact."""
     artefact = ARTEFACTS[results.artefact]
     parts = [f"# {heading(results)}", _origin(artefact, results)]
-    if figure(results) is not None:
+    if has_figure(results):
         parts.append(f"![{artefact.title}]({artefact.name}.svg)")
     parts += _BODIES[artefact.name](results)
     judged = claims(results)
     if judged:
-        parts += ["## Verdicts", verdict_table(judged), RULES]
+        parts += ["## Verdicts" + (" of a quick pass" if results.changes else ""), verdict_table(judged), RULES]
     notes = [LEAK] if set(READINGS) & set(artefact.variants) else []
     notes += [FORMAT_1] if any(task.startswith("svhn") for task in artefact.tasks) else []
     if notes:
@@ -88,7 +87,7 @@ def index(results_folder: Path, pages: str) -> str:
         state = f"{len(results.findings)} runs, {len(cells)} of {len(artefact.cells)} rows"
         link = f"[`{artefact.name}`]({pages}/{artefact.name}.md)"
         rows.append([link, heading(results), artefact.place, state, tally(claims(results))])
-    return table(["artefact", "about", "in the paper", "run", "claims"], rows)
+    return table(["artefact", "about", "where", "run", "claims"], rows)
 
 
 def tally(judged: Sequence[Claim]) -> str:
@@ -129,8 +128,7 @@ def _origin(artefact: Artefact, results: Results) -> str:
     if results.changes:
         lines = ["This pass changes what the paper does, so nothing on this page tells whether a claim holds.", ""]
     else:
-        place = f"In the paper: {artefact.place}."
-        lines = [f"{place} This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
+        lines = [f"{artefact.place}. This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
         command = f"fedbac reproduce {artefact.name} {FROM_RESULTS}"
         lines += ["```", command, f"{command} --render-only", "```", ""]
     if not results.findings:

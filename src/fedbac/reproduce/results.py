@@ -127,16 +127,19 @@ def finding(run: Run, task: str, variant: str, curves: bool) -> Finding:
     )
 
 
+def check_pass(before: Results | None, change: Pass) -> None:
+    """Refuse to mix the results of two passes that change different things."""
+    if before is not None and before.changes != change.changes:
+        kind = "another" if before.changes else "a full"
+        raise ConfigError(f"--results: {before.artefact}.json there is of {kind} pass; choose another folder")
+
+
 def collect(artefact: Artefact, seeds: int, change: Pass, parent: Path, before: Results | None) -> Results:
     """Return the findings of an artefact's finished runs, and those known before whose configuration is unchanged.
 
     What was known before counts, as data sets may be run one at a time on different machines.
     """
-    if before is not None and before.changes != change.changes:
-        raise ConfigError(
-            f"--results: {artefact.name}.json there is of {'another' if before.changes else 'a full'} pass; "
-            "choose another folder"
-        )
+    check_pass(before, change)
     known = {(f.task, f.variant, f.seed): f for f in (before.findings if before else ())}
     findings = []
     for cell in artefact.cells:

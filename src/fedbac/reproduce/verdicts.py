@@ -9,6 +9,8 @@ import numpy as np
 
 FEWEST_SEEDS = 3
 TOLERANCE = 0.1
+MOST_SHOWN = 6
+"""Settings of a claim up to which each is named; of more, only those in which it does not hold."""
 
 Word = Literal["holds", "does not hold", "not clear", "too few seeds", "not run"]
 
@@ -53,6 +55,15 @@ def positive(differences: Sequence[float], unit: str = "points", scale: float = 
     return Verdict("not clear", detail)
 
 
+def faster(ratios: Sequence[float]) -> Verdict:
+    """Judge "these ratios, one per seed, are above 1"; judged and averaged as logarithms."""
+    verdict = positive([math.log(ratio) for ratio in ratios])
+    if not ratios:
+        return verdict
+    detail = f"{math.exp(float(np.mean(np.log(ratios)))):.2f} times"
+    return Verdict(verdict.word, detail if len(ratios) >= FEWEST_SEEDS else f"{detail}, {_seeds(len(ratios))}")
+
+
 def near(ours: Sequence[float], paper: float) -> Verdict:
     """Judge "the paper's number is ours", values one per seed."""
     return between(ours, paper, paper)
@@ -77,7 +88,11 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     words = {verdict.word for verdict in parts.values()}
     if not words - {"not run"}:
         return Verdict("not run")
-    detail = "; ".join(f"{name}: {_told(verdict)}" for name, verdict in parts.items())
+    shown = (
+        parts if len(parts) <= MOST_SHOWN else {n: verdict for n, verdict in parts.items() if verdict.word != "holds"}
+    )
+    count = f"holds in {len(parts) - len(shown)} of {len(parts)}; " if len(parts) > MOST_SHOWN else ""
+    detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     order: tuple[Word, ...] = ("does not hold", "too few seeds", "not clear")
     for word in order:
         if word in words:
