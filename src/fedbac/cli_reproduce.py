@@ -53,12 +53,16 @@ def reproduce(
         Path | None, typer.Option("--pages", help="Folder of the pages; by default OUT/pages.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only list the runs and what they would take.")] = False,
+    collect_only: Annotated[
+        bool, typer.Option("--collect-only", help="Run nothing: result files and pages from finished runs in OUT.")
+    ] = False,
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Run nothing: pages from the result files.")
     ] = False,
 ) -> None:
     """Reproduce the paper's tables and figures: run what is missing, go on with what was interrupted, render."""
     started = time.monotonic()
+    stopped = failed = False
     artefacts = _artefacts(names)
     change = Pass(rounds, fraction, tuple(settings))
     parent = out_folder or Path("runs") / ("reproduce-quick" if change.changes else "reproduce")
@@ -76,7 +80,8 @@ def reproduce(
         jobs = jobs or (1 if device != "cpu" and torch.cuda.is_available() else num_cores())
         alone = parse(Runtime, {"device": device, "trainer": trainer, "workers": 1 if jobs > 1 else None}, "runtime")
         deadline = None if minutes is None else started + 60 * minutes
-        stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
+        if not collect_only:
+            stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
         for artefact in artefacts:
             found = results.collect(artefact, seeds, change, parent, before[artefact.name])
             out.print(f"Results: {results.write(found, place)}", highlight=False, soft_wrap=True)
@@ -84,9 +89,9 @@ def reproduce(
 
     for path in pages.write([artefact.name for artefact in artefacts], place, pages_place):
         out.print(f"Page: {path}", highlight=False, soft_wrap=True)
-    if not render_only and stopped:
+    if stopped:
         raise typer.Exit(130)
-    if not render_only and failed:
+    if failed:
         raise typer.Exit(1)
 
 

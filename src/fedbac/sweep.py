@@ -62,14 +62,20 @@ def _values(axis: str) -> list[str]:
 
 
 def lay_out(points: Sequence[Point], runtime: Runtime) -> None:
-    """Write every point's configuration, so that the sweep can be resumed as a whole; what is there already stays."""
+    """Write every point's configuration, so that the sweep can be resumed as a whole.
+
+    What is there already stays, but for where it runs: a run may go on elsewhere than it began.
+    """
+    now = runtime.model_dump(mode="json")
     for point in points:
         with point.folder.locked():
-            if not point.folder.has_run():
-                wanted = point.experiment.model_dump(mode="json")
-                point.folder.write_config({"experiment": wanted, "runtime": runtime.model_dump(mode="json")})
-            elif parse(Experiment, point.folder.read_config()["experiment"]) != point.experiment:
-                raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
+            config: dict[str, Any] = {"experiment": point.experiment.model_dump(mode="json")}
+            if point.folder.has_run():
+                config = point.folder.read_config()
+                if parse(Experiment, config["experiment"]) != point.experiment:
+                    raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
+            if config.get("runtime") != now:
+                point.folder.write_config(config | {"runtime": now})
 
 
 def run_folder(folder: str, data_folder: str | None) -> None:

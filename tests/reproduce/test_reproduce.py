@@ -117,6 +117,10 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     page = (tmp_path / "out" / "pages" / "table-2.md").read_text()
     assert page.startswith("# Quick pass, not a reproduction (2 rounds, 50 % of the data")
 
+    (tmp_path / "out" / "results" / "table-2.json").unlink()
+    fedbac("reproduce", *words, "--task", "fashion-mnist", "--collect-only")
+    assert (tmp_path / "out" / "pages" / "table-2.md").read_text() == page
+
     untouched = {path: path.read_bytes() for path in (tmp_path / "out").rglob("rounds.jsonl")}
     words[0] = "figure-convergence"
     said = fedbac("reproduce", *words, "--task", "fashion-mnist")
