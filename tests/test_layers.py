@@ -18,14 +18,16 @@ LAYERS = [
     {"engines"},
     {"methods", "store", "tasks"},
     {"runs", "report", "sweep"},
+    {"reproduce", "terminal"},
+    {"cli_reproduce"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 COLUMNS = {"clustering", "selection", "personalization"}
 ALLOWED_ONLY_IN = {
-    "matplotlib": {"report"},
-    "typer": {"cli"},
+    "matplotlib": {"report", "reproduce"},
+    "typer": {"cli", "cli_reproduce", "terminal"},
     "loky": {"local", "sweep"},
     "pooch": {"data"},
     "ray": {"engines"},

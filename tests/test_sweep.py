@@ -59,6 +59,15 @@ def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
         assert row["accuracy"] == pytest.approx(sum(s["accuracy"] for s in summaries) / 2)
 
 
+def test_a_run_may_go_on_elsewhere_than_it_began(tmp_path: Path) -> None:
+    (point,) = points(tmp_path, seeds=(0,))
+    sweep.lay_out([point], Runtime(device="cuda"))
+    sweep.lay_out([point], ALONE)
+    sweep.run_folder(str(point.folder.path), None)
+    assert point.folder.read().summary["finished"]
+    assert point.folder.read_config()["runtime"]["device"] == "cpu"
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     found = points(tmp_path, seeds=(0,))
     sweep.lay_out(found, ALONE)

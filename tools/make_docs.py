@@ -1,4 +1,6 @@
-"""Write docs/settings.md and docs/methods.md from the code, or with --check say whether they are current.
+"""Write the pages that come from the code and from results/, or with --check say whether they are current.
+
+docs/settings.md, docs/methods.md, docs/reproduce/, and the marked blocks of docs/reproduce.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -24,9 +26,13 @@ from fedbac.experiment import (
     Training,
 )
 from fedbac.methods import METHODS
+from fedbac.reproduce import pages, results
+from fedbac.reproduce.artefacts import ARTEFACTS
 from fedbac.types import Settings
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
 GROUPS: list[tuple[str, type[Settings]]] = [
     ("task", Task),
     ("task.partition", data.Partition),
@@ -124,19 +130,64 @@ def methods() -> str:
     return "\n".join(lines) + "\n"
 
 
+def block(path: Path, text: str) -> str:
+    """Return a page with what stands between its two marks replaced."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{path}: the marks {BEGIN} and {END} are missing")
+    return f"{before}{begin}\n{text}{end}{after}"
+
+
+def main_result() -> str:
+    """Return the README's table and figure; nothing before there are results."""
+    found = results.read("table-2", RESULTS)
+    if found is None:
+        return ""
+    parts = [
+        "",
+        "The paper's main table, ours with the paper's number in brackets ([all results](docs/reproduce.md)):",
+        "",
+    ]
+    parts += [pages.main_table(found), ""]
+    if results.read("figure-convergence", RESULTS) is not None:
+        parts += ["![Accuracy over the rounds](docs/reproduce/figure-convergence.svg)", ""]
+    return "\n".join(parts)
+
+
+def texts() -> dict[Path, str]:
+    """Return every generated page."""
+    found = [item for name in ARTEFACTS if (item := results.read(name, RESULTS)) is not None]
+    return {
+        DOCS / "settings.md": settings(),
+        DOCS / "methods.md": methods(),
+        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{pages.index(RESULTS, 'reproduce')}\n\n"),
+        ROOT / "README.md": block(ROOT / "README.md", main_result()),
+        **{DOCS / "reproduce" / f"{item.artefact}.md": pages.page(item) for item in found},
+    }
+
+
+def stale() -> list[Path]:
+    """Return the pages that are not current, are missing their figure, or have no results any more."""
+    wanted = texts()
+    kept = set((DOCS / "reproduce").glob("*.md"))
+    old = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    old += sorted(kept - set(wanted))
+    # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
+    figures = (path.with_suffix(".svg") for path in kept if f"]({path.stem}.svg)" in path.read_text(encoding="utf-8"))
+    return old + [path for path in figures if not path.exists()]
+
+
 def main() -> int:
     """Write or check the pages."""
-    stale = []
-    for name, text in (("settings.md", settings()), ("methods.md", methods())):
-        path = DOCS / name
-        if "--check" in sys.argv[1:]:
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                stale.append(name)
-        else:
+    if "--check" not in sys.argv[1:]:
+        pages.write(list(ARTEFACTS), RESULTS, DOCS / "reproduce")
+        for path, text in texts().items():
             path.write_text(text, encoding="utf-8")
-    if stale:
-        print(f"not current: {', '.join(stale)}; run python tools/make_docs.py", file=sys.stderr)
-    return 1 if stale else 0
+    old = [str(path.relative_to(ROOT)) for path in stale()]
+    if old:
+        print(f"not current: {', '.join(old)}; run python tools/make_docs.py", file=sys.stderr)
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

@@ -1,27 +1,44 @@
-"""The command ``fedbac``: run, compare, resume, report, methods, tasks, data."""
+"""The command ``fedbac``: run, compare, sweep, resume, report, methods, tasks, data; reproduce is next door."""
 
 import json
 import logging
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from fedbac import data, methods, sweep, tasks
+from fedbac.cli_reproduce import reproduce
 from fedbac.errors import ConfigError, FederationError, PartitionError
 from fedbac.experiment import Experiment, Runtime, parse
 from fedbac.local import num_cores
 from fedbac.runs import Inputs, Stop, configure, play, read_experiment
 from fedbac.store import Run, RunFolder
+from fedbac.terminal import (
+    TASK_HELP,
+    AddressOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    MemoryOption,
+    OutOption,
+    OverwriteOption,
+    RoundsOption,
+    SetOption,
+    TaskOption,
+    TrainerOption,
+    WorkersOption,
+    err,
+    out,
+    progress_bars,
+)
 from fedbac.version import __version__
 
 app = typer.Typer(
@@ -32,32 +49,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The data sets: where they are, and how to get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command("reproduce")(reproduce)
 
 WIDE = 125
 """Columns of a terminal from which the final table has one run per line."""
-
-out = Console()
-err = Console(stderr=True)
-
-TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
-TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
-SetOption = Annotated[
-    list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.training.batch_size=64.")
-]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch or native (CPU).")]
-EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray: every edge an actor.")]
-AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join; by default a local one.")]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
-]
-MemoryOption = Annotated[
-    float | None, typer.Option("--memory", help="GiB for the clients trained at once; by default by what is free.")
-]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]
 
 
 @dataclass
@@ -208,7 +203,7 @@ def sweep_command(
     sweep.lay_out(points, alone)
     folders = [point.folder for point in points]
     total = sum(point.experiment.task.rounds for point in points)
-    with _progress() as progress:
+    with progress_bars() as progress:
         line = progress.add_task(f"{len(points)} runs", total=total, note="")
         for done in sweep.run_all(folders, spread, jobs or num_cores(), data_folder):
             finished = sum(done[p.folder.path] == p.experiment.task.rounds for p in points)
@@ -348,7 +343,7 @@ def _runtime(**choices: object) -> Runtime:
 def _play_all(plans: Sequence[Plan]) -> list[Run]:
     """Play plans one after another with live progress; Ctrl-C ends after the round in hand is saved."""
     stop, runs = Stop(), []
-    with stop.caught(), _progress() as progress:
+    with stop.caught(), progress_bars() as progress:
         for plan in plans:
             playing = play(
                 plan.experiment,
@@ -391,19 +386,6 @@ def _note(record: dict[str, Any]) -> str:
     clusters = record["active_clusters"]
     text = f"accuracy {100 * record['accuracy']:.2f} %, {clusters} cluster{'s' if clusters > 1 else ''}"
     return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (
-        TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
-        yield progress
 
 
 def _conclude(runs: Sequence[Run], page: Path, folder: Path) -> None:

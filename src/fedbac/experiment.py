@@ -73,6 +73,8 @@ class Task(Settings):
 
     dataset: str = "fashion-mnist-mini"
     """Name of a data set (see: fedbac data list), or of the one handed over in Python."""
+    data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
     num_edges: PositiveInt = 10
     """M."""
     clients_per_edge: PositiveInt | tuple[NonNegativeInt, ...] = 10
@@ -204,7 +206,7 @@ class Runtime(Settings):
     """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
-    """The native kernel where it knows the network, else torch; or one of them by name."""
+    """Our own kernels (``native``, on a CPU or a GPU) where they know the network, else torch; or one of them by name."""
     engine: Literal["simulator", "ray"] = "simulator"
     """All edges in this process, or every edge an actor of Ray."""
     address: str | None = None

@@ -43,6 +43,8 @@ def assemble(
     task = experiment.task
     if dataset is None:
         dataset = data.load(task.dataset, data_folder)
+    if task.data_fraction < 1:
+        dataset = dataset.sample(task.data_fraction, experiment.seed)
     if task.augment is not None and dataset.x_train.ndim != 4:
         raise ConfigError(
             f"task.augment: crops and flips need images [N, C, H, W], but {dataset.name!r} has examples of shape "

@@ -17,6 +17,7 @@ from fedbac.engines import connect
 from fedbac.errors import ConfigError, RunFolderError, unknown
 from fedbac.experiment import Experiment, Method, Runtime, Task, override, parse
 from fedbac.federation import assemble
+from fedbac.local import describe
 from fedbac.models import Custom, UserNetwork
 from fedbac.rounds import State, rounds, start
 from fedbac.store import Run, RunFolder
@@ -135,14 +136,14 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 class Stop:
-    """A wish to stop after the current round; raised by Ctrl-C while ``caught`` is in force, or by setting it."""
+    """A wish to stop after the current round: by Ctrl-C or SIGTERM while ``caught`` is in force, or by setting it."""
 
     def __init__(self) -> None:
         self.wanted = False
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Turn the first Ctrl-C into the wish to stop; a second one interrupts at once."""
+        """Turn the first Ctrl-C or SIGTERM into the wish to stop; a second one interrupts at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -150,13 +151,17 @@ class Stop:
         def handle(number: int, frame: object) -> None:
             self.wanted = True
             log.warning("stopping when this round is saved; Ctrl-C again stops at once")
-            signal.signal(signal.SIGINT, before)
+            restore()
 
-        before = signal.signal(signal.SIGINT, handle)
+        def restore() -> None:
+            for known, handler in before.items():
+                signal.signal(known, handler)
+
+        before = {known: signal.signal(known, handle) for known in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            restore()
 
 
 def play(
@@ -188,6 +193,7 @@ def play(
         "experiment": experiment.model_dump(mode="json"),
         "runtime": runtime.model_dump(mode="json"),
         "trainer": edges.path,
+        "machine": describe(edges.device),
         "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
     }
     frozen = {"experiment": config["experiment"], "data": config["data"]}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.errors import ConfigError
-from fedbac.experiment import Experiment, Runtime
+from fedbac.experiment import Experiment, Runtime, parse
 from fedbac.runs import Inputs, configure, finish, play, read_experiment
 from fedbac.store import Run, RunFolder
 
@@ -62,14 +62,20 @@ def _values(axis: str) -> list[str]:
 
 
 def lay_out(points: Sequence[Point], runtime: Runtime) -> None:
-    """Write every point's configuration, so that the sweep can be resumed as a whole; what is there already stays."""
+    """Write every point's configuration, so that the sweep can be resumed as a whole.
+
+    What is there already stays, but for where it runs: a run may go on elsewhere than it began.
+    """
+    now = runtime.model_dump(mode="json")
     for point in points:
         with point.folder.locked():
-            wanted = point.experiment.model_dump(mode="json")
-            if not point.folder.has_run():
-                point.folder.write_config({"experiment": wanted, "runtime": runtime.model_dump(mode="json")})
-            elif point.folder.read_config()["experiment"] != wanted:
-                raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
+            config: dict[str, Any] = {"experiment": point.experiment.model_dump(mode="json")}
+            if point.folder.has_run():
+                config = point.folder.read_config()
+                if parse(Experiment, config["experiment"]) != point.experiment:
+                    raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
+            if config.get("runtime") != now:
+                point.folder.write_config(config | {"runtime": now})
 
 
 def run_folder(folder: str, data_folder: str | None) -> None:
@@ -80,9 +86,17 @@ def run_folder(folder: str, data_folder: str | None) -> None:
 
 
 def run_all(
-    folders: Sequence[RunFolder], runtime: Runtime, jobs: int, data_folder: Path | None
+    folders: Sequence[RunFolder],
+    runtime: Runtime,
+    jobs: int,
+    data_folder: Path | None,
+    failures: dict[Path, Exception] | None = None,
 ) -> Generator[dict[Path, int], None, None]:
-    """Run all folders, ``jobs`` at a time, yielding now and then how many rounds each has completed."""
+    """Run all folders in their order, ``jobs`` at a time, yielding now and then how many rounds each has completed.
+
+    What a run raises is raised here, or with ``failures`` put there while the other runs go on. Closing the generator
+    ends the workers; their runs go on from their last round another time.
+    """
     place = None if data_folder is None else str(data_folder)
     with _workers(runtime, jobs) as submit:
         pending = {folder.path: submit(str(folder.path), place) for folder in folders}
@@ -90,8 +104,13 @@ def run_all(
             time.sleep(POLL_SECONDS)
             for path, future in list(pending.items()):
                 if future.done():
-                    future.result()  # raises what the run raised
                     del pending[path]
+                    try:
+                        future.result()  # raises what the run raised
+                    except Exception as error:
+                        if failures is None:
+                            raise
+                        failures[path] = error
             yield {folder.path: _rounds_in(folder) for folder in folders}
 
 

@@ -135,3 +135,14 @@ def test_from_torch_says_what_does_not_fit() -> None:
         Dataset.from_torch("a", Pairs(one), Pairs((one[0], 0.5)))
     with pytest.raises(ConfigError, match="train set is empty"):
         Dataset.from_torch("a", Pairs(), Pairs(one))
+
+
+def test_a_sample_keeps_a_share_of_every_class() -> None:
+    x, y = images(4, 4), np.repeat([0, 1, 2], 3)
+    big = Dataset.from_arrays("a", np.concatenate([x] * 10), np.concatenate([y] * 10), x, y)
+    small = big.sample(0.5, seed=1)
+    np.testing.assert_array_equal(np.bincount(small.y_train), [15, 15, 15])
+    np.testing.assert_array_equal(np.bincount(small.y_test), [2, 2, 2])
+    assert small.fingerprint == big.sample(0.5, seed=1).fingerprint != big.sample(0.5, seed=2).fingerprint
+    assert {tuple(image.ravel()) for image in small.x_train} <= {tuple(image.ravel()) for image in big.x_train}
+    np.testing.assert_array_equal(np.bincount(big.sample(0.001, seed=0).y_train), [1, 1, 1])

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedbac.errors import ConfigError
+from fedbac.rng import stream
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -67,6 +68,17 @@ class Dataset:
         x_train, y_train = _materialize(name, "train", train)
         x_test, y_test = _materialize(name, "test", test)
         return cls.from_arrays(name, x_train, y_train, x_test, y_test, num_classes)
+
+    def sample(self, fraction: float, seed: int) -> Self:
+        """Return a data set with this share of every class, at least one example of each, drawn at random."""
+        parts: list[Array] = []
+        for split, (_, x, y) in enumerate(self._splits()):
+            rng = stream(seed, "sample", split)
+            classes = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+            kept = np.sort(np.concatenate([c[: max(1, round(fraction * c.size))] for c in classes]))
+            parts += [x[kept], y[kept]]
+        x_train, y_train, x_test, y_test = parts
+        return type(self)(self.name, x_train, y_train, x_test, y_test, self.num_classes)
 
     @cached_property
     def fingerprint(self) -> str:

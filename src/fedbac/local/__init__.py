@@ -2,6 +2,8 @@
 
 import logging
 import os
+import platform
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -77,6 +79,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def describe(device: torch.device) -> str:
+    """Return in words the processor that does the work: the GPU's name, or the cores and model of the CPU."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        named = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = named[0].partition(":")[2].strip() if named else model
+    return f"{num_cores()} cores of {model}"
+
+
 __all__ = [
     "Examples",
     "FusedTrainer",
@@ -84,6 +98,7 @@ __all__ = [
     "NativeTrainer",
     "PoolTrainer",
     "VmapTrainer",
+    "describe",
     "make_trainer",
     "num_cores",
     "one_thread",

@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedbac.report.theme import GRID, INK, MUTED, SURFACE
@@ -48,6 +51,45 @@ def panels(
         panel.tick_params(labelbottom=False)
         panel.spines["bottom"].set_visible(False)
     return figure, axes
+
+
+def grid(rows: int, columns: int, height: float, *, top: float, right: float = 0.15) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure with rows of equally large panels; sizes in inches, ``top`` leaves room for a key."""
+    between, gap = 0.5, GAP + 0.3
+    total = top + TOP + rows * height + gap * (rows - 1) + BOTTOM
+    width = (WIDTH - LEFT - right - between * (columns - 1)) / columns
+    figure = Figure(figsize=(WIDTH, total), facecolor=SURFACE)
+    axes = []
+    for row in range(rows):
+        lower = total - top - TOP - (row + 1) * height - row * gap
+        boxes = [(LEFT + column * (width + between), lower, width, height) for column in range(columns)]
+        axes.append([_styled(figure.add_axes((x / WIDTH, y / total, w / WIDTH, h / total))) for x, y, w, h in boxes])
+    return figure, axes
+
+
+def key(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Write one legend for all panels along the top of the figure."""
+    inset = 0.12 / figure.get_size_inches()[1]
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(LEFT / WIDTH, 1 - inset),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=TEXT,
+        labelcolor=INK,
+        handlelength=2.2,
+        columnspacing=1.6,
+        borderpad=0,
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's name; the same figure gives the same bytes."""
+    kind = path.suffix.removeprefix(".")
+    stamp = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path, format=kind, dpi=150, metadata=stamp)
 
 
 def title(axes: Axes, text: str) -> None:

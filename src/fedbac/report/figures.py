@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -48,9 +47,7 @@ def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("s
     for name, figure in figures(runs).items():
         for kind in formats:
             path = folder / f"{name}.{kind}"
-            stamp = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
-            with matplotlib.rc_context({"svg.hashsalt": name}):
-                figure.savefig(path, format=kind, dpi=150, metadata=stamp)
+            canvas.save(figure, path)
             paths.append(path)
     return paths
 

@@ -1,0 +1,11 @@
+"""The paper's tables and figures: what to run, what the paper printed, what came out, and which claims hold.
+
+settings    one setting per data set for what the paper leaves open
+artefacts   which runs each table and figure needs
+plan        these runs as experiments and folders; what is finished, begun or missing
+results     small JSON files with what the runs showed
+verdicts    the rules by which a claim holds
+claims      the claims of each table and figure
+figures     pictures with the paper's own curves behind ours
+pages       one page a table or figure
+"""

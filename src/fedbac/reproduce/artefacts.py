@@ -1,0 +1,171 @@
+"""Tables and figures as data: which configurations each of them runs, once per seed."""
+
+from dataclasses import dataclass
+
+from fedbac.reproduce.paper import READINGS
+from fedbac.reproduce.settings import CANDIDATES, SETTINGS
+
+MODERATE = ("cifar10", "svhn", "fashion-mnist")
+SEVERE = tuple(f"{task}-severe" for task in MODERATE)
+SIX = tuple(task for pair in zip(MODERATE, SEVERE, strict=True) for task in pair)
+SELECTION_TASKS = ("cifar10", "fashion-mnist")
+FRACTIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
+BASELINES = ("hierfavg", "ifca")
+RANDOM_CLIENTS = ", random clients"
+"""Ends the name of a variant that differs from the one before it in its client selection only."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration: a method on a task, with settings of its own."""
+
+    task: str
+    variant: str
+    method: str
+    settings: tuple[str, ...] = ()
+    calibrated: bool = True
+    """Whether the data set's settings apply; candidates of the calibration stand alone."""
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return next(name for name in SETTINGS if self.task.startswith(name))
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure: its name on the command line, its title, where it is in the paper, and its cells."""
+
+    name: str
+    title: str
+    place: str
+    cells: tuple[Cell, ...]
+    curves: bool = False
+    """Whether the results keep curves over the rounds."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks, in their order."""
+        return tuple(dict.fromkeys(cell.task for cell in self.cells))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants, in their order."""
+        return tuple(dict.fromkeys(cell.variant for cell in self.cells))
+
+
+def _presets(tasks: tuple[str, ...], *methods: str) -> tuple[Cell, ...]:
+    return tuple(Cell(task, method, method) for task in tasks for method in methods)
+
+
+def _with_random_clients(tasks: tuple[str, ...]) -> tuple[Cell, ...]:
+    changed = ("method.selection={kind: random, fraction: 0.8}",)
+    return tuple(
+        cell
+        for task in tasks
+        for reading in READINGS
+        for cell in (Cell(task, reading, reading), Cell(task, reading + RANDOM_CLIENTS, reading, changed))
+    )
+
+
+def _ablation(task: str) -> tuple[Cell, ...]:
+    bandit, width = "fed-bac", "method.network={kind: lenet5, width: 1.41}"
+    return (
+        Cell(task, "fed-bac", bandit),
+        Cell(task, "additive, frozen singletons", "singletons"),
+        Cell(task, "additive, lowest loss, K = 5", bandit, ("method.clustering={kind: lowest_loss}",)),
+        Cell(
+            task,
+            "additive, lowest loss, K = M",
+            bandit,
+            ("method.clustering={kind: lowest_loss, num_clusters: null}",),
+        ),
+        Cell(task, "additive, random assignment", bandit, ("method.clustering={kind: fixed, start_labels: random}",)),
+        Cell(task, "LinUCB, not additive", "linucb-isolated"),
+        Cell(task, "ifca", "ifca"),
+        Cell(task, "ifca, K = M", "ifca", ("method.clustering.num_clusters=null",)),
+        Cell(task, "ifca, twice the weights", "ifca", (width,)),
+        Cell(task, "hierfavg", "hierfavg"),
+    )
+
+
+def _participation(task: str) -> tuple[Cell, ...]:
+    cells = []
+    for fraction in FRACTIONS:
+        bandit = (f"method.selection.fraction={fraction:g}",)
+        random = (f"method.selection={{kind: random, fraction: {fraction:g}}}",)
+        cells.append(Cell(task, f"p = {fraction:g}", "fed-bac", bandit))
+        if fraction < 1:  # else there is nothing to choose
+            cells.append(Cell(task, f"p = {fraction:g}{RANDOM_CLIENTS}", "fed-bac", random))
+    return tuple(cells)
+
+
+MAIN = _presets(SIX, *BASELINES, *READINGS)
+
+ARTEFACTS: dict[str, Artefact] = {
+    artefact.name: artefact
+    for artefact in (
+        Artefact("table-2", "Distributed accuracy", "Table II of the paper", MAIN),
+        Artefact("table-fairness", "Fairness over edges", "Table IV of the paper", MAIN),
+        Artefact(
+            "table-scaling",
+            "Twenty edges, 500 clients",
+            "Table III of the paper",
+            _presets(("cifar10-500",), *BASELINES, *READINGS),
+            curves=True,
+        ),
+        Artefact(
+            "table-selection",
+            "Thompson sampling against random clients",
+            "Table V of the paper",
+            _with_random_clients(SELECTION_TASKS),
+        ),
+        Artefact(
+            "capacity",
+            "A wider single network",
+            "“Role of model capacity” in the paper",
+            _presets(("cifar10",), "hierfavg", "hierfavg-wide", "ifca", *READINGS),
+        ),
+        Artefact(
+            "figure-convergence",
+            "Accuracy over the rounds",
+            "Figure and section “Convergence Speed” of the paper",
+            MAIN,
+            curves=True,
+        ),
+        Artefact(
+            "figure-dynamics",
+            "Reassignments and active clusters",
+            "Figures of cluster dynamics in the paper",
+            _presets(MODERATE, "ifca", *READINGS),
+            curves=True,
+        ),
+        Artefact("communication", "Bytes to a target", "“Communication Cost Model” in the paper", MAIN),
+        Artefact(
+            "ablation",
+            "What each part contributes",
+            "Not in the paper",
+            tuple(cell for task in SIX for cell in _ablation(task)),
+        ),
+        Artefact(
+            "participation",
+            "How many clients train",
+            "Named as future work in the paper",
+            tuple(cell for task in SELECTION_TASKS for cell in _participation(task)),
+        ),
+        Artefact(
+            "calibration",
+            "Calibration on HierFAVG",
+            "Not in the paper",
+            tuple(
+                Cell(task, name, "hierfavg", settings, calibrated=False)
+                for task in (*SIX, "cifar10-500")
+                for name, settings in CANDIDATES.items()
+            ),
+            curves=True,
+        ),
+    )
+}
+
+EVERYTHING = tuple(name for name in ARTEFACTS if name != "calibration")
+"""What ``all`` means: the calibration comes before it."""

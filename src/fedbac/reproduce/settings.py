@@ -1,0 +1,28 @@
+"""What the paper leaves open, fixed once per data set for all methods, and the candidates it was chosen from.
+
+The choice is made on HierFAVG alone (``fedbac reproduce calibration``): none of the claims is about it.
+"""
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "cifar10": (),
+    "svhn": (),
+    "fashion-mnist": (),
+}
+"""Per data set, the settings that differ from the package's defaults. Empty: not calibrated yet."""
+
+CANDIDATES: dict[str, tuple[str, ...]] = {
+    "batch 20": ("task.training.batch_size=20",),
+    "batch 32": ("task.training.batch_size=32",),
+    "batch 64": ("task.training.batch_size=64",),
+    "batch 128": ("task.training.batch_size=128",),
+    "batch 64, tanh and average pooling": (
+        "task.training.batch_size=64",
+        "task.network={kind: lenet5, activation: tanh, pooling: average}",
+    ),
+    "batch 64, crops and flips": ("task.training.batch_size=64", "task.augment={}"),
+    "batch 64, per-class Dirichlet": ("task.training.batch_size=64", "task.partition.mode=per_class"),
+}
+"""The rows of the calibration; a candidate stands alone, without the settings above."""
+
+TRAINING_EXAMPLES = {"cifar10": 50_000, "svhn": 73_257, "fashion-mnist": 60_000}
+"""For estimates of the work before any data are read."""

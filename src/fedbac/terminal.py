@@ -1,0 +1,47 @@
+"""What the commands share: the two consoles, progress bars, and the options that several of them take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+out = Console()
+err = Console(stderr=True)
+
+TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
+TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.training.batch_size=64.")
+]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native: our own kernels.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray: every edge an actor.")]
+AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join; by default a local one.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
+]
+MemoryOption = Annotated[
+    float | None, typer.Option("--memory", help="GiB for the clients trained at once; by default by what is free.")
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Yield progress bars; silent where nobody watches."""
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
+        yield progress

@@ -1,0 +1,188 @@
+"""Runs of a reproduction: found by their configuration, resumed, collected; the command as a person types it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from fedbac.errors import ConfigError, RunFolderError
+from fedbac.experiment import Experiment, parse
+from fedbac.reproduce import results as store
+from fedbac.reproduce import settings
+from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
+from fedbac.reproduce.plan import Filter, Pass, experiment_of, identity, point_of, points, seconds_left, status, work
+from fedbac.runs import Inputs, Stop, finish, play
+from fedbac.store import RunFolder
+from tests.reproduce import planted
+from tests.test_cli import Shell, fedbac  # noqa: F401 (a fixture)
+
+SMALL = (
+    "task.num_edges=5",
+    "task.clients_per_edge=2",
+    "task.network={kind: mlp, hidden: [4]}",
+    "task.training.epochs=1",
+)
+QUICK = Pass(rounds=2, fraction=0.5, settings=SMALL)
+TYPED = ["--rounds", "2", "--fraction-of-data", "0.5", *(word for change in SMALL for word in ("--set", change))]
+HIERFAVG, IFCA = (Cell("fashion-mnist", name, name) for name in ("hierfavg", "ifca"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny data set under the name of the full one."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    labels = {"y_train": np.repeat(np.arange(10), 40), "y_test": np.repeat(np.arange(10), 20)}
+    images = {key.replace("y", "x"): rng.integers(0, 256, (y.size, 28, 28), np.uint8) for key, y in labels.items()}
+    np.savez(folder / "fashion_mnist.npz", **labels, **images)  # type: ignore[arg-type]  # numpy's stub wants a flag
+    return folder
+
+
+def test_runs_come_seed_by_seed_and_once(tmp_path: Path) -> None:
+    everything = [ARTEFACTS[name] for name in EVERYTHING]
+    found = points(everything, 2, Pass(), tmp_path, Filter())
+    assert len({point.folder.path for point in found}) == len(found)
+    assert [point.experiment.seed for point in found] == sorted(point.experiment.seed for point in found)
+    shared = [ARTEFACTS[name] for name in ("table-2", "table-fairness", "figure-convergence", "communication")]
+    assert len(points(shared, 3, Pass(), tmp_path, Filter())) == 6 * 5 * 3
+    only = points(everything, 1, Pass(), tmp_path, Filter(datasets=("svhn",), variants=("ifca",)))
+    assert {point.experiment.task.dataset for point in only} == {"svhn"}
+    assert {point.experiment.method.name for point in only} == {"ifca"}
+    with pytest.raises(ConfigError, match="--task 'cifar'"):
+        Filter(tasks=("cifar",)).check(everything)
+
+
+def test_what_the_paper_leaves_out_is_there() -> None:
+    swept = {experiment_of(cell, 0, Pass()).method.selection.fraction for cell in ARTEFACTS["participation"].cells}
+    assert swept == set(FRACTIONS) == {0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0}
+    rows = {cell.variant: experiment_of(cell, 0, Pass()).method for cell in ARTEFACTS["ablation"].cells}
+    chosen = {name: (row.personalization.kind, row.clustering.kind) for name, row in rows.items()}
+    assert chosen["additive, frozen singletons"] == ("additive", "fixed")
+    assert chosen["additive, lowest loss, K = M"] == ("additive", "lowest_loss")
+    assert chosen["additive, random assignment"] == ("additive", "fixed")
+    assert chosen["LinUCB, not additive"] == ("per_cluster", "linucb")
+    assert rows["ifca, K = M"].clustering.clusters(10) == 10
+    assert rows["ifca, twice the weights"].network is not None
+
+
+def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
+    base = experiment_of(HIERFAVG, 0, Pass())
+    again = parse(Experiment, base.model_dump(mode="json"))
+    assert identity(again) == identity(base)
+    tree = base.model_dump(mode="json")
+    del tree["task"]["data_fraction"]  # as a run from before the setting was there
+    assert identity(parse(Experiment, tree)) == identity(base)
+    others = [
+        experiment_of(HIERFAVG, 1, Pass()),
+        experiment_of(HIERFAVG, 0, Pass(rounds=3)),
+        experiment_of(HIERFAVG, 0, Pass(fraction=0.5)),
+        experiment_of(IFCA, 0, Pass()),
+        experiment_of(Cell("fashion-mnist", "x", "ifca", ("method.clustering={kind: linucb}",)), 0, Pass()),
+    ]
+    assert len({identity(base), *map(identity, others)}) == 6
+
+
+def test_calibrated_settings_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
+    assert experiment_of(HIERFAVG, 0, Pass()).task.training.batch_size == 77
+    assert experiment_of(Cell("cifar10", "ifca", "ifca"), 0, Pass()).task.training.batch_size != 77
+    candidate = next(cell for cell in ARTEFACTS["calibration"].cells if cell.task == "fashion-mnist")
+    assert experiment_of(candidate, 0, Pass()).task.training.batch_size == 20
+
+
+def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) -> None:  # noqa: F811
+    """One run was interrupted before; another data set is missing; a second command finds everything done."""
+    begun, other = (point_of(cell, 0, QUICK, tmp_path / "out") for cell in (HIERFAVG, IFCA))
+    stop = Stop()
+    playing = play(begun.experiment, folder=begun.folder, inputs=Inputs(data_folder=data), stop=stop)
+    first = next(playing)
+    stop.wanted = True
+    finish(playing)
+    assert (status(begun), status(other)) == ("begun", "missing")
+
+    rows = ["--variant", "hierfavg", "--variant", "ifca", "--seeds", "1"]
+    words = ["table-2", *TYPED, *rows, "--data", str(data), "--device", "cpu", "--jobs", "1", "--out", "out"]
+    said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--minutes", "0")
+    assert "2 runs are not finished; the same command goes on" in said
+    assert "1 of 2 rounds" in said
+    said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--task", "svhn", code=1)
+    assert "svhn_hierfavg_seed0" in said
+    assert "fedbac data get svhn" in said
+    assert (status(begun), status(other)) == ("finished", "finished")
+    records = begun.folder.read_records()
+    assert records[0] == first, "it went on with the interrupted run"
+    assert not begun.folder.checkpoints.exists()
+    page = (tmp_path / "out" / "pages" / "table-2.md").read_text()
+    assert page.startswith("# Quick pass, not a reproduction (2 rounds, 50 % of the data")
+
+    (tmp_path / "out" / "results" / "table-2.json").unlink()
+    fedbac("reproduce", *words, "--task", "fashion-mnist", "--collect-only")
+    assert (tmp_path / "out" / "pages" / "table-2.md").read_text() == page
+
+    untouched = {path: path.read_bytes() for path in (tmp_path / "out").rglob("rounds.jsonl")}
+    words[0] = "figure-convergence"
+    said = fedbac("reproduce", *words, "--task", "fashion-mnist")
+    assert "2 of 2 runs are finished, 0 to go" in said
+    assert untouched == {path: path.read_bytes() for path in (tmp_path / "out").rglob("rounds.jsonl")}
+    assert (tmp_path / "out" / "pages" / "figure-convergence.svg").exists()
+    assert "2 of 4 runs to go" in fedbac("reproduce", *words, "--task", "fashion-mnist", "--plan", "--seeds", "2")
+
+    for folder in tmp_path.joinpath("out").glob("fashion-mnist_*"):
+        folder.rename(tmp_path / folder.name)
+    fedbac("reproduce", "table-2", "--render-only", "--out", "out", "--pages", "again")
+    assert (tmp_path / "again" / "table-2.md").read_text() == page, "without the run folders"
+    place = RunFolder(tmp_path / begun.folder.path.name)
+    again = play(begun.experiment, folder=place, inputs=Inputs(data_folder=data), continued=True)
+    with pytest.raises(RunFolderError, match="checkpoints were removed"):
+        finish(again)
+    assert place.read_records() == records
+
+
+def test_bad_words_are_one_clear_message(fedbac: Shell) -> None:  # noqa: F811
+    assert "did you mean 'table-2'" in fedbac("reproduce", "table2", code=2)
+    assert "--data-set 'mnist'" in fedbac("reproduce", "all", "--data-set", "mnist", code=2)
+    assert "318 of 318 runs to go" in fedbac("reproduce", "all", "--plan")
+
+
+def finished(cell: Cell, seed: int, parent: Path, data: Path) -> None:
+    point = point_of(cell, seed, QUICK, parent)
+    finish(play(point.experiment, folder=point.folder, inputs=Inputs(data_folder=data)))
+
+
+def test_collecting_adds_to_what_is_known_and_drops_what_has_changed(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artefact = ARTEFACTS["table-2"]
+    finished(HIERFAVG, 0, tmp_path / "here", data)
+    first = store.collect(artefact, 1, QUICK, tmp_path / "here", None)
+    (found,) = first.findings
+    summary = json.loads((point_of(HIERFAVG, 0, QUICK, tmp_path / "here").folder.summary_file).read_text())
+    assert found.accuracy == pytest.approx(summary["accuracy"], abs=1e-5)
+    assert found.bytes.everything == summary["bytes_total"]
+    finished(IFCA, 0, tmp_path / "there", data)
+    both = store.collect(artefact, 1, QUICK, tmp_path / "there", first)
+    assert [(f.variant, f.seed) for f in both.findings] == [("hierfavg", 0), ("ifca", 0)]
+    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
+    assert not store.collect(artefact, 1, QUICK, tmp_path / "nowhere", both).findings, "of another configuration"
+    with pytest.raises(ConfigError, match="a full pass"):
+        store.collect(artefact, 1, QUICK, tmp_path, planted.results("table-2"))
+
+
+def test_a_folder_whose_run_is_not_the_one_it_promises_is_refused(tmp_path: Path, data: Path) -> None:
+    point = point_of(HIERFAVG, 0, QUICK, tmp_path)
+    finished(HIERFAVG, 0, tmp_path, data)
+    config = yaml.safe_load(point.folder.config_file.read_text())
+    config["experiment"]["task"]["training"]["momentum"] = 0.5  # as if that had been the default
+    point.folder.write_config(config)
+    with pytest.raises(ConfigError, match="another configuration"):
+        status(point)
+
+
+def test_estimates_scale_with_the_work(tmp_path: Path) -> None:
+    cells = [Cell("fashion-mnist", name, name) for name in ("hierfavg", "fed-bac")]
+    one, two = (point_of(cell, 0, Pass(), tmp_path) for cell in cells)
+    assert work(two.experiment) == pytest.approx(1.6 * work(one.experiment)), "two networks, 80 % of the clients"
+    assert seconds_left([two], {one.folder.path: 100.0}, [one]) == pytest.approx(160)
+    assert seconds_left([two], {}, []) is None
