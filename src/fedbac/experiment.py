@@ -211,7 +211,7 @@ class Runtime(Settings):
     """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
-    """Our own kernels (``native``, on a CPU or a GPU) where they know the network, else torch; or one of them by name."""
+    """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
     engine: Literal["simulator", "ray"] = "simulator"
     """All edges in this process, or every edge an actor of Ray."""
     address: str | None = None
