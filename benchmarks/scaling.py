@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--images", type=int, default=20, help="per client; a tenth of them for validation")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--period", type=int, default=1, help="rounds between assignments to clusters")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--method", default="fed-bac")
     parser.add_argument("--device", default="auto")
@@ -67,7 +68,7 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     data, shards = federation(num_clients, num_edges, args.images)
     settings = [
         f"task.training.epochs={args.epochs}",
-        "method.clustering.period=1",
+        f"method.clustering.period={args.period}",
         f"method.clustering.num_clusters={args.clusters}",
     ]
     inputs = Inputs(dataset=data, shards=shards)
