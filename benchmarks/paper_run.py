@@ -18,7 +18,9 @@ import numpy as np
 from fedbac import Dataset, configure, play
 from fedbac.data import load
 from fedbac.errors import DataNotFoundError
-from fedbac.experiment import Runtime
+from fedbac.experiment import Experiment, Runtime
+from fedbac.federation import assemble
+from fedbac.gpu.network import GROUP
 from fedbac.runs import Inputs, parse
 
 
@@ -29,6 +31,13 @@ def data(folder: Path | None) -> tuple[Dataset, bool]:
         rng = np.random.default_rng(0)
         x, y = rng.integers(0, 256, (60000, 3, 32, 32), dtype=np.uint8), rng.permutation(np.arange(60000) % 10)
         return Dataset("random", x[:50000], y[:50000], x[50000:], y[50000:], 10), False
+
+
+def useful_share(experiment: Experiment, dataset: Dataset) -> float:
+    """Return the share of useful samples among those computed: the last block of a batch may be half empty."""
+    examples = assemble(experiment, dataset=dataset).examples
+    counts = [b.stop - b.start for mine in examples.shards.train for b in examples.batches(mine.size)]
+    return sum(counts) / sum(-(-count // GROUP) * GROUP for count in counts)
 
 
 def main() -> None:
@@ -72,8 +81,12 @@ def main() -> None:
             "seconds_200_rounds": seconds[0] + 199 * median,
             "total": total,
         }
+        if run.config["trainer"] == "cuda-fused":
+            row["useful_share"] = useful_share(experiment, dataset)
         results.append(row)
         print(f"{name:12}{row['trainer']:18}{seconds[0]:>11.2f}s{median:>13.3f}s{row['seconds_200_rounds']:>11.1f}s")
+        if "useful_share" in row:
+            print(f"  of the samples computed in training {100 * row['useful_share']:.1f} % were useful")
         if args.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(15)
     if args.json:

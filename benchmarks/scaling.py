@@ -1,88 +1,145 @@
-"""How a round's cost grows with the number of clients and edges, and how much of it is not local training.
+"""How a round's cost grows with the number of clients and edges, and how much of it is not local work.
 
-    python benchmarks/scaling.py [--clients 100 1000 10000] [--edges 10] [--images 10] [--json FILE]
+    python benchmarks/scaling.py [--clients 100 1000 10000] [--edges 10 100] [--json FILE]
 
-Every client holds a few random images of 1x28x28 and trains one epoch; all edges and all clients take part.
+Every client holds a few random images of 1x28x28 and trains one epoch, so that little hides the rest. Edges are
+assigned to clusters in every round, which is as often as a method can. Local work is what clients do: training, and
+measuring the models that the policies ask about. The rest is selection, clustering (the policy itself) and aggregation
+(at edges and cloud), and, as "other", orders, reports, the byte ledger and the round's record. Every row is measured in
+a process of its own.
 """
 
 import argparse
 import json
+import multiprocessing
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from fedbac import Dataset, Runtime, Shards, configure
+from fedbac import Dataset, Runtime, Shards, aggregation, configure, trees
+from fedbac import rounds as cloud
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds import rounds, start
 from fedbac.runs import Inputs
+
+LOCAL = ("training", "measuring")
+CENTRAL = ("selection", "clustering", "aggregation", "other")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10000])
-    parser.add_argument("--edges", type=int, default=10)
-    parser.add_argument("--images", type=int, default=10)
+    parser.add_argument("--edges", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--clusters", type=int, default=10)
+    parser.add_argument("--images", type=int, default=20, help="per client; a tenth of them for validation")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--method", default="fed-bac")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--memory", type=float, help="GiB for the clients that are trained at once")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rng = np.random.default_rng(0)
+    print(f"{args.method}, {args.clusters} clusters, {args.images} images a client, {args.epochs} epochs")
+    titles = ["clients", "edges", "s a round", "us per sample-step", *(f"{part} %" for part in (*LOCAL, *CENTRAL))]
+    print("  ".join([*titles, "peak MiB", "chunk"]))
     results = []
-    print(f"{args.method}, {args.edges} edges, {args.images} images a client")
-    print(f"{'clients':>8}{'round':>10}{'per client':>14}{'not training':>14}{'peak memory':>14}")
-    for num_clients in args.clients:
-        total = num_clients * args.images
-        x = rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8)
-        data = Dataset("random", x, rng.integers(0, 10, total), x[:1000], rng.integers(0, 10, min(total, 1000)), 10)
-        mine = np.arange(total).reshape(num_clients, args.images)
-        per_edge = num_clients // args.edges
-        shards = Shards(
-            train=tuple(row[1:] for row in mine),
-            validation=tuple(row[:1] for row in mine),
-            test=tuple(np.array_split(np.arange(len(data.y_test)), args.edges)),
-            clients=tuple(range(m * per_edge, (m + 1) * per_edge) for m in range(args.edges)),
-        )
-        inputs = Inputs(dataset=data, shards=shards)
-        settings = ["task.training.epochs=1", "method.clustering.period=1"]
-        experiment = configure(args.method, num_rounds=2, settings=settings, inputs=inputs)
-        federation = assemble(experiment, dataset=data, shards=shards)
-        edges = connect(experiment, federation, Runtime())
-        clock = {"local": 0.0}
-        trainer = edges.trainer
-        for verb in ("train", "evaluate"):
-            setattr(trainer, verb, _timed(getattr(trainer, verb), clock))
-        seconds = []
-        for record, _ in rounds(
-            experiment, federation.sites, edges, start(experiment, federation.build, federation.sites)
-        ):
-            seconds.append(record["seconds"])
-        edges.close()
-        row = {
-            "clients": num_clients,
-            "seconds_per_round": float(np.mean(seconds)),
-            "ms_per_client": 1e3 * float(np.mean(seconds)) / num_clients,
-            "share_not_training": 1 - clock["local"] / sum(seconds),
-            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
-        results.append(row)
-        print(
-            f"{num_clients:>8}{row['seconds_per_round']:>9.2f}s{row['ms_per_client']:>12.2f}ms"
-            f"{100 * row['share_not_training']:>12.1f} %{row['peak_memory_mib']:>10.0f} MiB"
-        )
+    for num_edges in args.edges:
+        for num_clients in args.clients:
+            with multiprocessing.get_context("spawn").Pool(1) as alone:
+                row = alone.apply(measure, (num_clients, num_edges, args))
+            results.append(row)
+            cells = [num_clients, num_edges, f"{row['seconds_per_round']:.2f}", f"{row['us_per_sample_step']:.1f}"]
+            cells += [f"{100 * row['share'][part]:.2f}" for part in (*LOCAL, *CENTRAL)]
+            cells += [f"{row['peak_memory_mib']:.0f}", row["clients_at_once"]]
+            widths = [len(title) for title in [*titles, "peak MiB", "chunk"]]
+            print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _timed(work, clock):
-    def timed(*words):
-        began = time.perf_counter()
-        answer = work(*words)
-        clock["local"] += time.perf_counter() - began
-        return answer
+def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Play some rounds and return where the time went."""
+    data, shards = federation(num_clients, num_edges, args.images)
+    settings = [
+        f"task.training.epochs={args.epochs}",
+        "method.clustering.period=1",
+        f"method.clustering.num_clusters={args.clusters}",
+    ]
+    inputs = Inputs(dataset=data, shards=shards)
+    experiment = configure(args.method, num_rounds=args.rounds, settings=settings, inputs=inputs)
+    parties = assemble(experiment, dataset=data, shards=shards)
+    edges = connect(experiment, parties, Runtime(device=args.device, memory_gib=args.memory))
+    clock = Clock()
+    clock.watch("training", edges.trainer, "train")
+    clock.watch("measuring", edges.trainer, "evaluate")
+    for verb in ("act", "learn"):
+        clock.watch("selection", type(experiment.method.selection), verb)
+        clock.watch("clustering", type(experiment.method.clustering), verb)
+    clock.watch("aggregation", aggregation.EdgeAverage, "add")
+    clock.watch("aggregation", cloud, "cloud_average")
+    total, trained = 0.0, 0
+    state = cloud.start(experiment, parties.build, parties.sites)
+    state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
+    for record, _ in cloud.rounds(experiment, parties.sites, edges, state):
+        total += record["seconds"]
+        trained += sum(shards.train[client].size for edge in record["selected"] for client in edge)
+    steps = trained * args.epochs * len(experiment.method.personalization.scopes)
+    on_gpu = edges.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    edges.close()
+    clock.seconds["other"] = total - sum(clock.seconds.values())
+    return {
+        "clients": num_clients,
+        "edges": num_edges,
+        "path": edges.path,
+        "seconds_per_round": total / args.rounds,
+        "us_per_sample_step": 1e6 * clock.seconds["training"] / steps,
+        "share": {part: clock.seconds[part] / total for part in (*LOCAL, *CENTRAL)},
+        "share_central": sum(clock.seconds[part] for part in CENTRAL) / total,
+        "peak_memory_mib": peak / 2**20,
+        "clients_at_once": edges.chunks.most,
+    }
 
-    return timed
+
+def federation(num_clients: int, num_edges: int, images: int) -> tuple[Dataset, Shards]:
+    """Return random images, equally many for every client."""
+    rng = np.random.default_rng(0)
+    total = num_clients * images
+    x, y = rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, total)
+    data = Dataset("random", x, y, x[:1000], y[:1000], 10)
+    held = max(1, images // 10)
+    shards = Shards(
+        train=tuple(row[held:] for row in np.arange(total).reshape(num_clients, images)),
+        validation=tuple(row[:held] for row in np.arange(total).reshape(num_clients, images)),
+        test=tuple(np.array_split(np.arange(len(data.y_test)), num_edges)),
+        clients=tuple(range(int(a[0]), int(a[-1]) + 1) for a in np.array_split(np.arange(num_clients), num_edges)),
+    )
+    return data, shards
+
+
+class Clock:
+    """Adds up the seconds that functions take, by what they are for."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys((*LOCAL, *CENTRAL), 0.0)
+
+    def watch(self, purpose: str, owner: Any, name: str) -> None:
+        """From now on count the time spent in a function of a module, a class or an object."""
+        work = getattr(owner, name)
+
+        def timed(*words: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return work(*words, **options)
+            finally:
+                self.seconds[purpose] += time.perf_counter() - began
+
+        setattr(owner, name, timed)
 
 
 if __name__ == "__main__":

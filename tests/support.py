@@ -1,18 +1,22 @@
 """Small federations that tests put together and play in this process."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from fedbac import gpu
 from fedbac.data import Augment, Dataset, Shards
 from fedbac.engines import Simulator
 from fedbac.experiment import Evaluation, Experiment, Method, Task, Training
 from fedbac.federation import Federation, assemble
-from fedbac.local import LoopTrainer
+from fedbac.local import FusedTrainer, LoopTrainer, VmapTrainer
+from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, NetworkChoice, Perceptron, UserNetwork
 from fedbac.personalization import Additive, PerCluster
 from fedbac.rng import Rng
@@ -27,6 +31,7 @@ from fedbac.types import (
     NoState,
     Params,
     Parts,
+    Personalization,
     Phase,
     Scope,
     Settings,
@@ -36,6 +41,9 @@ from fedbac.types import (
 )  # fmt: skip
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small
+
+NO_GPU = pytest.mark.skipif(not gpu.available(), reason="there is no GPU here")
+ON_GPU = [pytest.param(path, marks=NO_GPU) for path in ("fused", "vmap-cuda")]
 
 SMALL = Perceptron(hidden=(6,))
 PLAIN_SGD = Training(
@@ -168,7 +176,7 @@ def distance(a: Mapping[str, Params], b: Mapping[str, Params]) -> float:
         for name, value in a[part].items():
             assert value.shape == b[part][name].shape
             assert torch.isfinite(value).all()
-            largest = max(largest, float((value - b[part][name]).abs().max()))
+            largest = max(largest, float((value.cpu() - b[part][name].cpu()).abs().max()))
     return largest
 
 
@@ -326,3 +334,15 @@ class Regular(nn.Module):
         hidden = torch.relu(self.norm(self.conv(x)))
         logits: torch.Tensor = self.out(self.drop(hidden.flatten(1)))
         return logits
+
+
+def on_gpu(path: str, federation: Federation, scheme: Personalization) -> Trainer:
+    """Return one of the trainers for a GPU."""
+    examples, cuda = federation.examples, torch.device("cuda")
+    if path == "vmap-cuda":
+        return VmapTrainer(copy.deepcopy(federation.network), scheme, examples, cuda)
+    layers = layers_of(federation.network, examples.dataset.x_train.shape[1:])
+    assert layers is not None
+    plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
+    assert plan.fits
+    return FusedTrainer(federation.network, scheme, examples, plan, cuda)

@@ -2,13 +2,102 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from fedbac import trees
-from fedbac.types import FloatArray, IntArray, Params, Parts, Scope
+from fedbac.types import BoolArray, FloatArray, IntArray, Params, Parts, Scope
+
+BLOCK = 64
+"""Clients of an edge that are summed in one product."""
 
 
-def edge_average(parts_C: Parts, size_C: FloatArray) -> Parts:
-    """Eq. 1: Θ̄_m = Σ_{i∈S_m} (n_i / n_{S_m}) Θ_i, for every part; a client of weight zero does not count."""
-    return {part: trees.weighted_mean(params, size_C) for part, params in parts_C.items()}
+class EdgeAverage:
+    """Eq. 1: Θ̄_m = Σ_{i∈S_m} (n_i / n_{S_m}) Θ_i for every part, over clients that come a few at a time.
+
+    Clients are summed in their order, in blocks of fixed size whose sums add up in float64: the result has the same
+    bits however many come at once. A client whose loss or weights are not finite does not count.
+    """
+
+    def __init__(self, size_C: IntArray, like: Parts) -> None:
+        self.like = like
+        self.share_C = size_C / max(int(size_C.sum()), 1)
+        self.loss_C = np.full(size_C.size, np.nan)
+        self.healthy_C = np.zeros(size_C.size, dtype=bool)
+        self.mean: Parts | None = None
+        """The average, once all clients have come; None when nobody counts."""
+        self.seen = 0
+        self.sum: dict[str, Tensor] = {}
+        """Per part, as a flat vector."""
+        self.held: list[Parts] = []
+        """Copies of the clients of a block that is not complete."""
+
+    def add(self, parts_C: Parts, loss_C: FloatArray) -> None:
+        """Count the next clients."""
+        self.loss_C[self.seen : self.seen + loss_C.size] = loss_C
+        self.healthy_C[self.seen : self.seen + loss_C.size] = np.isfinite(loss_C)
+        at = 0
+        while at < loss_C.size:
+            begin = self.seen - self.seen % BLOCK
+            count = min(begin + BLOCK - self.seen, loss_C.size - at)
+            rows = _rows(parts_C, slice(at, at + count))
+            at, self.seen = at + count, self.seen + count
+            if self.seen in (begin + BLOCK, self.share_C.size):
+                self._fold(_joined([*self.held, rows]), slice(begin, self.seen))
+                self.held = []
+            else:
+                self.held.append({part: trees.join([params]) for part, params in rows.items()})  # the chunk may go
+        if self.seen == self.share_C.size:
+            self.mean = self._finish()
+            self.sum = {}
+
+    def _finish(self) -> Parts | None:
+        share = 1.0 if self.healthy_C.all() else float(self.share_C[self.healthy_C].sum())
+        if share == 0:
+            return None
+        means = {part: trees.unravel(total / share, self.like[part]) for part, total in self.sum.items()}
+        return {
+            part: {name: value.to(self.like[part][name].dtype) for name, value in params.items()}
+            for part, params in means.items()
+        }
+
+    def _fold(self, parts_C: Parts, clients: slice) -> None:
+        """Add a block."""
+        after = self._plus(parts_C, clients)
+        # A sum is finite only if all that is in it is: one look at it stands for a look at every weight.
+        if not bool(torch.isfinite(torch.stack([total.sum() for total in after.values()])).all()):
+            finite_C = trees.finite_rows(parts_C)
+            self.healthy_C[clients] &= finite_C
+            after = self._plus({part: _zeroed(params, ~finite_C) for part, params in parts_C.items()}, clients)
+        self.sum = after
+
+    def _plus(self, parts_C: Parts, clients: slice) -> dict[str, Tensor]:
+        share_C = np.where(self.healthy_C[clients], self.share_C[clients], 0.0)
+        after = {}
+        for part, like in self.like.items():
+            rows = [parts_C[part][name].reshape(share_C.size, -1) for name in like]
+            share = torch.as_tensor(share_C, device=rows[0].device)
+            block = torch.cat([share.to(row.dtype) @ row for row in rows]).double()
+            after[part] = self.sum[part] + block if self.sum else block
+        return after
+
+
+def _rows(parts_C: Parts, rows: slice) -> Parts:
+    return {part: {name: value[rows] for name, value in params.items()} for part, params in parts_C.items()}
+
+
+def _joined(stacks: Sequence[Parts]) -> Parts:
+    if len(stacks) == 1:
+        return stacks[0]
+    return {part: trees.join([stack[part] for stack in stacks]) for part in stacks[0]}
+
+
+def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:
+    out = {name: value.clone() for name, value in params_C.items()}
+    for value in out.values():
+        value[torch.as_tensor(np.flatnonzero(dropped_C), device=value.device)] = 0
+    return out
 
 
 def global_average(parts_M: Params, weight_M: FloatArray) -> Params:

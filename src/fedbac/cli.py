@@ -27,6 +27,7 @@ from fedbac.terminal import (
     DataOption,
     DeviceOption,
     EngineOption,
+    MemoryOption,
     OutOption,
     OverwriteOption,
     RoundsOption,
@@ -91,6 +92,7 @@ def run_command(
     rounds: RoundsOption = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")] = None,
     workers: WorkersOption = None,
+    memory: MemoryOption = None,
     trainer: Annotated[str | None, typer.Option("--trainer", help="auto, torch or native (CPU).")] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="simulator, or ray: every edge an actor.")] = None,
     address: AddressOption = None,
@@ -99,7 +101,14 @@ def run_command(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run one method on one task."""
-    chosen = {"device": device, "workers": workers, "trainer": trainer, "engine": engine, "address": address}
+    chosen = {
+        "device": device,
+        "workers": workers,
+        "memory_gib": memory,
+        "trainer": trainer,
+        "engine": engine,
+        "address": address,
+    }
     if method.endswith((".yaml", ".yml")):
         if task is not None:
             raise ConfigError(f"--task: {method} has its task already; change it with --set task....")
@@ -131,6 +140,7 @@ def compare(
     rounds: RoundsOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
+    memory: MemoryOption = None,
     trainer: TrainerOption = "auto",
     engine: EngineOption = "simulator",
     address: AddressOption = None,
@@ -139,7 +149,9 @@ def compare(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run several methods on the same task and data, one run folder each, and report on all together."""
-    runtime = _runtime(device=device, workers=workers, trainer=trainer, engine=engine, address=address)
+    runtime = _runtime(
+        device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
+    )
     parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
     if len(set(names)) < len(names):
         raise ConfigError(f"METHOD: {', '.join(names)} names a method twice; repeat with --seed instead")
@@ -219,14 +231,15 @@ def resume(
     data_folder: DataOption = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda; by default as before.")] = None,
     workers: WorkersOption = None,
+    memory: MemoryOption = None,
 ) -> None:
     """Go on with an interrupted run or comparison, exactly as if it had never stopped."""
     plans = []
     for place in _run_folders([folder]):
         place.read_config()
         experiment, runtime = read_experiment(place.config_file)
-        changes = {"device": device, "workers": workers}
-        runtime = runtime.model_copy(update={key: value for key, value in changes.items() if value is not None})
+        changes = {"device": device, "workers": workers, "memory_gib": memory}
+        runtime = _runtime(**runtime.model_dump() | {key: value for key, value in changes.items() if value is not None})
         plans.append(Plan(experiment, place, runtime, continued=True, inputs=Inputs(data_folder=data_folder)))
     _conclude(_play_all(plans), folder / "report.html", folder)
 

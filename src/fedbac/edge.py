@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from fedbac import trees
-from fedbac.aggregation import edge_average
 from fedbac.costs import BYTES_PER_NUMBER, Ledger, client_numbers, payload
 from fedbac.experiment import Experiment
 from fedbac.rng import stream
 from fedbac.types import (
+    Average,
+    Averaged,
     BoolArray,
     Evaluate,
     Evidence,
@@ -24,7 +25,6 @@ from fedbac.types import (
     Result,
     Split,
     Train,
-    Trained,
 )
 
 
@@ -182,17 +182,18 @@ def _train_and_average(
     momentum = None
     if work.momentum is not None:
         momentum = {part: {name: v[chosen] for name, v in buffers.items()} for part, buffers in work.momentum.items()}
-    trained = yield Train(clients, work.parts, order.round, edge_round, rate, momentum)
-    assert isinstance(trained, Trained)
+    request = Train(clients, work.parts, order.round, edge_round, rate, momentum)
+    trained = yield Average(request, site.size_N[chosen])
+    assert isinstance(trained, Averaged)
     one_way = client_numbers([len(clients)], [trees.size(params) for params in work.parts.values()]) // 2
     for direction in ("down", "up"):
         work.traffic.add("client", direction, "train", BYTES_PER_NUMBER * one_way)
     work.traffic.add("client", "up", "control", len(clients) * 2 * BYTES_PER_NUMBER)  # number of examples and loss
 
-    healthy_C = np.isfinite(trained.loss_C) & trees.finite_rows(trained.parts_C)
+    healthy_C = trained.healthy_C
     size_C = np.where(healthy_C, site.size_N[chosen], 0)
-    if size_C.any():
-        work.parts = edge_average(trained.parts_C, size_C.astype(np.float64))
+    if trained.parts is not None:
+        work.parts = trained.parts
         work.losses.append(float(np.average(trained.loss_C[healthy_C], weights=size_C[healthy_C])))
         work.trained_size = int(size_C.sum())  # an edge that fails later keeps what it had
     if work.momentum is not None and trained.momentum is not None:

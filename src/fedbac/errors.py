@@ -6,6 +6,7 @@ ValueError
 FederationError          what the world does
   DataNotFoundError      a data set is in none of the places tried
   EngineError            a distributed engine cannot be reached or gave up
+  NotEnoughMemoryError   not even one client can be trained in the memory there is
   RunFolderError         a run folder that cannot be used as asked
     RunInUseError        another process is writing to it
     CheckpointError      no checkpoint in it can be read
@@ -33,6 +34,10 @@ class DataNotFoundError(FederationError):
 
 class EngineError(FederationError):
     """A distributed engine cannot be reached or gave up."""
+
+
+class NotEnoughMemoryError(FederationError):
+    """Not even one client can be trained in the memory there is."""
 
 
 class RunFolderError(FederationError):

@@ -202,6 +202,9 @@ class Runtime(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: PositiveInt | None = None
     """Threads or processes on the CPU; one per core when not given."""
+    memory_gib: PositiveFloat | None = None
+    """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
+    of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """The native kernel where it knows the network, else torch; or one of them by name."""
     engine: Literal["simulator", "ray"] = "simulator"

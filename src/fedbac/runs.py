@@ -281,6 +281,7 @@ def run(
     overwrite: bool = False,
     device: str = "auto",
     workers: int | None = None,
+    memory_gib: float | None = None,
     trainer: str = "auto",
     dataset: Dataset | None = None,
     shards: Shards | None = None,
@@ -294,7 +295,11 @@ def run(
         play(
             experiment,
             folder=RunFolder(out) if out is not None else None,
-            runtime=parse(Runtime, {"device": device, "workers": workers, "trainer": trainer}, "runtime"),
+            runtime=parse(
+                Runtime,
+                {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer},
+                "runtime",
+            ),
             inputs=inputs,
             overwrite=overwrite,
         )

@@ -25,6 +25,9 @@ AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluste
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
 ]
+MemoryOption = Annotated[
+    float | None, typer.Option("--memory", help="GiB for the clients trained at once; by default by what is free.")
+]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]

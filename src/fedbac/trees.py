@@ -14,6 +14,11 @@ def stack(trees: Sequence[Params]) -> Params:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
+def join(stacks: Sequence[Params]) -> Params:
+    """Return stacks of networks as one stack, copied."""
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+
+
 def take(tree: Params, index: int) -> Params:
     """Return one network of a stack."""
     return {name: value[index] for name, value in tree.items()}
@@ -41,7 +46,7 @@ def unravel(flat: Tensor, like: Params) -> Params:
     """Return views of a flat vector (or of rows of flat vectors) shaped like ``like``."""
     pieces = torch.split(flat, [value.numel() for value in like.values()], dim=-1)
     return {
-        name: piece.reshape(*flat.shape[:-1], *value.shape)
+        name: piece.reshape((*flat.shape[:-1], *value.shape))
         for (name, value), piece in zip(like.items(), pieces, strict=True)
     }
 
@@ -67,7 +72,7 @@ def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
 
 def _mix(value_N: Tensor, share_N: FloatArray) -> Tensor:
     share = torch.as_tensor(share_N, dtype=value_N.dtype, device=value_N.device)
-    return (share.reshape(-1, *[1] * (value_N.dim() - 1)) * value_N).sum(0)
+    return (share @ value_N.reshape(len(share), -1)).reshape(value_N.shape[1:])
 
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:

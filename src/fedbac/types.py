@@ -203,6 +203,27 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Average:
+    """Train clients and average what they come back with by their number of examples (Eq. 1)."""
+
+    train: Train
+    size_C: IntArray
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What an edge hears of its clients: their average, and how each one fared."""
+
+    parts: Parts | None
+    """None when every client failed."""
+    healthy_C: BoolArray
+    """Whose loss and weights are finite; the others do not count in the average."""
+    loss_C: FloatArray
+    momentum: Parts | None = None
+    """Stacked on a leading client axis."""
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Measure these models on the examples of one split."""
 
@@ -224,8 +245,8 @@ class Measured:
     count_G: IntArray
 
 
-Request = Train | Evaluate
-Result = Trained | Measured
+Request = Average | Evaluate
+Result = Averaged | Measured
 
 
 class Trainer(Protocol):

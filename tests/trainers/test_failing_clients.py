@@ -19,7 +19,20 @@ from fedbac.rounds import State
 from fedbac.selection import Random, Thompson
 from fedbac.topology import Hierarchical
 from fedbac.types import ClusterPolicy, Params, Personalization, Train, Trainer
-from tests.support import PLAIN_SGD, Played, StubTrainer, deal, distance, only_edge, play, poisoned, prepare, without
+from tests.support import (
+    ON_GPU,
+    PLAIN_SGD,
+    Played,
+    StubTrainer,
+    deal,
+    distance,
+    on_gpu,
+    only_edge,
+    play,
+    poisoned,
+    prepare,
+    without,
+)
 
 DATA, SHARDS, _ = planted_groups(4, 3, 2, train=10, validation=2, test=12)
 BAD = 4
@@ -190,7 +203,7 @@ def test_an_edge_that_fails_only_in_its_last_edge_round_keeps_what_it_learned_be
         torch.testing.assert_close(value, torch.full_like(value, expected))
 
 
-@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)])
+@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU])
 def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str) -> None:
     """Client 0 holds example 0 of the data set; ten examples make a ragged second batch."""
     dataset, scheme = bad(0), Shared()
@@ -200,6 +213,8 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
     trainer: Trainer = LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
         trainer = VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu"))
+    if path in ("fused", "vmap-cuda"):
+        trainer = on_gpu(path, federation, scheme)
     if path == "native":
         layers = layers_of(federation.network, (1, 2, 4))
         assert layers is not None

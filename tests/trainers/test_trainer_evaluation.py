@@ -20,7 +20,7 @@ from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.rounds import rounds, start
 from fedbac.types import Evaluate, IntArray, Measured, Parts, Personalization, Split, Trainer
-from tests.support import deal, prepare
+from tests.support import ON_GPU, deal, on_gpu, prepare
 
 DATA = toy(num_classes=4, train=80, test=21)
 SHARDS = deal(DATA, [[1, 20], [9, 14]], validation=3, test=[5, 16])
@@ -29,9 +29,11 @@ PATHS: dict[str, Make] = {
     "loop": lambda f, scheme: LoopTrainer(f.network, scheme, f.examples),
     "vmap": lambda f, scheme: VmapTrainer(f.network, scheme, f.examples, torch.device("cpu")),
     "native": lambda f, scheme: native_trainer(f, scheme),
+    "fused": lambda f, scheme: on_gpu("fused", f, scheme),
+    "vmap-cuda": lambda f, scheme: on_gpu("vmap-cuda", f, scheme),
 }
 NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
-ALL_PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)]
+ALL_PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU]
 
 
 def native_trainer(federation: Federation, scheme: Personalization) -> Trainer:
@@ -203,14 +205,7 @@ def test_a_group_without_examples_has_no_rate(path: str) -> None:
     assert np.isnan(answer.loss_VG).tolist() == np.isnan(answer.accuracy_VG).tolist() == [[False, True]] * 2
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "loop",
-        "vmap",
-        pytest.param("native", marks=NO_KERNEL),
-    ],
-)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_no_group_at_all_gives_no_column(path: str) -> None:
     federation = setting(Shared())
     models = some_models(federation, Shared(), num=2)

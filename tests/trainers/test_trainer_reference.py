@@ -24,7 +24,19 @@ from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.rng import stream, torch_seed
 from fedbac.types import Evaluate, Params, Parts, Personalization, Train, Trained, Trainer
-from tests.support import InTurns, OnlyClusterMoves, OnlyGlobalMoves, Regular, Warmed, deal, distance, prepare
+from tests.support import (
+    NO_GPU,
+    ON_GPU,
+    InTurns,
+    OnlyClusterMoves,
+    OnlyGlobalMoves,
+    Regular,
+    Warmed,
+    deal,
+    distance,
+    on_gpu,
+    prepare,
+)
 
 DATA = toy(num_classes=4, train=50, test=30)
 MEAN, STD = float((DATA.x_train / 255).mean()), float((DATA.x_train / 255).std())
@@ -55,7 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "augment": {"augment": Augment(crop_padding=2)},
 }
 NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
-PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL)]
+PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU]
 CASES = [(name, option) for name in ("shared", "per_cluster", "additive") for option in OPTIONS] + [
     (name, option)
     for name in ("additive_loss", "frozen_cluster", "frozen_global", "in_turns", "warmed")
@@ -124,7 +136,7 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
     total, seen = 0.0, 0
     velocity = {
         part: {
-            name: torch.zeros_like(p) if request.momentum is None else request.momentum[part][name][row]
+            name: torch.zeros_like(p) if request.momentum is None else request.momentum[part][name][row].cpu()
             for name, p in module.named_parameters()
         }
         for part, module in modules.items()
@@ -193,13 +205,13 @@ def check(
         for part, params in weights.items():
             assert set(trained.parts_C[part]) == set(params)
             for name, value in params.items():
-                torch.testing.assert_close(trained.parts_C[part][name][row], value, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(trained.parts_C[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
         assert trained.loss_C[row] == pytest.approx(loss, rel=1e-5)
         if request.momentum is not None:
             assert trained.momentum is not None
             for part, params in velocity.items():
                 for name, value in params.items():
-                    torch.testing.assert_close(trained.momentum[part][name][row], value, rtol=1e-5, atol=1e-5)
+                    torch.testing.assert_close(trained.momentum[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
 
 
 def with_momentum(request: Train, momentum: Parts | None, federation: Federation) -> Train:
@@ -220,6 +232,8 @@ def make(path: str, federation: Federation, scheme: Personalization) -> Trainer:
         return LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
         return VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu"))
+    if path in ("fused", "vmap-cuda"):
+        return on_gpu(path, federation, scheme)
     layers = layers_of(federation.network, DATA.x_train.shape[1:])
     assert layers is not None
     return NativeTrainer(federation.network, scheme, federation.examples, layers, threads=2)
@@ -309,6 +323,8 @@ def test_rounds_and_edge_rounds_visit_in_another_order() -> None:
         ("vmap", "in_turns"),
         pytest.param("native", "additive", marks=NO_KERNEL),
         pytest.param("native", "in_turns", marks=NO_KERNEL),
+        pytest.param("fused", "additive", marks=NO_GPU),
+        pytest.param("fused", "in_turns", marks=NO_GPU),
     ],
 )
 def test_momentum_that_persists_over_two_rounds(path: str, name: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from fedbac import Experiment, Hierarchical, LowestLoss, Method, Random, Run, Settings, Shared, Training
 from fedbac.edge import EdgeSite, TrainOrder, TrainReport, serve
 from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evaluate, Evidence, Measured, NoState, Result, Train, Trained
+from fedbac.types import Ask, Average, Averaged, BoolArray, Evaluate, Evidence, Measured, NoState, Result
 from tests.unit.tiny import scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {
@@ -75,22 +75,24 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     requests = [next(work)]
     for accuracy in ([0.1, 0.5], None, [0.2, 0.6], [0.3, 0.7], None, [0.4, 0.8]):
         if accuracy is None:
-            weight = {"global": {"w": torch.tensor([[1.0, 1.0], [4.0, 4.0]])}}
-            answers.append(Trained(weight, np.array([1.0, 2.0])))
+            average = {"global": {"w": torch.tensor([3.0, 3.0])}}
+            answers.append(Averaged(average, np.array([True, True]), np.array([1.0, 2.0])))
         else:
             answers.append(Measured(np.zeros((1, 2)), np.array([accuracy]), np.array([1, 3])))
         try:
             requests.append(work.send(answers[-1]))
         except StopIteration as done:
             report: TrainReport = done.value
-    kinds = [Evaluate, Train, Evaluate, Evaluate, Train, Evaluate]
-    assert [type(request) for request in requests] == kinds
-    assert all(request.clients == (5, 6) for request in requests)  # client 7 holds nothing
+    assert [type(request) for request in requests] == [Evaluate, Average, Evaluate, Evaluate, Average, Evaluate]
+    training = [request for request in requests if isinstance(request, Average)]
+    assert [request.size_C.tolist() for request in training] == [[10, 20]] * 2
+    measuring = [request for request in requests if isinstance(request, Evaluate)]
+    asked = [*(request.clients for request in measuring), *(request.train.clients for request in training)]
+    assert asked == [(5, 6)] * 6  # client 7 holds nothing
     assert [(e.round, e.num_rounds, e.moved) for e in SEEN] == [(4, 7, True), (4, 7, False)]
     assert [e.baseline for e in SEEN] == pytest.approx([0.4, 0.6])
     assert [e.accuracy for e in SEEN] == pytest.approx([0.5, 0.7])
-    starts = [request.start["global"]["w"].tolist() for request in requests if isinstance(request, Train)]
-    assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
+    assert [request.train.start["global"]["w"].tolist() for request in training] == [[0.0, 0.0], [3.0, 3.0]]
     assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
     assert report.loss == pytest.approx(5 / 3)
 

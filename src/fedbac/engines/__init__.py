@@ -14,7 +14,7 @@ def connect(experiment: Experiment, federation: Federation, runtime: Runtime) ->
 
         return RayEdges(experiment, federation, runtime)
     trainer = make_trainer(federation.network, experiment.method.personalization, federation.examples, runtime)
-    return Simulator(experiment, federation.sites, trainer)
+    return Simulator(experiment, federation.sites, trainer, runtime.memory_gib)
 
 
 __all__ = ["Simulator", "connect"]

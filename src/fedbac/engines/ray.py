@@ -89,7 +89,7 @@ class EdgeActor:
         runtime: Runtime,
     ) -> None:
         self.trainer = make_trainer(network, experiment.method.personalization, examples, runtime)
-        self.edges = Simulator(experiment, sites, self.trainer)
+        self.edges = Simulator(experiment, sites, self.trainer, runtime.memory_gib, sharers=len(sites))
 
     def place(self) -> Place:
         """Say where this edge is and how it trains."""

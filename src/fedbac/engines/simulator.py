@@ -3,18 +3,27 @@
 from collections.abc import Generator, Sequence
 
 from fedbac.edge import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
+from fedbac.engines.chunks import GIB, Chunks
 from fedbac.experiment import Experiment
 from fedbac.local import one_thread
-from fedbac.types import Evaluate, Request, Result, Train, Trainer
+from fedbac.types import Average, Evaluate, Request, Result, Trainer
 
 
 class Simulator:
     """Edges that share one trainer."""
 
-    def __init__(self, experiment: Experiment, sites: Sequence[EdgeSite], trainer: Trainer) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        sites: Sequence[EdgeSite],
+        trainer: Trainer,
+        memory_gib: float | None = None,
+        sharers: int = 1,
+    ) -> None:
         self.experiment = experiment
         self.sites = sites
         self.trainer = trainer
+        self.chunks = Chunks(trainer, None if memory_gib is None else memory_gib * GIB, sharers)
         self.path = trainer.path
         self.device = trainer.device
 
@@ -49,11 +58,11 @@ class Simulator:
         return [reports[i] for i in range(len(work))]
 
     def _answer(self, requests: dict[int, Request]) -> dict[int, Result]:
-        training = {i: request for i, request in requests.items() if isinstance(request, Train)}
+        training = {i: request for i, request in requests.items() if isinstance(request, Average)}
         measuring = {i: request for i, request in requests.items() if isinstance(request, Evaluate)}
         results: dict[int, Result] = {}
         if training:
-            results |= zip(training, self.trainer.train(list(training.values())), strict=True)
+            results |= zip(training, self.chunks.average(list(training.values())), strict=True)
         if measuring:
             results |= zip(measuring, self.trainer.evaluate(list(measuring.values())), strict=True)
         return results

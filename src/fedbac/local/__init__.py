@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedbac import native
+from fedbac import gpu, native
 from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
 from fedbac.local.examples import Examples
+from fedbac.local.fused import FusedTrainer
 from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
@@ -25,33 +26,52 @@ log = logging.getLogger("fedbac")
 def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
     """Return the trainer that fits the machine and the network.
 
-    On a GPU all clients at once; on a CPU the native kernel where it knows the network, else one process per core.
+    Where our kernels know the network they train it, on a GPU as on a CPU. Others go through torch: all clients at once
+    on a GPU, one process per core on a CPU.
     """
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
-    if runtime.device == "cuda" and runtime.trainer == "native":
-        raise ConfigError("runtime.trainer: 'native' is the CPU's; with runtime.device 'cuda' use torch or auto")
+    layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
     buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
-    wants_gpu = runtime.device == "cuda" or (runtime.device == "auto" and not buffered)
-    if wants_gpu and torch.cuda.is_available() and runtime.trainer != "native":
-        return VmapTrainer(network, scheme, examples, torch.device("cuda"))
+    if torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered)):
+        return _on_gpu(network, scheme, examples, runtime, layers)
     workers = runtime.workers or num_cores()
     if runtime.trainer != "torch":
-        layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
         if layers is not None and native.available():
             return NativeTrainer(network, scheme, examples, layers, workers)
         if layers is not None and runtime.trainer == "auto":
             log.warning("training through torch, which is slow: the native kernel was not built (no C++ compiler)")
         if runtime.trainer == "native":
-            reason = "it was not built (no C++ compiler when fedbac was installed)"
-            if native.available():
-                reason = "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
-            if not scheme.sums_logits:
-                reason = f"personalization {scheme.kind!r} is not a sum of logits"
-            raise ConfigError(f"runtime.trainer: the native kernel cannot be used: {reason}; use torch or auto")
+            missing = None if native.available() else "it was not built (no C++ compiler when fedbac was installed)"
+            raise _no_kernel(scheme, layers, missing)
     if workers == 1:
         return LoopTrainer(network, scheme, examples)
     return PoolTrainer(network, scheme, examples, workers)
+
+
+def _on_gpu(
+    network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime, layers: native.Layers | None
+) -> Trainer:
+    device = torch.device("cuda")
+    if runtime.trainer != "torch":
+        plan = None
+        if layers is not None and gpu.available():
+            plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
+            if plan.fits and len(scheme.scopes) <= gpu.MAX_PARTS:
+                return FusedTrainer(network, scheme, examples, plan, device)
+        if runtime.trainer == "native":
+            missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
+            too_large = None if plan is None else "the network or batch is too large for a GPU's shared memory"
+            raise _no_kernel(scheme, layers, missing or too_large)
+    return VmapTrainer(network, scheme, examples, device)
+
+
+def _no_kernel(scheme: Personalization, layers: native.Layers | None, reason: str | None) -> ConfigError:
+    if not scheme.sums_logits:
+        reason = f"personalization {scheme.kind!r} is not a sum of logits"
+    elif layers is None:
+        reason = "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+    return ConfigError(f"runtime.trainer: the native kernel cannot be used: {reason}; use torch or auto")
 
 
 def num_cores() -> int:
@@ -73,6 +93,7 @@ def describe(device: torch.device) -> str:
 
 __all__ = [
     "Examples",
+    "FusedTrainer",
     "LoopTrainer",
     "NativeTrainer",
     "PoolTrainer",

@@ -147,16 +147,18 @@ class NativeTrainer:
         if requests[0].momentum is None:
             return None
         rows = [
-            np.stack([trees.ravel(trees.take(request.momentum[part], c)).numpy() for part in self.scheme.scopes])
+            torch.stack(
+                [torch.cat([v.flatten(1) for v in request.momentum[part].values()], 1) for part in self.scheme.scopes],
+                dim=1,
+            )
             for request in requests
             if request.momentum is not None
-            for c in range(len(request.clients))
         ]
-        return np.stack(rows)
+        return torch.cat(rows).numpy()
 
     def _parts(self, rows_CPD: NDArray[np.float32]) -> Parts:
         return {
-            part: trees.unravel(torch.from_numpy(np.ascontiguousarray(rows_CPD[:, p])), self.like)
+            part: trees.unravel(torch.from_numpy(rows_CPD[:, p]), self.like)
             for p, part in enumerate(self.scheme.scopes)
         }
 

@@ -5,6 +5,7 @@ On a GPU a step of such a prefix is captured once in a CUDA graph that reads its
 a round is a row of replays, without a Python call per layer.
 """
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -272,8 +273,13 @@ class Stack:
         for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+        gc.collect()
+        gc.disable()  # a graph of an earlier trainer that is freed in the middle would spoil the capture
+        try:
+            with torch.cuda.graph(graph):
+                work()
+        finally:
+            gc.enable()
         return graph
 
     def _step(self, number: int, phase: Phase, rows: int) -> None:

@@ -1,0 +1,161 @@
+"""Clients in chunks that fit into memory: a round needs room for one chunk and for the edges, however many clients."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedbac import trees
+from fedbac.aggregation import EdgeAverage
+from fedbac.errors import NotEnoughMemoryError
+from fedbac.local import num_cores
+from fedbac.types import Average, Averaged, Params, Parts, Train, Trained, Trainer
+
+COPIES = 4
+"""A client in training takes about this many times the memory of its networks: weights, momentum, gradients, and
+the copy that comes back."""
+GIB = 2**30
+FREE_SHARE, PER_CORE = 0.25, GIB // 2
+"""When no budget is given: this share of the memory that is free, and on a CPU at most so many bytes per core, which
+keep it busy; more would only grow with the number of clients."""
+
+log = logging.getLogger("fedbac")
+
+
+class Piece(NamedTuple):
+    """Some consecutive clients of one request."""
+
+    request: int
+    clients: slice
+
+
+class Chunks:
+    """Puts clients through a trainer chunk by chunk and averages them as they come back."""
+
+    def __init__(self, trainer: Trainer, memory: float | None, sharers: int) -> None:
+        self.trainer = trainer
+        self.memory = memory
+        """Bytes; ``default_memory`` when not given."""
+        self.sharers = sharers
+        """How many processes share it."""
+        self.most: int | None = None
+        """Clients in a chunk; None before the first."""
+
+    def average(self, requests: Sequence[Average]) -> list[Averaged]:
+        """Train the clients of all requests and average those of each; all belong to the same edge round."""
+        averages = [EdgeAverage(request.size_C, request.train.start) for request in requests]
+        momenta: list[list[Parts]] = [[] for _ in requests]
+        if self.most is None:
+            self.most = self._fitting(requests[0].train)
+        left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
+        while left:
+            chunk, rest = cut(left, self.most)
+            if self._fold(chunk, requests, averages, momenta):
+                left = rest
+        return [
+            Averaged(average.mean, average.healthy_C, average.loss_C, _joined(momentum))
+            for average, momentum in zip(averages, momenta, strict=True)
+        ]
+
+    def _fitting(self, request: Train) -> int:
+        weights = [value for params in request.start.values() for value in params.values()]
+        per_client = COPIES * sum(value.numel() * value.element_size() for value in weights)
+        memory = default_memory(self.trainer.device) if self.memory is None else self.memory
+        return max(1, int(memory / self.sharers / per_client))
+
+    def _fold(
+        self,
+        chunk: Sequence[Piece],
+        requests: Sequence[Average],
+        averages: Sequence[EdgeAverage],
+        momenta: Sequence[list[Parts]],
+    ) -> bool:
+        """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
+        trained = self._train([_part(requests[piece.request].train, piece.clients) for piece in chunk])
+        if trained is None:
+            return False
+        for piece, result in zip(chunk, trained, strict=True):
+            averages[piece.request].add(result.parts_C, result.loss_C)
+            if result.momentum is not None:
+                momenta[piece.request].append(result.momentum)
+        return True
+
+    def _train(self, requests: list[Train]) -> list[Trained] | None:
+        """Train a chunk; when memory runs out, return None, and let chunks be half as large from now on."""
+        count = sum(len(request.clients) for request in requests)
+        try:
+            return self.trainer.train(requests)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            if count == 1:
+                raise NotEnoughMemoryError(
+                    f"not enough memory to train a single client ({error}); use a smaller network or batch "
+                    "(task.network, task.training.batch_size), or a machine with more memory"
+                ) from error
+            self.most = count // 2
+            log.warning("out of memory with %d clients at once; going on with %d", count, self.most)
+        if self.trainer.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+
+def cut(left: Sequence[Piece], most: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the first chunk of at most ``most`` clients, and what remains; chunks come out of equal size."""
+    total = sum(piece.clients.stop - piece.clients.start for piece in left)
+    num_chunks = -(-total // most)
+    room = -(-total // num_chunks)
+    chunk: list[Piece] = []
+    for i, (request, clients) in enumerate(left):
+        stop = min(clients.stop, clients.start + room)
+        room -= stop - clients.start
+        chunk.append(Piece(request, slice(clients.start, stop)))
+        rest = [Piece(request, slice(stop, clients.stop))] if stop < clients.stop else []
+        if room == 0:
+            return chunk, [*rest, *left[i + 1 :]]
+    return chunk, []
+
+
+def default_memory(device: torch.device) -> float:
+    """Return the bytes that clients in training may take when nobody says."""
+    share = FREE_SHARE * free_memory(device)
+    return share if device.type == "cuda" else min(share, PER_CORE * num_cores())
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU, or on this machine within the limits set to this process."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return 4 * GIB
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, max(int(limit) - int(used), 0))
+    except (OSError, ValueError):  # no limit
+        return free
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an error says so; on a CPU torch does it by a RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _part(request: Train, clients: slice) -> Train:
+    momentum = None
+    if request.momentum is not None:
+        momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in request.momentum.items()}
+    return replace(request, clients=request.clients[clients], momentum=momentum)
+
+
+def _joined(momenta: Sequence[Parts]) -> Parts | None:
+    if not momenta:
+        return None
+    joined: dict[str, Params] = {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]}
+    return joined

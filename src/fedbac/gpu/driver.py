@@ -1,0 +1,91 @@
+"""Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from typing import Any
+
+import torch
+
+MAX_DYNAMIC_SHARED_SIZE = 8
+"""The driver's attribute that lets a kernel use more than 48 KiB of shared memory."""
+
+
+def available() -> bool:
+    """Whether kernels can be compiled here: a GPU, and the run-time compiler that comes with torch for CUDA."""
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return False
+    try:
+        _compiler()
+    except OSError:
+        return False
+    return True
+
+
+class Module:
+    """Compiled kernels, by name."""
+
+    def __init__(self, source: str) -> None:
+        torch.zeros(1, device="cuda")  # makes torch's context current in this thread
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._image = compile_source(source)
+        self._module = c_void_p()
+        self._check(self._driver.cuModuleLoadData(byref(self._module), self._image))
+
+    def kernel(self, name: str, shared_bytes: int = 0) -> c_void_p:
+        """Return a kernel that may use this much dynamic shared memory."""
+        function = c_void_p()
+        self._check(self._driver.cuModuleGetFunction(byref(function), self._module, name.encode()))
+        if shared_bytes:
+            self._check(self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes))
+        return function
+
+    def launch(
+        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p,
+        arguments: Any,
+    ) -> None:  # fmt: skip
+        """Start a kernel; ``arguments`` is what ``pointers`` made."""
+        self._check(self._driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
+
+    def _check(self, code: int) -> None:
+        if code:
+            text = c_char_p()
+            self._driver.cuGetErrorString(code, byref(text))
+            raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
+
+
+def current_stream() -> c_void_p:
+    """Return the stream that torch works on, which takes longer to ask for than to launch a kernel."""
+    return c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def pointers(values: Sequence[Any]) -> Any:
+    """Return the array of addresses of ``values`` that a launch wants; the values must outlive it."""
+    return (c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+
+
+def compile_source(source: str) -> bytes:
+    """Return machine code for the current device."""
+    nvrtc = _compiler()
+    major, minor = torch.cuda.get_device_capability()
+    options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--std=c++17", b"--fmad=true"]
+    program = c_void_p()
+    nvrtc.nvrtcCreateProgram(byref(program), source.encode(), b"fedbac.cu", 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, c_int(len(options)), (c_char_p * len(options))(*options))
+    if failed:
+        size = c_size_t()
+        nvrtc.nvrtcGetProgramLogSize(program, byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"the GPU kernel did not compile:\n{log.value.decode()}")
+    size = c_size_t()
+    nvrtc.nvrtcGetCUBINSize(program, byref(size))
+    image = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, image)
+    nvrtc.nvrtcDestroyProgram(byref(program))
+    return image.raw
+
+
+def _compiler() -> ctypes.CDLL:
+    assert torch.version.cuda is not None
+    return ctypes.CDLL(f"libnvrtc.so.{torch.version.cuda.split('.')[0]}")

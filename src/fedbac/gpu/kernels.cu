@@ -1,0 +1,696 @@
+// Local training of many small networks at once on a GPU; compiled at run time for one network and batch size.
+//
+// A step of SGD of all active clients is ten launches. Every block works for one network of one client ("row"), so that
+// clients of any number and size fill the device together. Sums are taken in a fixed order: the same bits every time.
+//
+// A header made by network.py comes before this text. It gives BATCH, CLASSES, WEIGHTS (numbers per network), CONV_WEIGHTS
+// (those of its convolutions), LINEAR_INPUT, the sizes of tiles, and the layers as lists of macros.
+//
+// Every layer is one matrix of (inputs + 1) rows, the last one its bias, and columns padded to a multiple of four floats.
+// Rows of a convolution are (channel, tap row, tap column). A block (convolution, ReLU, 2x2 max pooling) keeps only its
+// pooled output and which of the four won; a backward pass visits the winners with a gradient and no others.
+
+typedef unsigned char u8;
+typedef signed char i8;
+
+struct Buffers {
+    const void* pixels;        // uint8 images, or floats when there is no normalization
+    const int* labels;
+    const float2* seen;        // per channel, factor and offset that make of a uint8 value what the network sees
+    const int* visits;         // examples of all jobs in order of visit
+    const i8* crop;            // (row, column) shift of every visit, or null
+    const u8* flip;
+    const int4* jobs;          // first visit, visits per epoch (evaluation: where logits go), those used, batches per epoch
+    const int* slots;          // which row of `weights` a (job, part) uses
+    float* weights;            // [row][WEIGHTS]
+    float* velocity;
+    float* gradient;
+    float* partial;            // [row][CHUNKS][CONV_WEIGHTS]
+    float* squares;            // [row][SLICES] sums of squared gradients
+    double* loss;              // [job][GROUPS]
+    float* logits;             // evaluation: [example][CLASSES]
+    float* out[MAX_LEVELS];    // outputs of every layer but the last: [row][BATCH][size]
+    float* back[MAX_LEVELS];   // gradients of the same, and of the logits
+    u8* winner[MAX_LEVELS];    // which of four positions won; 4 where the ReLU let nothing through
+    int parts;
+};
+
+struct Sgd {
+    float rate, momentum, max_norm;
+    int joint;                 // one gradient norm over all moving parts, or one each
+    float decay[MAX_PARTS], penalty[MAX_PARTS];
+    int moves[MAX_PARTS];
+};
+
+struct Window { int first, count; };
+
+__device__ Window window(const Buffers& b, int job, int step) {
+    int4 j = b.jobs[job];  // evaluation has one batch and no second epoch
+    int epoch = step / j.w, batch = step - epoch * j.w;
+    return {j.x + epoch * j.y + batch * BATCH, min(BATCH, j.z - batch * BATCH)};
+}
+
+// ------------------------------------------------------------------------------------------------------------- input
+
+// The value at (channel, y, x) of the visit's image as the network sees it.
+__device__ float pixel(const Buffers& b, int visit, int channel, int y, int x) {
+    if (b.crop) {
+        if (b.flip[visit]) x = IMAGE_WIDTH - 1 - x;
+        y += b.crop[2 * visit];
+        x += b.crop[2 * visit + 1];
+        if (y < 0 || y >= IMAGE_HEIGHT || x < 0 || x >= IMAGE_WIDTH) return FLOAT_PIXELS ? 0 : b.seen[channel].y;
+    }
+    size_t at = (((size_t)b.visits[visit] * IMAGE_CHANNELS + channel) * IMAGE_HEIGHT + y) * IMAGE_WIDTH + x;
+#if FLOAT_PIXELS
+    return ((const float*)b.pixels)[at];
+#else
+    float2 line = b.seen[channel];
+    return ((const u8*)b.pixels)[at] * line.x + line.y;
+#endif
+}
+
+// Copy inputs of `samples` examples into shared memory [sample][channel][H][STRIDE]; examples beyond the batch are zero.
+template <int LEVEL, int C, int H, int W, int STRIDE>
+__device__ void stage(const Buffers& b, Window win, int row, int first, int samples, float* to) {
+    if (LEVEL < 0 && !FLOAT_PIXELS && W % 4 == 0 && !b.crop) {  // four pixels at a time
+        for (int i = threadIdx.x; i < samples * C * H * (W / 4); i += blockDim.x) {
+            int line = i / (W / 4), x = (i - line * (W / 4)) * 4, sample = line / (C * H), y = line - sample * (C * H);
+            float four[4] = {};
+            if (first + sample < win.count) {
+                size_t at = ((size_t)b.visits[win.first + first + sample] * (C * H) + y) * W + x;
+                uchar4 raw = *(const uchar4*)((const u8*)b.pixels + at);
+                float2 seen = b.seen[y / H];
+                four[0] = raw.x * seen.x + seen.y, four[1] = raw.y * seen.x + seen.y;
+                four[2] = raw.z * seen.x + seen.y, four[3] = raw.w * seen.x + seen.y;
+            }
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) to[line * STRIDE + x + q] = four[q];
+        }
+        return;
+    }
+    if (LEVEL >= 0 && STRIDE == W && C * H * W % 4 == 0) {  // as it lies in memory
+        const float4* from = (const float4*)(b.out[LEVEL < 0 ? 0 : LEVEL] + ((size_t)row * BATCH + first) * (C * H * W));
+        int full = min(samples, win.count - first) * (C * H * W / 4);
+        for (int i = threadIdx.x; i < samples * (C * H * W / 4); i += blockDim.x)
+            ((float4*)to)[i] = i < full ? from[i] : make_float4(0, 0, 0, 0);
+        return;
+    }
+    for (int i = threadIdx.x; i < samples * C * H * W; i += blockDim.x) {
+        int sample = i / (C * H * W), rest = i - sample * (C * H * W);
+        int channel = rest / (H * W), at = rest - channel * (H * W), y = at / W, x = at - y * W;
+        float value = 0;
+        if (first + sample < win.count) {
+            if (LEVEL < 0) value = pixel(b, win.first + first + sample, channel, y, x);
+            else value = b.out[LEVEL < 0 ? 0 : LEVEL][((size_t)row * BATCH + first + sample) * (C * H * W) + rest];
+        }
+        to[((sample * C + channel) * H + y) * STRIDE + x] = value;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------- convolution
+
+constexpr __device__ int even(int n) { return n + n % 2; }
+
+// LEVEL of its output, input channels, height and width, output channels, kernel, padded outputs, offset in WEIGHTS,
+// channels per thread, examples per block; in the backward passes a row stride of the
+// input at which the taps of a window lie in different banks of shared memory.
+template <int LEVEL, int C, int H, int W, int O, int K, int OP, int AT, int TILE, int SAMPLES>
+__device__ void convolve(const Buffers& b, int step) {
+    constexpr int PH = (H - K + 1) / 2, PW = (W - K + 1) / 2, POSITIONS = PH * PW, FAN = C * K * K, STRIDE = even(W);
+    constexpr int PAIRS = SAMPLES / 2, TILES = (O + TILE - 1) / TILE, COLUMNS = even(K + 1);
+    extern __shared__ float4 shared[];
+    float* weights = (float*)shared;
+    float* input = weights + (FAN + 1) * OP;
+    int row = blockIdx.x, first = blockIdx.y * SAMPLES;
+    Window win = window(b, row / b.parts, step);
+    if (first >= win.count) return;
+    const float4* from = (const float4*)(b.weights + (size_t)b.slots[row] * WEIGHTS + AT);
+    for (int i = threadIdx.x; i < (FAN + 1) * OP / 4; i += blockDim.x) shared[i] = from[i];
+    stage<LEVEL - 1, C, H, W, STRIDE>(b, win, row, first, SAMPLES, input);
+    __syncthreads();
+    for (int item = threadIdx.x; item < TILES * PAIRS * POSITIONS; item += blockDim.x) {
+        int tile = item / (PAIRS * POSITIONS), rest = item - tile * (PAIRS * POSITIONS);
+        int pair = rest / POSITIONS, at = rest - pair * POSITIONS, py = at / PW, px = at - py * PW;
+        float sum[2][4][TILE];
+        #pragma unroll
+        for (int c = 0; c < TILE; ++c) {
+            float bias = weights[FAN * OP + tile * TILE + c];
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) sum[0][q][c] = sum[1][q][c] = bias;
+        }
+        #pragma unroll 1
+        for (int channel = 0; channel < C; ++channel) {
+            const float* x[2];
+            x[0] = input + ((pair * 2 * C + channel) * H + 2 * py) * STRIDE + 2 * px;
+            x[1] = x[0] + C * H * STRIDE;
+            float line[2][2][COLUMNS];  // of two examples, two image lines
+            auto read = [&](int y) {
+                #pragma unroll
+                for (int s = 0; s < 2; ++s)
+                    #pragma unroll
+                    for (int i = 0; i < COLUMNS; i += 2) {
+                        float2 two = *(const float2*)(x[s] + y * STRIDE + i);
+                        line[s][y % 2][i] = two.x;
+                        line[s][y % 2][i + 1] = two.y;
+                    }
+            };
+            read(0);
+            #pragma unroll
+            for (int ky = 0; ky < K; ++ky) {
+                read(ky + 1);
+                #pragma unroll
+                for (int kx = 0; kx < K; ++kx) {
+                    const float* w = weights + ((channel * K + ky) * K + kx) * OP + tile * TILE;
+                    float tap[TILE];
+                    #pragma unroll
+                    for (int c = 0; c < TILE; c += 2) {
+                        if (TILE % 4 == 0 && c % 4 == 0) {
+                            float4 four = *(const float4*)(w + c);
+                            tap[c] = four.x, tap[c + 1] = four.y, tap[c + 2] = four.z, tap[c + 3] = four.w;
+                        } else if (TILE % 4 != 0) {
+                            float2 two = *(const float2*)(w + c);
+                            tap[c] = two.x, tap[c + 1] = two.y;
+                        }
+                    }
+                    #pragma unroll
+                    for (int s = 0; s < 2; ++s)
+                        #pragma unroll
+                        for (int c = 0; c < TILE; ++c) {
+                            sum[s][0][c] += tap[c] * line[s][ky % 2][kx];
+                            sum[s][1][c] += tap[c] * line[s][ky % 2][kx + 1];
+                            sum[s][2][c] += tap[c] * line[s][(ky + 1) % 2][kx];
+                            sum[s][3][c] += tap[c] * line[s][(ky + 1) % 2][kx + 1];
+                        }
+                }
+            }
+        }
+        #pragma unroll
+        for (int s = 0; s < 2; ++s) {
+            int sample = first + 2 * pair + s;
+            if (sample >= win.count) continue;
+            #pragma unroll
+            for (int c = 0; c < TILE; ++c) {
+                int channel = tile * TILE + c;
+                if (channel >= O) continue;
+                float best = sum[s][0][c];
+                int winner = 0;
+                #pragma unroll
+                for (int q = 1; q < 4; ++q)
+                    if (sum[s][q][c] > best || sum[s][q][c] != sum[s][q][c]) best = sum[s][q][c], winner = q;
+                bool dead = best <= 0;
+                size_t to = ((size_t)row * BATCH + sample) * (O * POSITIONS) + channel * POSITIONS + at;
+                b.out[LEVEL][to] = dead ? 0.0f : best;
+                b.winner[LEVEL][to] = dead ? 4 : winner;
+            }
+        }
+    }
+}
+
+// A warp lists the winners with a gradient among positions [from, to) of one channel of one example, in order: the
+// gradient, and where the window's corner lies in an input of row stride STRIDE.
+template <int LEVEL, int W, int O, int K, int POSITIONS, int STRIDE>
+__device__ int winners(const Buffers& b, int row, int sample, int channel, int from, int to, int2* list) {
+    constexpr int PW = (W - K + 1) / 2;
+    size_t base = ((size_t)row * BATCH + sample) * (O * POSITIONS) + channel * POSITIONS;
+    int lane = threadIdx.x % 32, count = 0;
+    for (int at = from + lane; at - lane < to; at += 32) {
+        float g = 0;
+        int winner = 4;
+        if (at < to) winner = b.winner[LEVEL][base + at], g = b.back[LEVEL][base + at];
+        bool counts = winner < 4 && g != 0;
+        unsigned who = __ballot_sync(~0u, counts);
+        if (counts) {
+            int py = at / PW, px = at - py * PW;
+            int corner = (2 * py + winner / 2) * STRIDE + 2 * px + winner % 2;
+            list[count + __popc(who & ((1u << lane) - 1))] = make_int2(__float_as_int(g), corner);
+        }
+        count += __popc(who);
+    }
+    __syncwarp();
+    return count;
+}
+
+// Gradient of the weights over a chunk of the batch. A warp holds all taps of one output channel and INPUTS input
+// channels in its registers, a tap per lane; SPLIT warps share the positions.
+template <int LEVEL, int C, int H, int W, int O, int K, int OP, int AT, int STRIDE, int INPUTS, int SPLIT, int WARPS>
+__device__ void convolve_weights(const Buffers& b, const Sgd& sgd, int step) {
+    constexpr int PH = (H - K + 1) / 2, PW = (W - K + 1) / 2, POSITIONS = PH * PW;
+    constexpr int TAPS = K * K, PER_LANE = (TAPS + 31) / 32, INPUT_TILES = (C + INPUTS - 1) / INPUTS;
+    constexpr int SHARE = (POSITIONS + SPLIT - 1) / SPLIT, FAN = C * TAPS;
+    extern __shared__ float4 shared[];
+    float* input = (float*)shared;
+    int2* lists = (int2*)(input + even(C * H * STRIDE));
+    int row = blockIdx.x, part = row % b.parts, first = blockIdx.y * CHUNK;
+    Window win = window(b, row / b.parts, step);
+    if (first >= win.count || !sgd.moves[part]) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int unit = (blockIdx.z * WARPS + warp) / SPLIT, split = warp % SPLIT;
+    bool works = unit < O * INPUT_TILES;
+    int channel = unit / INPUT_TILES, c0 = unit % INPUT_TILES * INPUTS;
+    int2* list = lists + warp * SHARE;
+    float sum[PER_LANE][INPUTS] = {}, bias = 0;
+    int tap[PER_LANE];
+    #pragma unroll
+    for (int t = 0; t < PER_LANE; ++t) {
+        int k = min(lane + 32 * t, TAPS - 1);
+        tap[t] = k / K * STRIDE + k % K + c0 * H * STRIDE;
+    }
+    for (int sample = first; sample < min(first + CHUNK, win.count); ++sample) {
+        __syncthreads();
+        stage<LEVEL - 1, C, H, W, STRIDE>(b, win, row, sample, 1, input);
+        int count = 0;
+        if (works)
+            count = winners<LEVEL, W, O, K, POSITIONS, STRIDE>(
+                b, row, sample, channel, split * SHARE, min((split + 1) * SHARE, POSITIONS), list);
+        __syncthreads();
+        #pragma unroll 2
+        for (int i = 0; i < count; ++i) {
+            int2 one = list[i];
+            float g = __int_as_float(one.x);
+            #pragma unroll
+            for (int t = 0; t < PER_LANE; ++t)
+                #pragma unroll
+                for (int c = 0; c < INPUTS; ++c)
+                    if (C % INPUTS == 0 || c0 + c < C) sum[t][c] += g * input[one.y + tap[t] + c * H * STRIDE];
+            bias += g;
+        }
+    }
+    // The warps that shared the positions of a unit add up in order.
+    float* totals = input;  // [warp][PER_LANE * INPUTS + 1][32]
+    constexpr int NUMBERS = PER_LANE * INPUTS + 1;
+    if (SPLIT > 1) {
+        __syncthreads();
+        if (split > 0) {
+            #pragma unroll
+            for (int i = 0; i < NUMBERS - 1; ++i) totals[(warp * NUMBERS + i) * 32 + lane] = sum[i / INPUTS][i % INPUTS];
+            totals[(warp * NUMBERS + NUMBERS - 1) * 32 + lane] = bias;
+        }
+        __syncthreads();
+        if (split == 0)
+            for (int other = 1; other < SPLIT; ++other) {
+                #pragma unroll
+                for (int i = 0; i < NUMBERS - 1; ++i)
+                    sum[i / INPUTS][i % INPUTS] += totals[((warp + other) * NUMBERS + i) * 32 + lane];
+                bias += totals[((warp + other) * NUMBERS + NUMBERS - 1) * 32 + lane];
+            }
+    }
+    if (!works || split > 0) return;
+    float* to = b.partial + ((size_t)row * CHUNKS + blockIdx.y) * CONV_WEIGHTS + AT + channel;
+    #pragma unroll
+    for (int t = 0; t < PER_LANE; ++t)
+        #pragma unroll
+        for (int c = 0; c < INPUTS; ++c)
+            if (lane + 32 * t < TAPS && c0 + c < C) to[((c0 + c) * TAPS + lane + 32 * t) * OP] = sum[t][c];
+    if (lane == 0 && c0 == 0) to[FAN * OP] = bias;
+}
+
+// Gradient of the input: a warp adds up one example's, in shared memory that is its own.
+template <int LEVEL, int C, int H, int W, int O, int K, int OP, int AT, int STRIDE, int INPUTS, int WARPS>
+__device__ void convolve_back(const Buffers& b, const Sgd& sgd, int step) {
+    constexpr int PH = (H - K + 1) / 2, PW = (W - K + 1) / 2, POSITIONS = PH * PW;
+    constexpr int TAPS = K * K, PER_LANE = (TAPS + 31) / 32, PLANE = H * STRIDE;
+    extern __shared__ float4 shared[];
+    float* weights = (float*)shared;  // [O][C][TAPS]
+    int2* lists = (int2*)(weights + even(O * C * TAPS));
+    int row = blockIdx.x, part = row % b.parts;
+    Window win = window(b, row / b.parts, step);
+    if (blockIdx.y * WARPS >= win.count || !sgd.moves[part]) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, sample = blockIdx.y * WARPS + warp;
+    int2* list = lists + warp * POSITIONS;
+    float* sums = (float*)(lists + WARPS * POSITIONS) + warp * C * PLANE;
+    const float* from = b.weights + (size_t)b.slots[row] * WEIGHTS + AT;
+    for (int i = threadIdx.x; i < C * TAPS * O; i += blockDim.x) {
+        int tap = i / O, channel = i - tap * O;
+        weights[channel * (C * TAPS) + tap] = from[tap * OP + channel];
+    }
+    for (int i = lane; i < C * PLANE; i += 32) sums[i] = 0;
+    __syncthreads();
+    if (sample >= win.count) return;
+    int tap[PER_LANE];
+    bool mine[PER_LANE];
+    #pragma unroll
+    for (int t = 0; t < PER_LANE; ++t) {
+        int k = min(lane + 32 * t, TAPS - 1);
+        mine[t] = lane + 32 * t < TAPS;
+        tap[t] = k / K * STRIDE + k % K;
+    }
+    for (int channel = 0; channel < O; ++channel) {
+        int count = winners<LEVEL, W, O, K, POSITIONS, STRIDE>(b, row, sample, channel, 0, POSITIONS, list);
+        #pragma unroll 1
+        for (int c0 = 0; c0 < C; c0 += INPUTS) {
+            float w[PER_LANE][INPUTS];
+            #pragma unroll
+            for (int t = 0; t < PER_LANE; ++t)
+                #pragma unroll
+                for (int c = 0; c < INPUTS; ++c)
+                    w[t][c] = mine[t] && c0 + c < C ? weights[(channel * C + c0 + c) * TAPS + lane + 32 * t] : 0;
+            for (int i = 0; i < count; ++i) {
+                int2 one = list[i];
+                float g = __int_as_float(one.x);
+                #pragma unroll
+                for (int t = 0; t < PER_LANE; ++t) {
+                    if (!mine[t]) continue;
+                    float* at = sums + c0 * PLANE + one.y + tap[t];
+                    float old[INPUTS];
+                    #pragma unroll
+                    for (int c = 0; c < INPUTS; ++c)
+                        if (C % INPUTS == 0 || c0 + c < C) old[c] = at[c * PLANE];
+                    #pragma unroll
+                    for (int c = 0; c < INPUTS; ++c)
+                        if (C % INPUTS == 0 || c0 + c < C) at[c * PLANE] = old[c] + g * w[t][c];
+                }
+                __syncwarp();
+            }
+        }
+    }
+    float* to = b.back[LEVEL - 1] + ((size_t)row * BATCH + sample) * (C * H * W);
+    for (int i = lane; i < C * H * W; i += 32) {
+        int y = i / W, x = i - y * W;  // y counts on through the channels
+        to[i] = sums[y * STRIDE + x];
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- linear
+
+constexpr int GROUP = 16, PITCH = GROUP + 4;  // examples of a block of the head, and their stride in shared memory
+
+template <int I, int OP, bool RELU>
+__device__ void linear(const float* weights, const float* from, float* to) {
+    for (int unit = threadIdx.x; unit < 2 * OP; unit += blockDim.x) {
+        int o = unit % OP, half = unit / OP * 8;
+        float sum[8], bias = weights[I * OP + o];
+        #pragma unroll
+        for (int s = 0; s < 8; ++s) sum[s] = bias;
+        #pragma unroll 16
+        for (int i = 0; i < I; ++i) {
+            float w = weights[i * OP + o];
+            float4 x = *(const float4*)(from + i * PITCH + half), y = *(const float4*)(from + i * PITCH + half + 4);
+            sum[0] += w * x.x, sum[1] += w * x.y, sum[2] += w * x.z, sum[3] += w * x.w;
+            sum[4] += w * y.x, sum[5] += w * y.y, sum[6] += w * y.z, sum[7] += w * y.w;
+        }
+        #pragma unroll
+        for (int s = 0; s < 8; ++s) to[o * PITCH + half + s] = RELU && sum[s] <= 0 ? 0.0f : sum[s];
+    }
+    __syncthreads();
+}
+
+// The gradient of a layer's input from that of its output; where the input was a ReLU's, only what it let through.
+template <int I, int IP, int OP, bool RELU>
+__device__ void linear_back(
+    const float* weights, const float* from, float* to, const float* out, float* back, int count) {
+    for (int unit = threadIdx.x; unit < 2 * IP; unit += blockDim.x) {
+        int i = unit % IP, half = unit / IP * 8;
+        float sum[8] = {};
+        #pragma unroll 4
+        for (int o = 0; o < (i < I ? OP : 0); o += 4) {
+            float4 w = *(const float4*)(weights + i * OP + o);
+            float four[4] = {w.x, w.y, w.z, w.w};
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                const float* g = from + (o + q) * PITCH + half;
+                float4 x = *(const float4*)g, y = *(const float4*)(g + 4);
+                sum[0] += four[q] * x.x, sum[1] += four[q] * x.y, sum[2] += four[q] * x.z, sum[3] += four[q] * x.w;
+                sum[4] += four[q] * y.x, sum[5] += four[q] * y.y, sum[6] += four[q] * y.z, sum[7] += four[q] * y.w;
+            }
+        }
+        #pragma unroll
+        for (int s = 0; s < 8; ++s) {
+            int sample = half + s;
+            float g = sum[s];
+            if (RELU && sample < count && out[sample * IP + i] <= 0) g = 0;
+            if (to) to[i * PITCH + sample] = g;
+            if (sample < count) back[sample * IP + i] = g;
+        }
+    }
+    __syncthreads();
+}
+
+__device__ float linear_input(const Buffers& b, Window win, int row, int sample, int i) {
+#if CONVOLUTIONS == 0
+    int channel = i / (IMAGE_HEIGHT * IMAGE_WIDTH), at = i - channel * (IMAGE_HEIGHT * IMAGE_WIDTH);
+    return pixel(b, win.first + sample, channel, at / IMAGE_WIDTH, at % IMAGE_WIDTH);
+#else
+    return b.out[CONVOLUTIONS - 1][((size_t)row * BATCH + sample) * LINEAR_INPUT + i];
+#endif
+}
+
+// All linear layers forwards; training keeps what the way back needs.
+__device__ void head(const Buffers& b, int step, bool learns) {
+    extern __shared__ float4 shared[];
+    float* wide = (float*)shared;                  // the first layer's input
+    float* even_ = wide + LINEAR_INPUT * PITCH;    // outputs of the layers, in turn
+    float* odd_ = even_ + WIDEST * PITCH;
+    int row = blockIdx.x, job = row / b.parts, first = blockIdx.y * GROUP;
+    Window win = window(b, job, step);
+    if (first >= win.count) return;
+    int count = min(GROUP, win.count - first);
+    size_t example = (size_t)row * BATCH + first;
+    const float* weights = b.weights + (size_t)b.slots[row] * WEIGHTS;
+    for (int i = threadIdx.x; i < GROUP * LINEAR_INPUT; i += blockDim.x) {
+        int sample = i / LINEAR_INPUT, at = i - sample * LINEAR_INPUT;
+        wide[at * PITCH + sample] = sample < count ? linear_input(b, win, row, first + sample, at) : 0.0f;
+    }
+    __syncthreads();
+    const float* from = wide;
+    float* to = even_;
+#define FORWARD(NUMBER, LEVEL, I, OP, AT, RELU)                                                        \
+    linear<I, OP, RELU>(weights + AT, from, to);                                                       \
+    if (learns)                                                                                        \
+        for (int i = threadIdx.x; i < count * OP; i += blockDim.x)                                     \
+            b.out[LEVEL][example * OP + i] = to[i % OP * PITCH + i / OP];                              \
+    from = to;                                                                                         \
+    to = to == even_ ? odd_ : even_;
+    LINEARS(FORWARD)
+    if (!learns) {
+        size_t at = (size_t)b.jobs[job].y + first;
+        for (int i = threadIdx.x; i < count * CLASSES; i += blockDim.x)
+            b.logits[at * CLASSES + i] = from[i % CLASSES * PITCH + i / CLASSES];
+    }
+}
+
+// The loss of the parts' summed logits, and all linear layers backwards.
+__device__ void descend(const Buffers& b, const Sgd& sgd, int step) {
+    extern __shared__ float4 shared[];
+    float* total = (float*)shared;                 // summed logits, then their gradient
+    float* even_ = total + CLASSES_PADDED * PITCH; // gradients of the layers' inputs, in turn
+    float* odd_ = even_ + WIDEST * PITCH;
+    float* lost = odd_ + WIDEST * PITCH;
+    int row = blockIdx.x, job = row / b.parts, part = row - job * b.parts, first = blockIdx.y * GROUP;
+    Window win = window(b, job, step);
+    if (first >= win.count || (part > 0 && !sgd.moves[part])) return;
+    int count = min(GROUP, win.count - first);
+    size_t example = (size_t)row * BATCH + first;
+    for (int i = threadIdx.x; i < GROUP * CLASSES_PADDED; i += blockDim.x) {
+        int sample = i / CLASSES_PADDED, c = i - sample * CLASSES_PADDED;
+        float sum = 0;
+        if (sample < count)
+            for (int p = 0; p < b.parts; ++p)
+                sum += b.out[LAST_LEVEL][((size_t)(job * b.parts + p) * BATCH + first) * CLASSES_PADDED + i];
+        total[c * PITCH + sample] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP) {
+        int s = threadIdx.x;
+        float loss = 0;
+        if (s < count) {
+            int label = b.labels[b.visits[win.first + first + s]];
+            float top = total[s], sum = 0;
+            for (int c = 1; c < CLASSES; ++c) top = fmaxf(top, total[c * PITCH + s]);
+            for (int c = 0; c < CLASSES; ++c) sum += expf(total[c * PITCH + s] - top);
+            loss = logf(sum) - (total[label * PITCH + s] - top);
+            for (int c = 0; c < CLASSES; ++c) {
+                float p = expf(total[c * PITCH + s] - top) / sum;
+                total[c * PITCH + s] = (p - (c == label)) / win.count;
+            }
+        }
+        for (int c = s < count ? CLASSES : 0; c < CLASSES_PADDED; ++c) total[c * PITCH + s] = 0;
+        lost[s] = loss;
+    }
+    __syncthreads();
+    if (part == 0 && threadIdx.x == 0) {
+        double sum = 0;
+        for (int s = 0; s < count; ++s) sum += lost[s];
+        b.loss[job * GROUPS + blockIdx.y] += sum;
+    }
+    if (!sgd.moves[part]) return;
+    const float* weights = b.weights + (size_t)b.slots[row] * WEIGHTS;
+    for (int i = threadIdx.x; i < count * CLASSES_PADDED; i += blockDim.x)
+        b.back[LAST_LEVEL][example * CLASSES_PADDED + i] = total[i % CLASSES_PADDED * PITCH + i / CLASSES_PADDED];
+    const float* from = total;
+    float* to = even_;
+#define BACKWARD(LEVEL, I, IP, OP, AT, RELU)                                                           \
+    linear_back<I, IP, OP, RELU>(weights + AT, from, RELU ? to : nullptr,                              \
+        b.out[LEVEL] + example * IP, b.back[LEVEL] + example * IP, count);                             \
+    from = to;                                                                                         \
+    to = to == even_ ? odd_ : even_;
+    LINEARS_BACK(BACKWARD)
+}
+
+// Gradient of one linear layer's weights over the batch: tiles of 64 inputs by 64 outputs, 4 x 4 per thread.
+template <int NUMBER, int LEVEL, int I, int OP, int AT>
+__device__ void linear_weights(const Buffers& b, Window win, int row, int tile) {
+    constexpr int ACROSS = (OP + 63) / 64, DEPTH = 16, WIDTH = 68;
+    __shared__ float4 left[DEPTH * WIDTH / 4], right[DEPTH * WIDTH / 4];
+    float *x = (float*)left, *g = (float*)right;
+    int i0 = tile / ACROSS * 64, o0 = tile % ACROSS * 64;
+    int ti = threadIdx.x / 16 * 4, to = threadIdx.x % 16 * 4;
+    float sum[4][4] = {};
+    for (int first = 0; first < win.count; first += DEPTH) {
+        __syncthreads();
+        for (int k = threadIdx.x; k < DEPTH * 64; k += blockDim.x) {
+            int s = k / 64, i = i0 + k % 64, o = o0 + k % 64, sample = first + s;
+            float in = 0, out = 0;
+            if (sample < win.count) {
+                if (i == I) in = 1;
+                else if (i < I) {
+                    if (NUMBER == 0) in = linear_input(b, win, row, sample, i);
+                    else in = b.out[LEVEL > 0 ? LEVEL - 1 : 0][((size_t)row * BATCH + sample) * ((I + 3) / 4 * 4) + i];
+                }
+                if (o < OP) out = b.back[LEVEL][((size_t)row * BATCH + sample) * OP + o];
+            }
+            x[s * WIDTH + k % 64] = in;
+            g[s * WIDTH + k % 64] = out;
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int s = 0; s < DEPTH; ++s) {
+            float4 u = *(const float4*)(x + s * WIDTH + ti), v = *(const float4*)(g + s * WIDTH + to);
+            float a[4] = {u.x, u.y, u.z, u.w}, c[4] = {v.x, v.y, v.z, v.w};
+            #pragma unroll
+            for (int p = 0; p < 4; ++p)
+                #pragma unroll
+                for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
+        }
+    }
+    if (o0 + to >= OP) return;
+    for (int p = 0; p < 4; ++p)
+        if (i0 + ti + p <= I) {
+            float4 value = make_float4(sum[p][0], sum[p][1], sum[p][2], sum[p][3]);
+            *(float4*)(b.gradient + (size_t)row * WEIGHTS + AT + (i0 + ti + p) * OP + o0 + to) = value;
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------ kernels
+
+#define CONVOLUTION(LEVEL, C, H, W, O, K, OP, AT, TILE, SAMPLES, THREADS, BLOCKS, STRIDE, INPUTS, SPLIT, WARPS)                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) convolve_##LEVEL(Buffers b, Sgd sgd, int step) {            \
+        convolve<LEVEL, C, H, W, O, K, OP, AT, TILE, SAMPLES>(b, step);                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_weights_##LEVEL(Buffers b, Sgd sgd, int step) { \
+        convolve_weights<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, SPLIT, WARPS>(b, sgd, step);                            \
+    }
+CONVOLUTION_LIST(CONVOLUTION)
+
+#define CONVOLUTION_BACK(LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, WARPS)                                                \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_back_##LEVEL(Buffers b, Sgd sgd, int step) {    \
+        convolve_back<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, WARPS>(b, sgd, step);                                      \
+    }
+CONVOLUTION_BACK_LIST(CONVOLUTION_BACK)
+
+extern "C" __global__ void __launch_bounds__(256) head_train(Buffers b, Sgd sgd, int step) { head(b, step, true); }
+extern "C" __global__ void __launch_bounds__(256) head_score(Buffers b, Sgd sgd, int step) { head(b, step, false); }
+extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Sgd sgd, int step) { descend(b, sgd, step); }
+
+extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Sgd sgd, int step) {
+    int row = blockIdx.x, tile = blockIdx.y;
+    if (!sgd.moves[row % b.parts]) return;
+    Window win = window(b, row / b.parts, step);
+#define TILES_OF(NUMBER, LEVEL, I, OP, AT, RELU)                                                                       \
+    {                                                                                                                  \
+        constexpr int TILES = ((I + 1 + 63) / 64) * ((OP + 63) / 64);                                                  \
+        if (tile >= 0 && tile < TILES) linear_weights<NUMBER, LEVEL, I, OP, AT>(b, win, row, tile);                 \
+        tile -= TILES;                                                                                                 \
+    }
+    LINEARS(TILES_OF)
+}
+
+__device__ float block_sum(float value) {
+    __shared__ float warps[32];
+    for (int half = 16; half; half /= 2) value += __shfl_xor_sync(~0u, value, half);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < blockDim.x / 32; ++w) sum += warps[w];
+    return sum;
+}
+
+// Bring the gradient together: chunks of convolutions, and the penalty that counts as part of the loss; its square.
+extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Sgd sgd, int step) {
+    int row = blockIdx.x, part = row % b.parts;
+    if (!sgd.moves[part]) return;
+    Window win = window(b, row / b.parts, step);
+    int chunks = (win.count + CHUNK - 1) / CHUNK;
+    float sum = 0;
+    for (int i = blockIdx.y * SLICE + threadIdx.x; i < min((blockIdx.y + 1) * SLICE, WEIGHTS); i += blockDim.x) {
+        float* at = b.gradient + (size_t)row * WEIGHTS + i;
+        float g;
+        if (i < CONV_WEIGHTS) {
+            g = 0;
+            for (int c = 0; c < chunks; ++c) g += b.partial[((size_t)row * CHUNKS + c) * CONV_WEIGHTS + i];
+        } else g = *at;
+        if (sgd.penalty[part] != 0) g += sgd.penalty[part] * b.weights[(size_t)row * WEIGHTS + i];
+        if (i < CONV_WEIGHTS || sgd.penalty[part] != 0) *at = g;
+        sum += g * g;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) b.squares[row * SLICES + blockIdx.y] = sum;
+}
+
+// v <- momentum v + clipped gradient + decay w;  w <- w - rate v.
+extern "C" __global__ void __launch_bounds__(256) update(Buffers b, Sgd sgd, int step) {
+    int row = blockIdx.x, part = row % b.parts;
+    if (!sgd.moves[part]) return;
+    float scale = 1;
+    if (sgd.max_norm > 0) {
+        float sum = 0;
+        for (int p = 0; p < b.parts; ++p)
+            if (sgd.moves[p] && (sgd.joint || p == part))
+                for (int s = 0; s < SLICES; ++s) sum += b.squares[(row - part + p) * SLICES + s];
+        scale = sgd.max_norm / (sqrtf(sum) + 1e-6f);
+        if (scale > 1) scale = 1;
+    }
+    size_t base = (size_t)row * WEIGHTS;
+    for (int i = blockIdx.y * SLICE + 4 * threadIdx.x; i < min((blockIdx.y + 1) * SLICE, WEIGHTS); i += 4 * blockDim.x) {
+        float4 g = *(float4*)(b.gradient + base + i), v = *(float4*)(b.velocity + base + i), w = *(float4*)(b.weights + base + i);
+#define MOVE(X) v.X = sgd.momentum * v.X + (scale * g.X + sgd.decay[part] * w.X), w.X -= sgd.rate * v.X;
+        MOVE(x) MOVE(y) MOVE(z) MOVE(w)
+        *(float4*)(b.velocity + base + i) = v;
+        *(float4*)(b.weights + base + i) = w;
+    }
+}
+
+// Loss and correct answers of one model on one group of examples. pairs: first example in `visits`, how many, and for
+// each part where the logits of these examples begin.
+extern "C" __global__ void __launch_bounds__(128) judge(
+    const float* logits, const int* examples, const int* labels, const long long* pairs, int parts, double* loss, int* correct) {
+    __shared__ double lost[128];
+    __shared__ int right[128];
+    const long long* pair = pairs + (size_t)blockIdx.x * (2 + parts);
+    double sum = 0;
+    int hits = 0;
+    for (long long e = threadIdx.x; e < pair[1]; e += blockDim.x) {
+        float score[CLASSES];
+        for (int c = 0; c < CLASSES; ++c) {
+            score[c] = 0;
+            for (int p = 0; p < parts; ++p) score[c] += logits[(pair[2 + p] + e) * CLASSES + c];
+        }
+        int label = labels[examples[pair[0] + e]], best = 0;
+        float total = 0, own = 0;
+        for (int c = 1; c < CLASSES; ++c)
+            if (score[c] > score[best] || score[c] != score[c]) best = c;
+        for (int c = 0; c < CLASSES; ++c) {
+            total += expf(score[c] - score[best]);
+            if (c == label) own = score[c];
+        }
+        sum += logf(total) - (own - score[best]);
+        hits += best == label;
+    }
+    lost[threadIdx.x] = sum;
+    right[threadIdx.x] = hits;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int i = 1; i < blockDim.x; ++i) sum += lost[i], hits += right[i];
+        loss[blockIdx.x] = sum;
+        correct[blockIdx.x] = hits;
+    }
+}

@@ -1,0 +1,317 @@
+"""How a network of ``native.Layers`` lies in the GPU kernels' memory, and how they are launched for it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+
+import numpy as np
+
+from fedbac.native import Layers
+from fedbac.types import IntArray
+
+MAX_PARTS = 4
+GROUP, PITCH = 16, 20
+"""As in ``kernels.cu``: the examples that a block of the head works on, and their stride in shared memory."""
+CHUNK = 8
+"""Examples over which one block sums the gradient of a convolution's weights."""
+SLICE = 4096
+"""Weights that one block updates."""
+SHARED_LIMIT = 200 * 1024
+"""Shared memory per block beyond which a network is left to torch; current devices have 99 to 227 KiB."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel: its name, the blocks per network (y, z), threads and bytes of shared memory."""
+
+    name: str
+    y: int
+    z: int
+    threads: int
+    shared: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A block of convolution, ReLU and 2×2 max pooling, and the tiles in which the kernels work on it."""
+
+    level: int
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    kernel: int
+    offset: int
+
+    @property
+    def padded(self) -> int:
+        """Columns of its weight matrix."""
+        return 4 if self.outputs <= 4 else _up(self.outputs, 8)
+
+    @property
+    def size(self) -> int:
+        """Numbers in its weight matrix, with the row of biases."""
+        return (self.channels * self.kernel**2 + 1) * self.padded
+
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """Height and width of its output."""
+        return (self.height - self.kernel + 1) // 2, (self.width - self.kernel + 1) // 2
+
+    @property
+    def positions(self) -> int:
+        """Pixels of an output channel."""
+        return self.pooled[0] * self.pooled[1]
+
+    @property
+    def tile(self) -> int:
+        """Output channels per thread."""
+        return 4 if self.outputs <= 4 else 6 if self.outputs <= 6 else 8
+
+    @property
+    def samples(self) -> int:
+        """Examples per block of the forward pass: enough for some 200 threads, two for each."""
+        per_pair = self.positions * -(-self.outputs // self.tile)
+        return 2 * max(1, min(8, -(-160 // per_pair)))
+
+    @property
+    def threads(self) -> int:
+        """Threads of the forward pass: one per item, or an even share of several."""
+        items = self.samples // 2 * self.positions * -(-self.outputs // self.tile)
+        return _up(-(-items // -(-items // 256)), 32)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the forward pass that share a multiprocessor's 65,536 registers, some 96 or 128 for a thread."""
+        return max(1, 65536 // ((96 if self.tile <= 6 else 128) * self.threads))
+
+    @property
+    def inputs(self) -> int:
+        """Input channels whose taps a warp of the backward passes holds."""
+        return min(self.channels, 8)
+
+    @property
+    def split(self) -> int:
+        """Warps that share the positions of one output channel."""
+        return max(1, min(8 // max(1, self.outputs // 2), self.positions // 32)) if self.outputs < 8 else 1
+
+    @property
+    def warps(self) -> int:
+        """Warps of the weights' gradient."""
+        units = self.outputs * -(-self.channels // self.inputs) * self.split
+        return min(units, 16 // self.split * self.split)
+
+    @property
+    def stride(self) -> int:
+        """Row stride of the backward passes' input: the smallest at which a window's taps lie in different banks."""
+        taps = np.arange(self.kernel**2)
+        for stride in range(self.width, self.width + 32):
+            bank = (taps // self.kernel * stride + taps % self.kernel) % 32
+            if all(len(set(part)) == len(part) for part in np.split(bank, range(32, len(taps), 32))):
+                return stride
+        return self.width
+
+    def forward_shared(self) -> int:
+        """Bytes of shared memory of the forward pass."""
+        return 4 * (self.size + self.samples * self.channels * self.height * _up(self.width, 2) + 2)
+
+    def weights_shared(self) -> int:
+        """Bytes of shared memory of the weights' gradient."""
+        share = -(-self.positions // self.split)
+        numbers = -(-(self.kernel**2) // 32) * self.inputs + 1
+        work = 4 * _up(self.channels * self.height * self.stride, 2) + 8 * self.warps * share
+        return max(work, 4 * self.warps * numbers * 32)
+
+    def back_shared(self, warps: int) -> int:
+        """Bytes of shared memory of the input's gradient."""
+        own = 8 * self.positions + 4 * self.channels * self.height * self.stride
+        return 4 * _up(self.outputs * self.channels * self.kernel**2, 2) + warps * own
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer; all but the last have a ReLU."""
+
+    level: int
+    inputs: int
+    outputs: int
+    offset: int
+
+    @property
+    def padded(self) -> int:
+        """Columns of its weight matrix."""
+        return _up(self.outputs, 4)
+
+    @property
+    def size(self) -> int:
+        """Numbers in its weight matrix, with the row of biases."""
+        return (self.inputs + 1) * self.padded
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of its weights' gradient."""
+        return -(-(self.inputs + 1) // 64) * -(-self.padded // 64)
+
+
+class Plan:
+    """The kernels for one network, batch size and kind of image (uint8, or floats that are used as they are)."""
+
+    def __init__(self, layers: Layers, batch_size: int, float_pixels: bool) -> None:
+        self.layers, self.batch_size, self.float_pixels = layers, batch_size, float_pixels
+        self.convolutions: list[Convolution] = []
+        shape, offset = (layers.channels, layers.height, layers.width), 0
+        for outputs, kernel in layers.convolutions:
+            convolution = Convolution(len(self.convolutions), *shape, outputs, kernel, offset)
+            self.convolutions.append(convolution)
+            shape, offset = (outputs, *convolution.pooled), offset + convolution.size
+        self.conv_size = offset
+        self.linear_input = int(np.prod(shape))
+        self.linears: list[Linear] = []
+        inputs = self.linear_input
+        for outputs in layers.linears:
+            linear = Linear(len(self.convolutions) + len(self.linears), inputs, outputs, offset)
+            self.linears.append(linear)
+            inputs, offset = outputs, offset + linear.size
+        self.size = offset
+        """Numbers per network, padding included."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every kernel finds room in shared memory."""
+        return all(launch.shared <= SHARED_LIMIT for launch in [*self.training, *self.scoring])
+
+    @property
+    def groups(self) -> int:
+        """Blocks of the head per client."""
+        return -(-self.batch_size // GROUP)
+
+    @property
+    def chunks(self) -> int:
+        """Blocks over which the gradient of a convolution's weights is spread."""
+        return -(-self.batch_size // CHUNK)
+
+    @property
+    def slices(self) -> int:
+        """Blocks that update a network."""
+        return -(-self.size // SLICE)
+
+    @property
+    def levels(self) -> list[int]:
+        """Numbers per example in the output of every layer."""
+        return [c.outputs * c.positions for c in self.convolutions] + [linear.padded for linear in self.linears]
+
+    @cached_property
+    def training(self) -> list[Launch]:
+        """The kernels of a step."""
+        back, rows = [], self.linears[-1].padded + 2 * self._widest()
+        for c in reversed(self.convolutions):
+            if c.level > 0:
+                warps = self._back_warps(c)
+                y = -(-self.batch_size // warps)
+                back.append(Launch(f"convolve_back_{c.level}", y, 1, 32 * warps, c.back_shared(warps)))
+            units = c.outputs * -(-c.channels // c.inputs) * c.split
+            z = -(-units // c.warps)
+            back.append(Launch(f"convolve_weights_{c.level}", self.chunks, z, 32 * c.warps, c.weights_shared()))
+        return [
+            *self._forward(),
+            self._head("head_train"),
+            Launch("head_back", self.groups, 1, 256, 4 * (rows * PITCH + GROUP)),
+            Launch("linear_gradient", sum(linear.tiles for linear in self.linears), 1, 256, 0),
+            *back,
+            Launch("gather", self.slices, 1, 256, 0),
+            Launch("update", self.slices, 1, 256, 0),
+        ]
+
+    @cached_property
+    def scoring(self) -> list[Launch]:
+        """The kernels that compute logits."""
+        return [*self._forward(), self._head("head_score")]
+
+    def _forward(self) -> list[Launch]:
+        return [
+            Launch(f"convolve_{c.level}", -(-self.batch_size // c.samples), 1, c.threads, c.forward_shared())
+            for c in self.convolutions
+        ]
+
+    def _head(self, name: str) -> Launch:
+        return Launch(name, self.groups, 1, 256, 4 * (self.linear_input + 2 * self._widest()) * PITCH)
+
+    def _widest(self) -> int:
+        return max(linear.padded for linear in self.linears)
+
+    def _back_warps(self, c: Convolution) -> int:
+        warps = 8
+        while warps > 1 and c.back_shared(warps) > SHARED_LIMIT // 2:
+            warps //= 2
+        return warps
+
+    @cached_property
+    def source(self) -> str:
+        """The kernels' text with this network's header."""
+        last = self.linears[-1]
+        numbers = {
+            "BATCH": self.batch_size,
+            "CLASSES": last.outputs,
+            "CLASSES_PADDED": last.padded,
+            "WEIGHTS": self.size,
+            "CONV_WEIGHTS": self.conv_size,
+            "CONVOLUTIONS": len(self.convolutions),
+            "LINEAR_INPUT": self.linear_input,
+            "WIDEST": self._widest(),
+            "LAST_LEVEL": last.level,
+            "MAX_LEVELS": len(self.levels),
+            "MAX_PARTS": MAX_PARTS,
+            "CHUNK": CHUNK,
+            "CHUNKS": self.chunks,
+            "GROUPS": self.groups,
+            "SLICE": SLICE,
+            "SLICES": self.slices,
+            "IMAGE_CHANNELS": self.layers.channels,
+            "IMAGE_HEIGHT": self.layers.height,
+            "IMAGE_WIDTH": self.layers.width,
+            "FLOAT_PIXELS": int(self.float_pixels),
+        }
+        forward, back = [], []
+        for c in self.convolutions:
+            shape = [c.level, c.channels, c.height, c.width, c.outputs, c.kernel, c.padded, c.offset]
+            forward.append([*shape, c.tile, c.samples, c.threads, c.blocks, c.stride, c.inputs, c.split, c.warps])
+            if c.level > 0:
+                back.append([*shape, c.stride, c.inputs, self._back_warps(c)])
+        linears = [
+            [number, x.level, x.inputs, x.padded, x.offset, int(x is not last)] for number, x in enumerate(self.linears)
+        ]
+        linears_back = [
+            [x.level - 1, x.inputs, x.inputs if number == 0 else _up(x.inputs, 4), x.padded, x.offset, int(number > 0)]
+            for number, x in reversed(list(enumerate(self.linears)))
+            if x.level > 0
+        ]
+        header = [f"#define {name} {value}" for name, value in numbers.items()]
+        header += [
+            _list("CONVOLUTION_LIST", forward),
+            _list("CONVOLUTION_BACK_LIST", back),
+            _list("LINEARS", linears),
+            _list("LINEARS_BACK", linears_back),
+        ]
+        return "\n".join([*header, files("fedbac.gpu").joinpath("kernels.cu").read_text()])
+
+    def positions(self) -> IntArray:
+        """Return, for every number of the kernels' layout, its index among a network's weights; −1 is padding."""
+        out = np.full(self.size, -1, dtype=np.int64)
+        begin = 0
+        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
+        for layer in layers:
+            fan = layer.channels * layer.kernel**2 if isinstance(layer, Convolution) else layer.inputs
+            weights = begin + np.arange(layer.outputs * fan).reshape(layer.outputs, fan)
+            biases = begin + layer.outputs * fan + np.arange(layer.outputs)
+            matrix = out[layer.offset : layer.offset + layer.size].reshape(fan + 1, layer.padded)
+            matrix[:fan, : layer.outputs], matrix[fan, : layer.outputs] = weights.T, biases
+            begin += layer.outputs * (fan + 1)
+        return out
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _list(name: str, entries: list[list[int]]) -> str:
+    return f"#define {name}(X) " + " ".join(f"X({', '.join(map(str, entry))})" for entry in entries)

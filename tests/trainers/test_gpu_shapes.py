@@ -1,0 +1,123 @@
+"""The GPU kernels against the plain loop, for networks of many shapes; their plan is checked without a GPU too."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbac import trees
+from fedbac.data import Augment, Dataset
+from fedbac.experiment import Method, Training
+from fedbac.federation import Federation
+from fedbac.gpu import Plan
+from fedbac.local import LoopTrainer
+from fedbac.native import Layers, lenet5
+from fedbac.personalization import Additive, Shared
+from fedbac.types import Evaluate, Personalization, Train
+from tests.support import NO_GPU, deal, on_gpu, prepare
+
+SHAPES = {
+    "LeNet-5 on 28": lenet5(1, 28, 28),
+    "LeNet-5 on 32": lenet5(3, 32, 32),
+    "wide LeNet-5": lenet5(3, 32, 32, 10, (8, 23, 169, 118)),
+    "odd sizes": Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7)),
+    "one convolution": Layers(2, 9, 12, ((5, 4),), (6,)),
+    "three convolutions": Layers(2, 31, 27, ((4, 3), (7, 2), (6, 3)), (5, 4)),
+    "large kernels": Layers(1, 25, 24, ((2, 7), (3, 6)), (4,)),
+    "kernel of one": Layers(3, 9, 8, ((4, 1), (13, 1)), (5,)),
+    "many channels": Layers(1, 16, 16, ((19, 3), (21, 3)), (33, 10)),
+    "perceptron": Layers(1, 3, 4, (), (19, 5)),
+    "linear": Layers(2, 5, 5, (), (3,)),
+}
+SIZES = [[1, 7, 40], [64, 33]]
+
+
+def module(layers: Layers) -> nn.Sequential:
+    """Return the network that ``layers`` describes."""
+    found: list[nn.Module] = []
+    channels, height, width = layers.channels, layers.height, layers.width
+    for outputs, kernel in layers.convolutions:
+        found += [nn.Conv2d(channels, outputs, kernel), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = outputs, (height - kernel + 1) // 2, (width - kernel + 1) // 2
+    found.append(nn.Flatten())
+    inputs = channels * height * width
+    for number, outputs in enumerate(layers.linears):
+        found += [nn.Linear(inputs, outputs)] + ([nn.ReLU()] if number + 1 < len(layers.linears) else [])
+        inputs = outputs
+    return nn.Sequential(*found)
+
+
+def setting(layers: Layers, scheme: Personalization, batch_size: int, floats: bool, crop: int) -> Federation:
+    rng = np.random.default_rng(1)
+    total, shape, classes = sum(map(sum, SIZES)), (layers.channels, layers.height, layers.width), layers.linears[-1]
+
+    def images(num: int) -> np.ndarray:
+        if floats:
+            return rng.normal(size=(num, *shape)).astype(np.float32)
+        return rng.integers(0, 256, (num, *shape), dtype=np.uint8)
+
+    def labels(num: int) -> np.ndarray:
+        return rng.integers(0, classes, num)
+
+    data = Dataset("random", images(total), labels(total), images(150), labels(150), classes)
+    training = Training(
+        epochs=2, batch_size=batch_size, learning_rate=0.05, momentum=0.9, weight_decay=1e-3, clip_norm=1.0
+    )
+    return prepare(
+        Method(name="test", personalization=scheme),
+        data,
+        deal(data, SIZES),
+        training=training,
+        user=lambda: module(layers),
+        augment=Augment(crop_padding=crop) if crop else None,
+    )[1]
+
+
+@NO_GPU
+@pytest.mark.parametrize("options", [(16, False, 0), (13, False, 2), (64, True, 0)], ids=["plain", "crops", "floats"])
+@pytest.mark.parametrize("scheme", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
+def test_the_gpu_trains_and_measures_as_the_loop(
+    layers: Layers, scheme: Personalization, options: tuple[int, bool, int]
+) -> None:
+    federation = setting(layers, scheme, *options)
+    start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, 1).items()}
+    asked = [Train((0, 1, 2), start, 1, 0, 0.05), Train((3, 4), start, 1, 0, 0.05)]
+    fused, loop = on_gpu("fused", federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
+    for mine, theirs in zip(fused.train(asked), loop.train(asked), strict=True):
+        np.testing.assert_allclose(mine.loss_C, theirs.loss_C, rtol=2e-5)
+        for part, params in theirs.parts_C.items():
+            for name, value in params.items():
+                torch.testing.assert_close(mine.parts_C[part][name].cpu(), value, rtol=1e-4, atol=2e-5)
+    measured = [Evaluate((start, start), "test", 0, ()), Evaluate((start,), "train", 1, (3, 4))]
+    for mine_, theirs_ in zip(fused.evaluate(measured), loop.evaluate(measured), strict=True):
+        np.testing.assert_allclose(mine_.loss_VG, theirs_.loss_VG, rtol=2e-5)
+        np.testing.assert_array_equal(mine_.accuracy_VG, theirs_.accuracy_VG)
+
+
+@pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
+def test_the_layout_holds_every_weight_once(layers: Layers) -> None:
+    plan = Plan(layers, 32, float_pixels=False)
+    positions = plan.positions()
+    count = sum(parameter.numel() for parameter in module(layers).parameters())
+    assert sorted(positions[positions >= 0]) == list(range(count))
+    offsets = [c.offset for c in plan.convolutions] + [linear.offset for linear in plan.linears]
+    assert all(offset % 4 == 0 for offset in [*offsets, plan.size])
+
+
+@pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
+def test_launches_cover_all_channels_and_examples(layers: Layers) -> None:
+    plan = Plan(layers, 50, float_pixels=False)
+    launches = {launch.name: launch for launch in plan.training}
+    for c in plan.convolutions:
+        assert launches[f"convolve_{c.level}"].y * c.samples >= 50
+        gradient = launches[f"convolve_weights_{c.level}"]
+        assert gradient.threads // 32 % c.split == 0
+        assert gradient.z * gradient.threads // 32 >= c.outputs * -(-c.channels // c.inputs) * c.split
+        assert c.padded % c.tile == 0 or c.outputs <= c.tile <= c.padded
+    assert launches["update"].y * 4096 >= plan.size
+    assert all(launch.threads <= 1024 and launch.threads % 32 == 0 for launch in plan.training)
+
+
+def test_a_network_too_large_for_shared_memory_is_left_to_torch() -> None:
+    assert not Plan(Layers(3, 64, 64, (), (100, 10)), 32, float_pixels=False).fits
