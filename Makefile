@@ -25,7 +25,7 @@ $(STAMP)-dev: $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedbac compare fed-bac ifca hierfavg --task demo --out runs/demo --overwrite
+	$(BIN)/fedbac compare fed-bac ifca hierfavg --task demo --seed 0 --seed 1 --out runs/demo --overwrite
 
 test: $(STAMP)-dev
 	$(BIN)/ruff check .

@@ -1,120 +1,265 @@
-"""One FedAvg round, ours against a plain PyTorch loop over clients, in one run.
+"""One FedAvg round, ours against a plain PyTorch loop over clients, and on request against other packages.
 
-    python benchmarks/round.py [--shape 1x28x28|3x32x32] [--clients 100] [--json FILE]
+    python benchmarks/round.py [--shape 1x28x28|3x32x32] [--clients 100] [--peers] [--turns 3] [--json FILE]
 
 The work: every client trains a LeNet-5 from the same start on its own images, with clipped momentum SGD.
 Time is given per sample-step: one image once forward and backward through one network.
+
+Each contestant runs in a process of its own and times one round after a warm-up round. The contestants take turns, so
+that whatever else the machine does meets them all alike: times are the best of the turns, speed-ups the medians over
+them. Peak memory is that of the process and all it starts. A contestant whose averaged network differs from the loop's
+has done other work, and the run ends with an error.
 """
 
 import argparse
+import importlib
+import importlib.util
 import json
-import resource
+import os
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
-import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional as F
+from safetensors.torch import load_file, save_file
+from work import RATE, Outcome, Work, train_client
 
-from fedbac import Dataset, LeNet5, Runtime, Shards, Shared, Training
-from fedbac.local import Examples, make_trainer
+from fedbac import Runtime, Shared, trees
+from fedbac.local import make_trainer, num_cores
 from fedbac.models import weights
-from fedbac.types import Train, Trainer
+from fedbac.types import Params, Train
 
-RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0
-
-
-def federation(shape: tuple[int, int, int], clients: int, images: int, batch: int, epochs: int) -> Examples:
-    rng = np.random.default_rng(0)
-    total = clients * images
-    x = rng.integers(0, 256, (total, *shape), dtype=np.uint8)
-    data = Dataset("random", x, rng.integers(0, 10, total), x[:100], rng.integers(0, 10, 100), 10)
-    mine = tuple(np.arange(c * images, (c + 1) * images) for c in range(clients))
-    shards = Shards(mine, tuple(part[:0] for part in mine), (np.arange(100),), (range(clients),))
-    training = Training(
-        epochs=epochs, batch_size=batch, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP
-    )
-    return Examples(data, shards, training, None, 0, data.normalization())
+PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
+"""The package, our module for it, and the processes to start; Flower starts its own."""
+SAME = 1e-4
+"""Largest difference between averaged weights that passes for rounding, which makes about 1e-7; leaving out the last
+batch of every client makes 2e-3."""
+SAMPLE_SECONDS = 0.5
 
 
-def plain_loop(network: nn.Module, examples: Examples, clients: int, device: torch.device) -> None:
-    """What one writes first: a model, an optimizer and a loop for every client."""
-    pixels, labels = (tensor.to(device) for tensor in examples.source("train"))
-    network = network.to(device)
+@dataclass(frozen=True)
+class Row:
+    """A contestant's line of the table."""
+
+    name: str
+    path: str
+    us_per_sample_step: float | None = None
+    speedup_over_loop: float | None = None
+    peak_memory_mib: float | None = None
+    peak_device_mib: float | None = None
+    difference: float | None = None
+    """Largest difference of its averaged weights from the loop's."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A contestant's outcome and memory in one turn."""
+
+    path: str
+    seconds: float
+    device_mib: float | None
+    memory_mib: float | None
+    averaged: Params
+
+
+# -------------------------------------------------------------------------------------------- contestants
+
+
+def ours(work: Work) -> Outcome:
+    """Through the trainer that runs use."""
+    network = work.network()
+    trainer = make_trainer(network, Shared(), work.examples, Runtime(device=work.device, trainer=work.trainer))
+    order = Train(tuple(range(work.clients)), {"global": weights(network)}, 1, 0, RATE)
+    trained = trainer.train([order])[0].parts_C["global"]  # graphs are captured and workers started once per run
+    size = work.examples.shards.train
+    averaged = trees.weighted_mean(trained, torch.tensor([float(mine.size) for mine in size]).numpy())
+    seconds = _timed(lambda: trainer.train([order]), trainer.device)
+    trainer.close()
+    return Outcome(trainer.path, seconds, trees.to(averaged, "cpu"), _device_mib(trainer.device))
+
+
+def loop(work: Work) -> Outcome:
+    """One client after another, on one thread: networks this small do not gain from more."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if work.device != "cpu" and torch.cuda.is_available() else "cpu")
+    network = work.network().to(device)
     begin = {name: value.clone() for name, value in network.state_dict().items()}
-    for client in range(clients):
-        network.load_state_dict(begin)
-        optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
-        for order in examples.visits(client, 1, 0, 1):
-            for batch in examples.batches(order.size):
-                index = torch.from_numpy(order[batch]).to(device)
-                optimizer.zero_grad()
-                loss = F.cross_entropy(network(examples.normalize(pixels[index])), labels[index])
-                loss.backward()
-                nn.utils.clip_grad_norm_(network.parameters(), CLIP)
-                optimizer.step()
+
+    def one_round() -> dict[str, torch.Tensor]:
+        total = {name: torch.zeros_like(value) for name, value in begin.items()}
+        for client in range(work.clients):
+            network.load_state_dict(begin)
+            train_client(network, work, client, device)
+            for name, value in network.state_dict().items():
+                total[name] += value / work.clients
+        return total
+
+    averaged = one_round()
+    seconds = _timed(one_round, device)
+    return Outcome("one client after another", seconds, trees.to(averaged, "cpu"), _device_mib(device))
 
 
-def ours(trainer: Trainer, network: nn.Module, clients: int) -> None:
-    trainer.train([Train(tuple(range(clients)), {"global": weights(network)}, 1, 0, RATE)])
+def _timed(one_round: Callable[[], object], device: torch.device) -> float:
+    start = time.perf_counter()
+    one_round()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
-def best(work: Callable[[], None], repeats: int, device: torch.device) -> float:
-    seconds = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def _device_mib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+
+
+def contest(name: str, work: Work, folder: Path) -> None:
+    """Do the work as one contestant and leave the outcome in a folder; what its own process does."""
+    contestant = {"loop": loop, "ours": ours}.get(name) or importlib.import_module(PEERS[name][1]).contest
+    outcome = contestant(work)
+    if outcome is not None:
+        save_file({key: value.contiguous() for key, value in outcome.averaged.items()}, folder / "averaged.safetensors")
+        told = {"path": outcome.path, "seconds": outcome.seconds, "device_mib": outcome.device_mib}
+        (folder / "outcome.json").write_text(json.dumps(told))
+
+
+# ----------------------------------------------------------------------------------------------- the host
+
+
+def host(name: str, work: Work) -> Turn | None:
+    """Run a contestant in a process of its own and watch its memory; None when its package is not installed."""
+    package, _, processes = PEERS.get(name, ("fedbac", "", 1))
+    if importlib.util.find_spec(package) is None:
+        return None
+    command = [sys.executable, __file__, "--contest", name, "--work", json.dumps(work.spec())]
+    if processes > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    with tempfile.TemporaryDirectory() as place:
+        command += ["--folder", place]
+        with (Path(place) / "log").open("w+") as log:
+            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environment(name))
+            peak_mib = _watch(child)
+            if child.returncode:
+                log.seek(0)
+                sys.exit(f"{name} failed:\n{log.read()[-3000:]}")
+        told = json.loads((Path(place) / "outcome.json").read_text())
+        return Turn(**told, memory_mib=peak_mib, averaged=load_file(Path(place) / "averaged.safetensors"))
+
+
+def _environment(name: str) -> dict[str, str]:
+    """Peers run one thread per process, as many processes as cores; the others choose for themselves."""
+    peers = {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu", "FLWR_TELEMETRY_ENABLED": "0"}
+    return os.environ | (peers if name in PEERS else {})
+
+
+def _watch(child: subprocess.Popen[bytes]) -> float | None:
+    """Wait for a process and return the most memory that it and its descendants held, each shared page counted once."""
+    peak, ended = 0, threading.Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while not ended.wait(SAMPLE_SECONDS):
+            peak = max(peak, sum(map(_own_kib, _family(child.pid))))
+
+    watcher = threading.Thread(target=sample)
+    watcher.start()
+    child.wait()
+    ended.set()
+    watcher.join()
+    return peak / 1024 or None
+
+
+def _family(root: int) -> list[int]:
+    children = defaultdict(list)
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+        children[parent].append(int(entry.parent.name))
+    family = [root]
+    for pid in family:
+        family += children[pid]
+    return family
+
+
+def _own_kib(pid: int) -> int:
+    """Return a process's proportional share of memory, on systems that tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+# ---------------------------------------------------------------------------------------------- the table
+
+
+def judge(name: str, turns: Sequence[Turn | None], loops: Sequence[Turn], work: Work) -> Row:
+    """Compare a contestant's turns with those of the loop."""
+    done = [turn for turn in turns if turn is not None]
+    if not done:
+        return Row(name, "not installed: pip install fedbac[peers]")
+    difference = max(float((done[0].averaged[key] - value).abs().max()) for key, value in loops[0].averaged.items())
+    if difference > SAME:
+        sys.exit(f"{name}: its averaged weights differ from the loop's by up to {difference:.2g}: not the same work")
+    return Row(
+        name,
+        done[0].path,
+        us_per_sample_step=1e6 * min(turn.seconds for turn in done) / work.sample_steps,
+        speedup_over_loop=median(slow.seconds / turn.seconds for slow, turn in zip(loops, done, strict=True)),
+        peak_memory_mib=max((turn.memory_mib for turn in done if turn.memory_mib), default=None),
+        peak_device_mib=done[0].device_mib,
+        difference=difference,
+    )
+
+
+def show(row: Row) -> None:
+    """Print a line of the table."""
+    numbers = (row.us_per_sample_step, row.speedup_over_loop, row.peak_memory_mib)
+    forms = ((20, ".2f"), (10, ".1f"), (18, ".0f"))
+    columns = [f"{'' if n is None else format(n, form):>{w}}" for n, (w, form) in zip(numbers, forms, strict=True)]
+    device = "" if row.peak_device_mib is None else f" ({row.peak_device_mib:.0f} MiB on the device)"
+    print(f"{row.name:10}{''.join(columns)}   {row.path}{device}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="1x28x28")
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--images", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--trainer", default="auto")
+    usual = Work()
+    for name, value in usual.spec().items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--peers", action="store_true", help="Also run Flower and pfl, on the CPU.")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    for internal in ("--contest", "--work", "--folder"):
+        parser.add_argument(internal, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    channels, height, width = (int(side) for side in args.shape.split("x"))
-    examples = federation((channels, height, width), args.clients, args.images, args.batch, args.epochs)
-    network = LeNet5().build((channels, height, width), 10)
-    trainer = make_trainer(network, Shared(), examples, Runtime(device=args.device, trainer=args.trainer))
-    steps = args.clients * args.images * args.epochs
-    loop_clients = min(args.clients, 20)  # the loop costs the same for every client
-    device = trainer.device
-    ours(trainer, network, args.clients)  # graphs are captured and workers started once per run, not per round
-    plain_loop(network, examples, 1, device)
-    loop = best(lambda: plain_loop(network, examples, loop_clients, device), args.repeats, device)
-    loop *= args.clients / loop_clients
-    mine = best(lambda: ours(trainer, network, args.clients), args.repeats, device)
-    trainer.close()
-    result = {
-        "shape": args.shape,
-        "clients": args.clients,
-        "path": trainer.path,
-        "us_per_sample_step": 1e6 * mine / steps,
-        "loop_us_per_sample_step": 1e6 * loop / steps,
-        "speedup_over_loop": loop / mine,
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
-    print(f"{args.clients} clients x {args.images} images of {args.shape}, batch {args.batch}, {args.epochs} epochs")
-    print(f"{'':24}{'us per sample-step':>20}{'speed-up':>10}")
-    print(f"{'plain PyTorch loop':24}{result['loop_us_per_sample_step']:>20.2f}{1:>10.1f}")
-    print(f"{result['path']:24}{result['us_per_sample_step']:>20.2f}{result['speedup_over_loop']:>10.1f}")
-    print(f"peak memory {result['peak_memory_mib']:.0f} MiB")
+    if args.contest:
+        contest(args.contest, Work(**json.loads(args.work)), Path(args.folder))
+        return
+    work = Work(**{name: getattr(args, name) for name in usual.spec()})
+    names = ["loop", "ours", *(PEERS if args.peers else ())]
+    turns: dict[str, list[Turn | None]] = {name: [] for name in names}
+    for number in range(1, args.turns + 1):
+        for name in names:
+            print(f"turn {number} of {args.turns}: {name}", file=sys.stderr)
+            turns[name].append(host(name, work))
+    loops = [turn for turn in turns["loop"] if turn is not None]
+    rows = {name: judge(name, turns[name], loops, work) for name in names}
+    print(f"{work.clients} clients x {work.images} images of {work.shape}, batch {work.batch}, {work.epochs} epochs")
+    print(f"{'':10}{'us per sample-step':>20}{'speed-up':>10}{'peak memory, MiB':>18}   path")
+    for row in rows.values():
+        show(row)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        told = work.spec() | asdict(rows["ours"])
+        told |= {"loop_us_per_sample_step": rows["loop"].us_per_sample_step}
+        told |= {"contestants": [asdict(row) for row in rows.values()]}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from fedbac import metrics
 from fedbac.costs import Ledger
 from fedbac.experiment import Experiment
 from fedbac.methods import method
-from fedbac.report import best, figures, outcome, save_figures, table, write_report
+from fedbac.report import best, figures, final, outcome, save_figures, table, write_report
 from fedbac.report.canvas import apart
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import caveats
@@ -255,6 +255,24 @@ def test_means_over_seeds_are_on_the_page(tmp_path: Path) -> None:
     assert f"{100 * np.mean(accuracy):.1f} ± {100 * np.std(accuracy, ddof=1):.1f}" in page
     assert "Means over seeds" in page
     assert "fed-bac (seed 1)" in page
+
+
+def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -> None:
+    runs = [fake(name, seed=seed) for seed in (0, 1) for name in ("ifca", "fed-bac")]
+    (header, rows), chosen = final(runs)
+    assert [row[0] for row in rows] == ["ifca", "fed-bac"]
+    assert rows[chosen][0] == "fed-bac"
+    mine = dict(zip(header, rows[1], strict=True))
+    accuracy = [runs[i].summary["accuracy"] for i in (1, 3)]
+    reached = [runs[i].summary["rounds_to_target"]["0.7"] for i in (1, 3)]
+    assert mine["seeds"] == "2"
+    assert mine["accuracy (%)"] == f"{100 * np.mean(accuracy):.1f} ± {100 * np.std(accuracy, ddof=1):.1f}"
+    assert mine["rounds to 70 %"] == f"{np.mean(reached):g}"
+    never = [fake("ifca", seed=0), fake("ifca", seed=1, top=0.3)]
+    (header, rows), chosen = final(never)
+    assert dict(zip(header, rows[0], strict=True))["rounds to 70 %"] == "–", "a seed that never gets there has no mean"
+    assert chosen == -1, "one method has nothing to be better than"
+    assert final(runs[:2]) == (table(runs[:2]), best(runs[:2]))
 
 
 def test_same_method_with_other_settings_is_another_line(three: list[Run]) -> None:

@@ -37,6 +37,7 @@ GROUPS: list[tuple[str, type[Settings]]] = [
     ("task", Task),
     ("task.partition", data.Partition),
     ("task.training", Training),
+    ("task.noise", data.Noise),
     ("task.augment", data.Augment),
     *((f"task.network, kind `{cls.model_fields['kind'].default}`", cls) for cls in (models.LeNet5, models.Perceptron)),
     ("method", Method),

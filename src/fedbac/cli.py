@@ -396,8 +396,7 @@ def _conclude(runs: Sequence[Run], page: Path, folder: Path) -> None:
 def _show(runs: Sequence[Run], page: Path) -> None:
     from fedbac import report  # matplotlib is slow to import and needed only here
 
-    header, rows = report.table(runs)
-    best = report.best(runs) if len(runs) > 1 else -1
+    (header, rows), best = report.final(runs)
     out.print()
     out.print(_wide(header, rows, best) if out.width >= WIDE else _tall(header, rows, best))
     out.print(f"\n{report.outcome(runs)}", highlight=False, markup=False)
@@ -413,7 +412,7 @@ def _show(runs: Sequence[Run], page: Path) -> None:
 
 
 def _wide(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
-    """One run per line."""
+    """One run, or method, per line."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
         table.add_column(title, justify="left" if index == 0 else "right")
@@ -423,7 +422,7 @@ def _wide(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Ta
 
 
 def _tall(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
-    """One run per column, for narrow terminals."""
+    """One run, or method, per column, for narrow terminals."""
     table = Table(box=None, pad_edge=False)
     table.add_column(header[0])
     for index, row in enumerate(rows):

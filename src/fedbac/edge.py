@@ -162,21 +162,23 @@ def _edge_round(
         evidence = replace(evidence, baseline=(yield from _accuracy(work, ask.accuracy, site, experiment)))
     rng = stream(experiment.seed, "selection", order.round, edge_round, site.index)
     mask_N = policy.act(work.selection, evidence, rng)
-    trained_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
+    loss_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
+    if ask.training_losses:
+        evidence = replace(evidence, loss_N=loss_N)
     if ask.accuracy is not None:
         evidence = replace(evidence, accuracy=(yield from _accuracy(work, ask.accuracy, site, experiment)))
     # A client that failed had no part in the outcome: neither credit nor blame.
-    work.selection = policy.learn(work.selection, evidence, trained_N)
+    work.selection = policy.learn(work.selection, evidence, np.isfinite(loss_N))
 
 
 def _train_and_average(
     work: Work, mask_N: BoolArray, edge_round: int, order: TrainOrder, site: EdgeSite, experiment: Experiment
-) -> Generator[Request, Result, BoolArray]:
-    """Train the selected clients, average those that trained well (Eq. 1), and say who they are."""
+) -> Generator[Request, Result, FloatArray]:
+    """Train the selected clients, average those that trained well (Eq. 1), and return their losses, NaN for others."""
     chosen = np.flatnonzero(mask_N)
-    trained_N = np.zeros_like(mask_N)
+    loss_N = np.full(mask_N.size, np.nan)
     if chosen.size == 0:
-        return trained_N
+        return loss_N
     clients = tuple(site.clients[i] for i in chosen)
     rate = experiment.task.training.rate(order.round)
     momentum = None
@@ -200,8 +202,8 @@ def _train_and_average(
         work.momentum = _keep_momentum(work.momentum, trained.momentum, chosen, healthy_C)
     work.selected |= set(clients)
     work.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-    trained_N[chosen] = healthy_C
-    return trained_N
+    loss_N[chosen[healthy_C]] = trained.loss_C[healthy_C]
+    return loss_N
 
 
 def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_C: BoolArray) -> Parts:

@@ -15,17 +15,17 @@ from pydantic import (
 )
 
 from fedbac.choices import Choice
-from fedbac.clustering import Fixed, LinUCB, LowestLoss
-from fedbac.data import Augment, Partition
+from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
+from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.selection import Random, Thompson
+from fedbac.selection import CreditThompson, Random, Thompson
 from fedbac.topology import Hierarchical
 from fedbac.types import ClusterPolicy, Personalization, SelectionPolicy, Settings, Split
 
-CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB)
-SELECTION = Choice(SelectionPolicy, Random, Thompson)
+CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging)
+SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive)
 
 CHOSEN: dict[str, Collection[str]] = {
@@ -83,6 +83,8 @@ class Task(Settings):
     """T, cloud rounds."""
     partition: Partition = Partition()
     """How the data are spread over edges and clients."""
+    noise: Noise | None = None
+    """Wrong labels at some clients; none by default."""
     augment: Augment | None = None
     """Random crops and flips; none by default (C.6)."""
     network: NetworkChoice = LeNet5()
@@ -135,6 +137,9 @@ class Method(Settings):
     empty_cluster: Literal["keep", "clone", "zero"] = "keep"
     """The network that an edge finds in an empty cluster: what was left there, a copy of the network it comes with,
     or one whose output is zero (C.17)."""
+    newcomers: Literal["adopt", "average"] = "adopt"
+    """When an edge enters a cluster, it adopts the network it finds there (in an empty cluster: see above), or all
+    members of the cluster start from the mean of the networks they come with, weighted by their data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -206,7 +211,7 @@ class Runtime(Settings):
     """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
-    """The native kernel where it knows the network, else torch; or one of them by name."""
+    """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
     engine: Literal["simulator", "ray"] = "simulator"
     """All edges in this process, or every edge an actor of Ray."""
     address: str | None = None

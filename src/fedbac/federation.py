@@ -58,6 +58,8 @@ def assemble(
         shards = data.partition(
             dataset.y_train, dataset.y_test, dataset.num_classes, task.clients(), task.partition, experiment.seed
         )
+    if task.noise is not None:
+        dataset, shards = data.add_noise(dataset, shards, task.noise, experiment.seed)
     sites = tuple(_site(m, clients, shards) for m, clients in enumerate(shards.clients))
     _check(experiment, sites, shards)
     return Federation(

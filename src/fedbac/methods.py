@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from fedbac.clustering import Fixed, LinUCB, LowestLoss
+from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
 from fedbac.errors import ConfigError, unknown
 from fedbac.experiment import Method, Task
 from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.selection import Random, Thompson
+from fedbac.selection import CreditThompson, Random, Thompson
 
 Preset = Callable[[Task], Method]
 
@@ -87,6 +87,16 @@ def linucb_isolated(task: Task) -> Method:
     return fed_bac(task).model_copy(update={"name": "linucb-isolated", "personalization": PerCluster()})
 
 
+def fed_bac_merging(task: Task) -> Method:
+    """Fed-BAC with clusters that start as one per edge and merge where they fit as well together (docs/plus.md)."""
+    return fed_bac(task).model_copy(update={"name": "fedbac-merging", "clustering": Merging(), "newcomers": "average"})
+
+
+def fedbac_plus(task: Task) -> Method:
+    """Both improvements: merging clusters, and Thompson sampling with credit of each client's own (docs/plus.md)."""
+    return fed_bac_merging(task).model_copy(update={"name": "fedbac-plus", "selection": CreditThompson()})
+
+
 METHODS: dict[str, Preset] = {
     "fed-bac": fed_bac,
     "hierfavg": hierfavg,
@@ -100,6 +110,8 @@ METHODS: dict[str, Preset] = {
     "singletons": singletons,
     "fed-cam": fed_cam,
     "linucb-isolated": linucb_isolated,
+    "fedbac-plus": fedbac_plus,
+    "fedbac-merging": fed_bac_merging,
 }
 
 

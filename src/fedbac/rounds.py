@@ -17,7 +17,7 @@ from fedbac.costs import BYTES_PER_NUMBER, Ledger, payload, state_bytes
 from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport
 from fedbac.experiment import Experiment
 from fedbac.rng import stream
-from fedbac.types import BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,10 @@ def _reassign(
         size_N=np.array([site.size_N.sum() for site in sites]),
         label_N=state.label_M,
         used_K=state.used_K,
-        loss_NK=_losses(experiment, sites, edges, state, reports, ledger) if ask.losses else None,
     )
+    if ask.losses:
+        loss_NK, alone_N = _losses(experiment, sites, edges, state, reports, ask, ledger)
+        evidence = replace(evidence, loss_NK=loss_NK, alone_N=alone_N if ask.alone else None)
     turns = np.eye(num_edges, dtype=bool) if ask.one_by_one else np.ones((1, num_edges), dtype=bool)
     rng = stream(experiment.seed, "clustering", state.round)
     memory, label_M = state.clustering, state.label_M
@@ -178,7 +180,7 @@ def _reassign(
         memory, label_M = policy.act(memory, evidence, rng)
     return replace(
         state,
-        parts=_furnish(experiment, state, label_M),
+        parts=_furnish(experiment, sites, state, label_M),
         label_M=label_M,
         moved_M=label_M != state.label_M,
         used_K=state.used_K | np.isin(np.arange(num_clusters), label_M),
@@ -188,16 +190,24 @@ def _reassign(
 
 def _losses(
     experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, reports: Sequence[TrainReport],
-    ledger: Ledger,
-) -> FloatArray:  # fmt: skip
-    """L_m^(k): the loss of every cluster's model on every edge's data."""
+    ask: Ask, ledger: Ledger,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """L_m^(k): the loss of every cluster's model on every edge's data; and that of each edge's own network there."""
     wanted = experiment.method.measurement
-    candidates = models_of(state, experiment.method.personalization.scopes, range(state.num_clusters))
+    scopes = experiment.method.personalization.scopes
+    label_M = state.label_M
+    asked_K = np.unique(label_M) if ask.occupied else np.arange(state.num_clusters)
+    candidates = models_of(state, scopes, asked_K.tolist())
+    shares_M = (np.bincount(label_M)[label_M] > 1) & ask.alone
+    own = [
+        ({part: (report.parts if scope == "cluster" else candidates[0])[part] for part, scope in scopes.items()},)
+        for report in reports
+    ]
     measured = edges.measure(
         [
             MeasureOrder(
                 edge=site.index,
-                models=candidates,
+                models=candidates + own[site.index] if shares_M[site.index] else candidates,
                 split=wanted.split,
                 clients=site.clients if wanted.clients == "all" else report.selected,
                 max_samples=wanted.max_samples_per_client,
@@ -205,24 +215,41 @@ def _losses(
             for site, report in zip(sites, reports, strict=True)
         ]
     )
-    for report in measured:
+    loss_MK = np.full((len(sites), state.num_clusters), np.inf)
+    alone_M = np.full(len(sites), np.nan)
+    for m, report in enumerate(measured):
         ledger.merge(report.traffic)
-    # A model that has diverged fits nothing: infinitely bad, not undefined.
-    return np.nan_to_num(np.stack([report.loss_V for report in measured]), nan=np.inf, posinf=np.inf)
+        # A model that has diverged fits nothing: infinitely bad, not undefined.
+        loss_V = np.nan_to_num(report.loss_V, nan=np.inf, posinf=np.inf)
+        loss_MK[m, asked_K] = loss_V[: asked_K.size]
+        if shares_M[m]:
+            alone_M[m] = loss_V[-1]
+    return loss_MK, alone_M
 
 
-def _furnish(experiment: Experiment, state: State, label_M: IntArray) -> Parts:
-    """Prepare the networks of clusters that were empty and now get a member (C.17)."""
-    rule = experiment.method.empty_cluster
-    if rule == "keep":
+def _furnish(experiment: Experiment, sites: Sequence[EdgeSite], state: State, label_M: IntArray) -> Parts:
+    """Prepare the networks of clusters that edges enter (C.17)."""
+    method = experiment.method
+    average = method.newcomers == "average"
+    if not average and method.empty_cluster == "keep":
         return state.parts
+    entered = set(label_M[label_M != state.label_M].tolist())
+    size_M = np.array([site.size_N.sum() for site in sites], dtype=np.float64)
     parts = dict(state.parts)
-    for k in sorted(set(label_M.tolist()) - set(state.label_M.tolist())):
+    for k in sorted(entered if average else entered - set(state.label_M.tolist())):
         mover = int(np.flatnonzero(label_M == k)[0])
-        for part, scope in experiment.method.personalization.scopes.items():
+        size_K = np.zeros(state.num_clusters)  # of what the members come with
+        np.add.at(size_K, state.label_M[label_M == k], size_M[label_M == k])
+        for part, scope in method.personalization.scopes.items():
             if scope == "cluster":
-                source = trees.take(state.parts[part], int(state.label_M[mover]) if rule == "clone" else k)
-                parts[part] = trees.put(parts[part], k, source if rule == "clone" else models.zero_last_layer(source))
+                before_K = state.parts[part]
+                if average:
+                    source = trees.weighted_mean(before_K, size_K)
+                elif method.empty_cluster == "clone":
+                    source = trees.take(before_K, int(state.label_M[mover]))
+                else:
+                    source = models.zero_last_layer(trees.take(before_K, k))
+                parts[part] = trees.put(parts[part], k, source)
     return parts
 
 

@@ -19,7 +19,7 @@ SetOption = Annotated[
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch or native (CPU).")]
+TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native: our own kernels.")]
 EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray: every edge an actor.")]
 AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join; by default a local one.")]
 WorkersOption = Annotated[

@@ -44,8 +44,15 @@ class Ask:
 
     losses: bool = False
     """The loss of every cluster's model on every member (clustering)."""
+    occupied: bool = False
+    """Only of clusters that have members; the loss of the others is infinite (clustering)."""
+    alone: bool = False
+    """Also the loss that each member of a shared cluster has with its own network, as it was before it was averaged
+    with the others' (clustering)."""
     accuracy: Split | None = None
     """The accuracy of the edge's new model on this split, after training (selection)."""
+    training_losses: bool = False
+    """The mean loss with which each selected member trained (selection). Members send it anyway."""
     baseline: bool = False
     """Also the accuracy of the model the edge received, on the same split, before training (selection)."""
     one_by_one: bool = False
@@ -67,6 +74,10 @@ class Evidence:
     used_K: BoolArray | None = None
     """Which clusters have ever had a member."""
     loss_NK: FloatArray | None = None
+    alone_N: FloatArray | None = None
+    """NaN for a member that has its cluster for itself."""
+    loss_N: FloatArray | None = None
+    """NaN for a member that did not train, or failed."""
     moved: bool = False
     """The edge changed its cluster since its last round (selection)."""
     baseline: float | None = None

@@ -1,4 +1,4 @@
-"""Edges as Ray actors: the simulator's numbers, even when a process or a whole node dies in the middle."""
+"""Edges as Ray actors: the simulator's numbers, even when a process or a whole node dies in the middle; and sweeps."""
 
 import os
 import signal
@@ -7,10 +7,12 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedbac import sweep
 from fedbac.data import toy
 from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
@@ -86,6 +88,46 @@ def test_same_numbers_though_an_actor_and_a_node_die(cluster: Any, expected: lis
     records += [record for record, _ in steps]
     edges.close()
     assert timeless(records) == expected
+
+
+@pytest.fixture
+def one_core() -> Iterator[str]:
+    """A cluster of one node with one core."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
+        yield nodes.address
+        nodes.shutdown()
+
+
+def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(one_core: str, tmp_path: Path) -> None:
+    settings = ["task.num_edges=3", "task.clients_per_edge=2", "task.training.epochs=1"]
+    settings += ["task.network={kind: mlp, hidden: [8]}"]
+    axes = ("method.selection.fraction=0.5,1.0",)
+    alone = Runtime(workers=1, device="cpu")
+    tables = []
+    for place in (tmp_path / "here", tmp_path / "ray"):
+        points = sweep.grid(["fed-bac"], "fashion-mnist-mini", axes, [0, 1], 3, settings, place)
+        sweep.lay_out(points, alone)
+        folders = [point.folder for point in points]
+        if place.name == "here":
+            for folder in folders:
+                sweep.run_folder(str(folder.path), None)
+        else:
+            spread = Runtime(engine="ray", address=one_core)
+            for done in (interrupted := sweep.run_all(folders, spread, 1, None)):
+                if any(done.values()):
+                    break
+            interrupted.close()
+            assert 0 < sum(done.values()) < 3 * len(points)
+            for done in sweep.run_all(folders, spread, 1, None):
+                last = done
+            assert set(last.values()) == {3}
+        runs = [folder.read() for folder in folders]
+        tables.append((sweep.collect(runs), [timeless(run.records) for run in runs]))
+    assert tables[0] == tables[1]
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,5 +3,6 @@
 from fedbac.clustering.bandit import LinUCB, LinUCBState
 from fedbac.clustering.fixed import Fixed
 from fedbac.clustering.loss import LowestLoss
+from fedbac.clustering.merging import Merging, MergingState
 
-__all__ = ["Fixed", "LinUCB", "LinUCBState", "LowestLoss"]
+__all__ = ["Fixed", "LinUCB", "LinUCBState", "LowestLoss", "Merging", "MergingState"]

@@ -1,7 +1,8 @@
-"""Data sets, their partition over edges and clients, and augmentation."""
+"""Data sets, their partition over edges and clients, noisy labels, and augmentation."""
 
 from fedbac.data.augment import Augment
 from fedbac.data.datasets import Dataset
+from fedbac.data.noise import Noise, add_noise
 from fedbac.data.partition import Partition, Shards, class_counts, partition
 from fedbac.data.sources import Available, available, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
@@ -10,8 +11,10 @@ __all__ = [
     "Augment",
     "Available",
     "Dataset",
+    "Noise",
     "Partition",
     "Shards",
+    "add_noise",
     "available",
     "class_counts",
     "fetch",

@@ -32,6 +32,9 @@ class Partition(Settings):
     """α_server: the smaller, the more the edges differ."""
     dirichlet_client: Concentration = 0.5
     """α_client: the smaller, the more the clients of one edge differ."""
+    edge_distributions: PositiveInt | None = None
+    """Draw only this many class mixes for the edges and give edge m the mix m mod this number, so that edges really
+    share distributions; one per edge when not given, as in the paper."""
     test_allocation: Literal["largest_remainder", "multinomial"] = "largest_remainder"
     """How the test set follows the edges' proportions (C.12): rounded, or drawn at random."""
     min_client_samples: PositiveInt = 2
@@ -56,6 +59,8 @@ class Shards:
     """Per edge: indices into ``x_test``."""
     clients: tuple[range, ...]
     """Per edge: the numbers of its clients."""
+    noisy: tuple[int, ...] = ()
+    """The clients whose labels were made noisy (see ``Noise``)."""
 
 
 def partition(
@@ -74,6 +79,11 @@ def partition(
     """
     if not clients_per_edge or min(clients_per_edge) < 1:
         raise ConfigError(f"clients_per_edge={list(clients_per_edge)}: there must be an edge, and each needs a client")
+    if (config.edge_distributions or 1) > len(clients_per_edge):
+        raise ConfigError(
+            f"partition.edge_distributions={config.edge_distributions}: there are only {len(clients_per_edge)} edges; "
+            "choose at most that many"
+        )
     train_C = _tally(y_train, num_classes, "y_train")
     test_C = _tally(y_test, num_classes, "y_test")
     _check_feasible(len(y_train), len(y_test), clients_per_edge, config)
@@ -117,7 +127,7 @@ def _draw(
     """Draw how many training examples of each class every client gets and how many test examples every edge."""
     rng = stream(seed, "partition", attempt)
     num_classes = len(train_C)
-    share_MC = proportions(rng, len(clients_per_edge), num_classes, config.dirichlet_server, config.mode)
+    share_MC = _edge_shares(rng, len(clients_per_edge), num_classes, config)
     edge_MC = rng.multinomial(train_C, share_MC.T).T
     client_NC = []
     for edge_C, num_clients in zip(edge_MC, clients_per_edge, strict=True):
@@ -133,6 +143,15 @@ def _draw(
         else:
             test_MC[:, c] = _largest_remainder(int(test_C[c]), share_M)
     return np.concatenate(client_NC), test_MC
+
+
+def _edge_shares(rng: Rng, num_edges: int, num_classes: int, config: Partition) -> FloatArray:
+    """Draw P_{m|c} over edges: one draw per edge, or fewer draws that several edges share in equal parts."""
+    num_draws = config.edge_distributions or num_edges
+    share_DC = proportions(rng, num_draws, num_classes, config.dirichlet_server, config.mode)
+    draw_M = np.arange(num_edges) % num_draws
+    shared: FloatArray = share_DC[draw_M] / np.bincount(draw_M)[draw_M, None]
+    return shared
 
 
 def _largest_remainder(total: int, share_M: FloatArray) -> IntArray:

@@ -7,53 +7,41 @@ from typing import Any
 import numpy as np
 
 from fedbac.costs import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import Group, labels, summarized
+from fedbac.report.groups import Group, groups, labels, summarized
 from fedbac.store import Run
 
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"
 
 
+def final(runs: Sequence[Run]) -> tuple[Table, int]:
+    """Return the table that ends a command, and which of its rows is the best, or -1.
+
+    One row per run; one per method, over its seeds, when a method ran with several.
+    """
+    together = groups(summarized(runs))
+    if all(group.num_seeds == 1 for group in together):
+        return table(runs), best(runs) if len(runs) > 1 else -1
+    return seeds_table(together), _highest([group.accuracy for group in together]) if len(together) > 1 else -1
+
+
 def table(runs: Sequence[Run]) -> Table:
     """Return header and rows of the final table, one row per run in the order given."""
     runs = summarized(runs)
     targets = _common_targets(runs)
-    header = [
-        "method",
-        "accuracy (%)",
-        "σ over edges (points)",
-        "worst edge (%)",
-        *(f"rounds to {100 * float(target):g} %" for target in targets),
-        "bytes to train",
-        "bytes in all",
-        "moves",
-        "clusters",
-        "seconds",
-    ]
-    return header, [_row(label, run.summary, targets) for label, run in zip(labels(runs), runs, strict=True)]
+    return _header(targets), [_row(label, run.summary, targets) for label, run in zip(labels(runs), runs, strict=True)]
 
 
 def best(runs: Sequence[Run]) -> int:
     """Return which run, counted from 0, has the highest final accuracy."""
-    accuracy = [float(run.summary["accuracy"]) for run in summarized(runs)]
-    return max(range(len(runs)), key=lambda i: accuracy[i] if math.isfinite(accuracy[i]) else -math.inf)
+    return _highest([float(run.summary["accuracy"]) for run in summarized(runs)])
 
 
 def seeds_table(together: Sequence[Group]) -> Table:
-    """Return means over the seeds of each method, ± their standard deviation."""
-    header = ["method", "runs", "accuracy (%)", "σ over edges (points)", "worst edge (%)", "bytes in all"]
-    rows = [
-        [
-            group.label,
-            str(group.num_seeds),
-            percent(group.accuracy, group.spread if group.num_seeds > 1 else None),
-            percent(_mean(group, "edge_std")),
-            percent(_mean(group, "edge_min")),
-            human_bytes(_mean(group, "bytes_total")),
-        ]
-        for group in together
-    ]
-    return header, rows
+    """Return means over the seeds of each method; of the accuracy, ± its standard deviation over them."""
+    targets = _common_targets([run for group in together for run in group.runs])
+    method, *others = _header(targets)
+    return [method, "seeds", *others], [_mean_row(group, targets) for group in together]
 
 
 def ledger_table(runs: Sequence[Run]) -> Table:
@@ -93,22 +81,72 @@ def human_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.{digits}f} {unit}"
 
 
+def _header(targets: Sequence[str]) -> list[str]:
+    return [
+        "method",
+        "accuracy (%)",
+        "σ over edges (points)",
+        "worst edge (%)",
+        *(f"rounds to {100 * float(target):g} %" for target in targets),
+        "bytes to train",
+        "bytes in all",
+        "moves",
+        "clusters",
+        "seconds",
+    ]
+
+
 def _row(label: str, summary: Mapping[str, Any], targets: Sequence[str]) -> list[str]:
     reached = [summary["rounds_to_target"][target] for target in targets]
-    train = sum(summary["bytes"][tier][direction]["train"] for tier in TIERS for direction in DIRECTIONS)
-    seconds = float(summary["seconds"])
     return [
         label,
         percent(summary["accuracy"], summary["accuracy_std_last"]),
         percent(summary["edge_std"]),
         percent(summary["edge_min"]),
         *(NONE if at is None else str(at) for at in reached),
-        human_bytes(train),
+        human_bytes(_bytes_to_train(summary)),
         human_bytes(summary["bytes_total"]),
         str(summary["moves"]),
         str(summary["active_clusters"]),
-        f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}",
+        _seconds(summary["seconds"]),
     ]
+
+
+def _mean_row(group: Group, targets: Sequence[str]) -> list[str]:
+    summaries = [run.summary for run in group.runs]
+
+    def mean(key: str) -> float:
+        return float(np.mean([summary[key] for summary in summaries]))
+
+    def rounds_to(target: str) -> str:
+        reached = [summary["rounds_to_target"][target] for summary in summaries]
+        return NONE if None in reached else f"{np.mean(reached):g}"
+
+    return [
+        group.label,
+        str(group.num_seeds),
+        percent(group.accuracy, group.spread if group.num_seeds > 1 else None),
+        percent(mean("edge_std")),
+        percent(mean("edge_min")),
+        *map(rounds_to, targets),
+        human_bytes(float(np.mean([_bytes_to_train(summary) for summary in summaries]))),
+        human_bytes(mean("bytes_total")),
+        f"{mean('moves'):g}",
+        f"{mean('active_clusters'):g}",
+        _seconds(mean("seconds")),
+    ]
+
+
+def _bytes_to_train(summary: Mapping[str, Any]) -> int:
+    return sum(int(summary["bytes"][tier][direction]["train"]) for tier in TIERS for direction in DIRECTIONS)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _highest(accuracy: Sequence[float]) -> int:
+    return max(range(len(accuracy)), key=lambda i: accuracy[i] if math.isfinite(accuracy[i]) else -math.inf)
 
 
 def _common_targets(runs: Sequence[Run]) -> list[str]:
@@ -118,7 +156,3 @@ def _common_targets(runs: Sequence[Run]) -> list[str]:
 
 def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:
     return int(run.summary["bytes"][tier][direction][purpose])
-
-
-def _mean(group: Group, key: str) -> float:
-    return float(np.mean([run.summary[key] for run in group.runs]))

@@ -100,6 +100,11 @@ def _participation(task: str) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+def _beyond(task: str) -> tuple[Cell, ...]:
+    rivals = tuple(cell for cell in _ablation(task) if cell.variant.startswith("additive"))
+    return (*_presets((task,), "fedbac-plus", "fedbac-merging", "ifca", *READINGS), *rivals)
+
+
 MAIN = _presets(SIX, *BASELINES, *READINGS)
 
 ARTEFACTS: dict[str, Artefact] = {
@@ -146,6 +151,12 @@ ARTEFACTS: dict[str, Artefact] = {
             "What each part contributes",
             "Not in the paper",
             tuple(cell for task in SIX for cell in _ablation(task)),
+        ),
+        Artefact(
+            "beyond",
+            "Merging clusters against everything else",
+            "Not in the paper",
+            tuple(cell for task in SIX for cell in _beyond(task)),
         ),
         Artefact(
             "participation",

@@ -11,10 +11,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Per data set, the settings that differ from the package's defaults. Empty: not calibrated yet."""
 
 CANDIDATES: dict[str, tuple[str, ...]] = {
-    "batch 20": ("task.training.batch_size=20",),
     "batch 32": ("task.training.batch_size=32",),
     "batch 64": ("task.training.batch_size=64",),
     "batch 128": ("task.training.batch_size=128",),
+    "batch 256": ("task.training.batch_size=256",),
     "batch 64, tanh and average pooling": (
         "task.training.batch_size=64",
         "task.network={kind: lenet5, activation: tanh, pooling: average}",
