@@ -12,7 +12,7 @@ import fedbac
 
 LAYERS = [
     {"types", "errors", "rng", "trees", "version"},
-    {"data", "models", "topology", "aggregation", "bandits", "choices", "native"},
+    {"data", "models", "topology", "aggregation", "bandits", "choices", "native", "gpu"},
     {"clustering", "selection", "personalization", "experiment"},
     {"rounds", "edge", "local", "costs", "metrics", "federation"},
     {"engines"},

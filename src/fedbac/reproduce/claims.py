@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbac.reproduce.artefacts import FRACTIONS, MODERATE, RANDOM_CLIENTS, SELECTION_TASKS, SEVERE, SIX
+from fedbac.reproduce.artefacts import ARTEFACTS, FRACTIONS, MODERATE, RANDOM_CLIENTS, SELECTION_TASKS, SEVERE, SIX
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import READINGS, look_up, printed_as
 from fedbac.reproduce.results import Bytes, Finding, Results
@@ -270,6 +270,17 @@ def _ablation(results: Results) -> list[Claim]:
     return [Claim(text, _in_all(results, SIX, higher, lower)) for text, (higher, lower) in questions.items()]
 
 
+def _beyond(results: Results) -> list[Claim]:
+    variants = ARTEFACTS["beyond"].variants
+    new = [variant for variant in variants if variant in {"fedbac-plus", "fedbac-merging"}]
+    return [
+        Claim(f"{ours} is above {other} in all six settings", _in_all(results, SIX, ours, other))
+        for ours in new
+        for other in variants
+        if other not in new
+    ]
+
+
 def _participation(results: Results) -> list[Claim]:
     out = []
     for fraction in FRACTIONS[:-1]:
@@ -296,5 +307,6 @@ _JUDGES: dict[str, Callable[[Results], list[Claim]]] = {
     "figure-dynamics": _dynamics,
     "communication": _communication,
     "ablation": _ablation,
+    "beyond": _beyond,
     "participation": _participation,
 }

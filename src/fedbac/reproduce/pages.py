@@ -400,6 +400,7 @@ _BODIES: dict[str, Callable[[Results], list[str]]] = {
     "figure-dynamics": _dynamics,
     "communication": _communication,
     "ablation": _accuracy,
+    "beyond": _accuracy,
     "participation": _participation,
     "calibration": _calibration,
 }
