@@ -17,6 +17,7 @@ from fedbac.local import Examples
 from fedbac.models import builder
 from fedbac.types import Params
 
+CPU = torch.device("cpu")
 RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0
 
 
@@ -43,6 +44,10 @@ class Work:
         return channels, height, width
 
     @cached_property
+    def _sources(self) -> dict[torch.device, tuple[Tensor, ...]]:
+        return {}
+
+    @cached_property
     def examples(self) -> Examples:
         rng = np.random.default_rng(0)
         total = self.clients * self.images
@@ -64,10 +69,10 @@ class Work:
         """The network before the round: the same weights each time it is asked for."""
         return builder(LeNet5(), None, self.image, 10, seed=0)(0)
 
-    def epochs_of(self, client: int) -> list[list[tuple[Tensor, Tensor]]]:
-        """Return a client's batches, epoch by epoch."""
+    def epochs_of(self, client: int, device: torch.device = CPU) -> list[list[tuple[Tensor, Tensor]]]:
+        """Return a client's batches, epoch by epoch, from images that are already on the device."""
         examples = self.examples
-        pixels, labels = examples.source("train")
+        pixels, labels = self.source(device)
         return [
             [
                 (examples.normalize(pixels[order[batch]]), labels[order[batch]])
@@ -75,6 +80,12 @@ class Work:
             ]
             for order in examples.visits(client, 1, 0, 1)
         ]
+
+    def source(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return all images and labels on a device, brought there once."""
+        if device not in self._sources:
+            self._sources[device] = tuple(tensor.to(device) for tensor in self.examples.source("train"))
+        return self._sources[device]
 
     def spec(self) -> dict[str, str | int]:
         """Everything another process needs to build the same work."""
@@ -96,9 +107,9 @@ class Outcome:
 def train_client(network: nn.Module, work: Work, client: int, device: torch.device) -> None:
     """What one writes first: an optimizer and a loop."""
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
-    for epoch in work.epochs_of(client):
+    for epoch in work.epochs_of(client, device):
         for x, y in epoch:
             optimizer.zero_grad()
-            F.cross_entropy(network(x.to(device)), y.to(device)).backward()
+            F.cross_entropy(network(x), y).backward()
             nn.utils.clip_grad_norm_(network.parameters(), CLIP)
             optimizer.step()

@@ -135,3 +135,13 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "fedbac.engines.ray", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'fedbac\[ray\]'"):
         next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu")))
+
+
+@pytest.mark.parametrize(("num_edges", "gpus"), [(10, 8), (10, 1), (3, 8), (7, 2), (16, 8)])
+def test_every_edge_finds_a_place_on_a_gpu(num_edges: int, gpus: int) -> None:
+    """An actor cannot have parts of two GPUs: as many fit on each as its shares allow."""
+    from fedbac.engines.ray import gpu_share
+
+    share = gpu_share(num_edges, gpus)
+    assert 0 < share <= 1
+    assert int(1 / share + 1e-9) * gpus >= num_edges

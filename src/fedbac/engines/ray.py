@@ -4,6 +4,7 @@ An actor holds its clients' data and nothing else; networks and reports travel. 
 needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,10 @@ def join(runtime: Runtime) -> bool:
     if ray.is_initialized():
         return False
     try:
-        ray.init(address=runtime.address, log_to_driver=False, configure_logging=False, include_dashboard=False)
+        # Without an address Ray would join any cluster it finds on this machine.
+        ray.init(
+            address=runtime.address or "local", log_to_driver=False, configure_logging=False, include_dashboard=False
+        )
     except (ConnectionError, RayError, ValueError) as error:
         raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
     return True
@@ -151,7 +155,11 @@ def _share(num_edges: int, runtime: Runtime) -> dict[str, Any]:
     """Return what each actor claims: next to no CPU, spread out, so that survivors of a lost node have room for its
     edges; and an equal share of the GPUs if they are wanted."""
     share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
-    gpus = ray.cluster_resources().get("GPU", 0)
-    if runtime.device != "cpu" and gpus:
-        share["num_gpus"] = min(1.0, gpus / num_edges)
+    if runtime.device != "cpu" and (gpus := int(ray.cluster_resources().get("GPU", 0))):
+        share["num_gpus"] = gpu_share(num_edges, gpus)
     return share
+
+
+def gpu_share(num_edges: int, gpus: int) -> float:
+    """Return the share of a GPU with which all edges find a place: an actor cannot have parts of two GPUs."""
+    return 1 / math.ceil(num_edges / gpus)
