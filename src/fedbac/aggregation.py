@@ -56,11 +56,8 @@ class EdgeAverage:
         share = 1.0 if self.healthy_C.all() else float(self.share_C[self.healthy_C].sum())
         if share == 0:
             return None
-        means = {part: trees.unravel(total / share, self.like[part]) for part, total in self.sum.items()}
-        return {
-            part: {name: value.to(self.like[part][name].dtype) for name, value in params.items()}
-            for part, params in means.items()
-        }
+        means = {part: (total / share).float() for part, total in self.sum.items()}
+        return {part: trees.like(trees.unravel(mean, self.like[part]), self.like[part]) for part, mean in means.items()}
 
     def _fold(self, parts_C: Parts, clients: slice) -> None:
         """Add a block."""
@@ -75,10 +72,9 @@ class EdgeAverage:
     def _plus(self, parts_C: Parts, clients: slice) -> dict[str, Tensor]:
         share_C = np.where(self.healthy_C[clients], self.share_C[clients], 0.0)
         after = {}
-        for part, like in self.like.items():
-            rows = [parts_C[part][name].reshape(share_C.size, -1) for name in like]
-            share = torch.as_tensor(share_C, device=rows[0].device)
-            block = torch.cat([share.to(row.dtype) @ row for row in rows]).double()
+        for part in self.like:
+            rows = trees.rows(parts_C[part])
+            block = (torch.as_tensor(share_C, dtype=rows.dtype, device=rows.device) @ rows).double()
             after[part] = self.sum[part] + block if self.sum else block
         return after
 

@@ -51,6 +51,20 @@ def unravel(flat: Tensor, like: Params) -> Params:
     }
 
 
+def rows(tree_N: Params) -> Tensor:
+    """Return a stack of networks as a matrix, one per row: a view where the weights lie one after another already."""
+    first = next(iter(tree_N.values()))
+    stride, at, flat = first.stride(0), first.data_ptr(), []
+    for value in tree_N.values():
+        flat.append(value.reshape(len(value), -1))
+        lies_next = value.data_ptr() == at and value.stride(0) == stride and value.dtype == first.dtype
+        at = at + flat[-1].shape[1] * value.element_size() if lies_next and value[0].is_contiguous() else -1
+    if at == -1:
+        return torch.cat(flat, 1)
+    width = sum(part.shape[1] for part in flat)
+    return torch.as_strided(first, (len(first), width), (stride, 1))
+
+
 def to(tree: Params, device: torch.device | str) -> Params:
     """Return the tree on a device."""
     return {name: value.to(device) for name, value in tree.items()}
@@ -61,28 +75,30 @@ def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
 
     Rows of weight zero are left out before anything is multiplied, so a row of NaN cannot leak through 0 · NaN.
     """
-    rows = np.flatnonzero(weight_N > 0)
-    if rows.size == 0:
+    return like(unravel(_mean(rows(tree_N), weight_N), take(tree_N, 0)), tree_N)
+
+
+def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
+    counted = np.flatnonzero(weight_N > 0)
+    if counted.size == 0:
         raise ValueError("weighted_mean needs at least one positive weight")
-    share = weight_N[rows] / weight_N[rows].sum()
-    if rows.size < weight_N.size:
-        tree_N = {name: value[torch.as_tensor(rows, device=value.device)] for name, value in tree_N.items()}
-    return {name: _mix(value, share) for name, value in tree_N.items()}
+    if counted.size < weight_N.size:
+        matrix_N = matrix_N[torch.as_tensor(counted, device=matrix_N.device)]
+    share = weight_N[counted] / weight_N[counted].sum()
+    return torch.as_tensor(share, dtype=matrix_N.dtype, device=matrix_N.device) @ matrix_N
 
 
-def _mix(value_N: Tensor, share_N: FloatArray) -> Tensor:
-    share = torch.as_tensor(share_N, dtype=value_N.dtype, device=value_N.device)
-    return (share @ value_N.reshape(len(share), -1)).reshape(value_N.shape[1:])
+def like(tree: Params, other: Params) -> Params:
+    """Return the tree with the number types of another."""
+    return {name: value.to(other[name].dtype) for name, value in tree.items()}
 
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:
     """Return one weighted mean per group; a group without positive weight keeps its row of ``before_K``."""
-    out = {name: value.clone() for name, value in before_K.items()}
+    matrix_N, out_K = rows(tree_N), rows(before_K).clone()
     for group in np.unique(label_N[weight_N > 0]):
-        mean = weighted_mean(tree_N, np.where(label_N == group, weight_N, 0.0))
-        for name, value in out.items():
-            value[int(group)] = mean[name]
-    return out
+        out_K[int(group)] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
+    return like(unravel(out_K, take(before_K, 0)), before_K)
 
 
 def finite_rows(parts_C: Parts) -> np.ndarray:
