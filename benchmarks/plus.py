@@ -2,7 +2,7 @@
 
     python benchmarks/plus.py FOLDER...        (folders of a sweep)
 
-Beside the accuracy (mean over seeds, and standard deviation where there are several): moves, the round of the last one,
+Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one,
 clusters at the end, their adjusted Rand index against the planted groups, the share of selections in the second half of
 a run that went to noisy clients, and bytes.
 """
@@ -42,18 +42,22 @@ def last_move(run: Run) -> int:
     return max((record["round"] for record in run.records if record["moves"]), default=0)
 
 
+def _or_dash(value: Any, form: str) -> str:
+    return "–" if np.isnan(value) else form.format(value)
+
+
 def row(summary: dict[str, Any], runs: list[Run]) -> str:
     name = runs[0].folder.name.rpartition("_seed")[0] if runs[0].folder else summary["method"]
     cells = [
         name,
-        f"{100 * summary['accuracy']:.1f}"
-        + (f" ± {100 * summary['accuracy_std_seeds']:.1f}" if summary["accuracy_std_seeds"] is not None else ""),
+        f"{100 * summary['accuracy']:.1f}",
+        ", ".join(f"{100 * run.summary['accuracy']:.1f}" for run in runs),
         f"{100 * summary['edge_min']:.1f}",
-        " ".join(str(run.summary["moves"]) for run in runs),
-        " ".join(str(last_move(run)) for run in runs),
-        " ".join(str(len(set(run.records[-1]["assignment_next"]))) for run in runs),
-        f"{np.mean([rand_index(run) for run in runs]):.2f}",
-        f"{100 * np.mean([noisy_share(run) for run in runs]):.0f} %",
+        ", ".join(str(run.summary["moves"]) for run in runs),
+        ", ".join(str(last_move(run)) for run in runs),
+        ", ".join(str(len(set(run.records[-1]["assignment_next"]))) for run in runs),
+        _or_dash(np.mean([rand_index(run) for run in runs]), "{:.2f}"),
+        _or_dash(100 * np.mean([noisy_share(run) for run in runs]), "{:.0f} %"),
         f"{summary['bytes_total'] / 1e9:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -66,8 +70,8 @@ def main() -> None:
         runs = [fedbac.load(file.parent) for file in sorted(folder.glob("*/summary.json"))]
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
-        print("| run | accuracy | worst edge | moves | last move | clusters | Rand index | noisy | GB |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("| run | accuracy | of each seed | worst edge | moves | last move | clusters | Rand index | noisy | GB |")
+        print("|---" * 10 + "|")
         for summary in collect(runs):
             print(row(summary, [run for run in runs if run.folder and run.folder.name in summary["runs"]]))
 
