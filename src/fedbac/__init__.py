@@ -1,7 +1,7 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
-from fedbac.clustering import Fixed, LinUCB, LowestLoss
-from fedbac.data import Augment, Dataset, Partition, Shards
+from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
+from fedbac.data import Augment, Dataset, Noise, Partition, Shards
 from fedbac.errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +27,7 @@ from fedbac.methods import METHODS, method
 from fedbac.models import LeNet5, Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.runs import configure, load, play, resume, run
-from fedbac.selection import Random, Thompson
+from fedbac.selection import CreditThompson, Random, Thompson
 from fedbac.store import Run, RunFolder
 from fedbac.tasks import TASKS, task
 from fedbac.topology import Hierarchical
@@ -45,6 +45,7 @@ __all__ = [
     "Augment",
     "CheckpointError",
     "ConfigError",
+    "CreditThompson",
     "DataNotFoundError",
     "Dataset",
     "Evaluation",
@@ -57,8 +58,10 @@ __all__ = [
     "LinUCB",
     "LowestLoss",
     "Measurement",
+    "Merging",
     "Method",
     "NoState",
+    "Noise",
     "Partition",
     "PartitionError",
     "PerCluster",

@@ -21,8 +21,10 @@ def evidence(policy: Any, seed: int, round_: int = 1, **changes: Any) -> Evidenc
     K = policy.clusters(EDGES)
     label = changes.pop("label_N", rng.integers(K, size=EDGES))
     trained = np.isin(np.arange(K), [*label, *rng.integers(K, size=2)])
+    loss = rng.uniform(0.1, 2, (EDGES, K))
+    alone = np.where(np.bincount(label)[label] > 1, rng.uniform(0.1, 2, EDGES), np.nan)
     return frozen(  # type: ignore[no-any-return]
-        clustering_evidence(label, rng.uniform(0.1, 2, (EDGES, K)), round_=round_, used_K=trained, **changes)
+        clustering_evidence(label, loss, round_=round_, used_K=trained, alone_N=alone, **changes)
     )
 
 

@@ -28,6 +28,7 @@ def evidence(policy: Any, state: Any, seed: int, round_: int, size_N: Any = None
             moved=bool(rng.random() < 0.2),
             baseline=float(rng.random()) if ask.baseline else None,
             accuracy=float(rng.random()) if ask.accuracy else None,
+            loss_N=rng.uniform(0.1, 2, CLIENTS) if ask.training_losses else None,
         )
     )
 

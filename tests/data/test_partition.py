@@ -226,3 +226,20 @@ def test_class_counts() -> None:
     counts = class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)])
     np.testing.assert_array_equal(counts, [[1, 2, 0], [0, 0, 1], [0, 0, 0]])
     assert class_counts(np.array([0]), [np.array([0])], 4).shape == (1, 4)
+
+
+def test_edges_that_share_a_distribution_have_the_same_class_mix() -> None:
+    """Edge m draws from mix m mod 3: within a group counts differ by chance only, between groups by much more."""
+    shards = split(clients=(1,) * 7, edge_distributions=3, validation_fraction=0)
+    count_MC = class_counts(labels(3000), shards.train)
+    mix_MC = count_MC / count_MC.sum(1, keepdims=True)
+    distance = np.abs(mix_MC[:, None] - mix_MC[None]).sum(-1) / 2
+    same = (np.arange(7)[:, None] - np.arange(7)[None]) % 3 == 0
+    assert distance[same].max() < 0.15
+    assert distance[~same].min() > 0.25
+    assert everything(shards.train) == list(range(3000))
+
+
+def test_more_distributions_than_edges_are_refused() -> None:
+    with pytest.raises(ConfigError, match="edge_distributions=4: there are only 3 edges"):
+        split(edge_distributions=4)

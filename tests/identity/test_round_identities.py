@@ -2,18 +2,22 @@
 
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedbac.clustering import Fixed, LowestLoss
 from fedbac.data import Shards, planted_groups
+from fedbac.edge import MeasureOrder, TrainOrder
+from fedbac.engines import Simulator
 from fedbac.experiment import Evaluation, Method, Training
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
+from fedbac.rounds import models_of, rounds, start
 from fedbac.selection import Random
-from fedbac.types import Evaluate, Params, Personalization
+from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -24,6 +28,7 @@ from tests.support import (
     model_of_edge,
     only_edge,
     play,
+    prepare,
     without,
 )
 
@@ -202,3 +207,73 @@ def test_scores_are_those_of_the_models_at_that_point() -> None:
         assert record["accuracy_per_edge"] == [answers[edge].accuracy_VG[edge, 0] for edge in range(4)]
         everywhere = [sum(answer.accuracy_VG[v, 0] for answer in answers) / 4 for v in range(4)]
         assert record["accuracy_global"] == pytest.approx(sum(everywhere) / 4), "all edges hold 15 test examples"
+
+
+# ------------------------------------------------------------------------------------------ clusters that merge
+
+
+def test_members_of_an_entered_cluster_start_from_the_mean_of_what_they_come_with() -> None:
+    """Edges of 4, 12 and 8 examples: the first two merge; the third goes off alone with a copy of what it had."""
+    clustering = Scripted(num_clusters=3, script=((0, 1, 1), (1, 1, 2)))
+    method = Method(
+        name="test",
+        clustering=clustering,
+        personalization=Additive(cluster_init="distinct"),
+        newcomers="average",
+        empty_cluster="zero",  # which does not matter then
+    )
+    played = play(method, DATA, UNEVEN, StubTrainer(), num_rounds=1)
+    first, second = 3 / 4, (34 + 40) / 20
+    for value in played.end.parts["cluster"].values():
+        torch.testing.assert_close(value[0], torch.full_like(value[0], first))
+        torch.testing.assert_close(value[1], torch.full_like(value[1], (4 * first + 12 * second) / 16))
+        torch.testing.assert_close(value[2], torch.full_like(value[2], second))
+
+
+class Onlooker(Scripted):
+    """Labels from a list; writes down what it is shown."""
+
+    kind: Literal["onlooker"] = "onlooker"  # type: ignore[assignment]
+
+    def ask(self, state: NoState, round_: int) -> Ask | None:
+        return Ask(losses=True, occupied=True, alone=True) if round_ < len(self.script) else None
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        SHOWN.append(evidence)
+        return state
+
+
+SHOWN: list[Evidence] = []
+
+
+def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
+    """Only what is asked for is measured: a shared cluster's member also with its own network beside the new global."""
+    labels = (2, 0, 2)
+    clustering = Onlooker(num_clusters=3, script=(labels, labels))
+    scheme = Additive(cluster_init="distinct")
+    method = Method(name="test", clustering=clustering, personalization=scheme)
+    experiment, federation = prepare(method, DATA, UNEVEN, num_rounds=1)
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    edges = Simulator(experiment, federation.sites, trainer)
+    SHOWN.clear()
+    before = start(experiment, federation.build, federation.sites)
+    [(record, after)] = list(rounds(experiment, federation.sites, edges, before))
+    (shown,) = SHOWN
+    assert shown.loss_NK is not None
+    assert shown.alone_N is not None
+    assert np.isinf(shown.loss_NK[:, 1]).all()
+    assert np.isnan(shown.alone_N).tolist() == [False, True, False]
+    orders = [
+        TrainOrder(m, 1, parts, before.selection_M[m], moved=False)
+        for m, parts in enumerate(models_of(before, scheme.scopes, labels))
+    ]
+    for m, report in enumerate(edges.train(orders)):
+        own = {"global": {n: v[0] for n, v in after.parts["global"].items()}, "cluster": report.parts["cluster"]}
+        together = model_of_edge(after, scheme.scopes, m)
+        (measured,) = edges.measure([MeasureOrder(m, (together, own), "train", federation.sites[m].clients)])
+        assert shown.loss_NK[m, labels[m]] == pytest.approx(measured.loss_V[0])
+        if labels[m] == 2:
+            assert shown.alone_N[m] == pytest.approx(measured.loss_V[1])
+    size = sum(value[0].numel() for value in after.parts["global"].values())
+    networks = 3 * (1 + 2) + 2  # global and two clusters for each of three edges, own ones for two of them
+    assert record["bytes"]["cloud"]["down"]["evaluate"] == networks * 4 * size

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from fedbac.clustering import Fixed, LowestLoss
+from fedbac.clustering import Fixed, LowestLoss, Merging
 from fedbac.data import Dataset, Shards, planted_groups
-from fedbac.experiment import Method, Training
+from fedbac.experiment import Measurement, Method, Training
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.rng import stream
@@ -122,6 +122,34 @@ def test_networks_that_tie_exactly_leave_everybody_where_they_are() -> None:
     played = play(method, dataset, shards, training=still, network=LINEAR, num_rounds=2)
     assert played.records[-1]["active_clusters"] == 3
     assert [record["moves"] for record in played.records] == [0, 0]
+
+
+# --------------------------------------------------------------------------------------------------- merging
+
+
+def test_merging_finds_the_groups_and_is_better_than_singletons_that_have_too_little_data() -> None:
+    """Eight examples a client: edges of one group do better together, and those of others stay apart.
+
+    With so little, training data say nothing about fit, so losses are measured on data held out.
+    """
+    accuracy: dict[str, list[float]] = {"merging": [], "singletons": []}
+    for seed in range(2):
+        dataset, shards, group_M = planted_groups(9, 2, 3, seed=seed, train=8, validation=24, test=60)
+        clusterings = {"merging": Merging(untrained_loss=np.log(dataset.num_classes)), "singletons": Fixed()}
+        for name, clustering in clusterings.items():
+            method = Method(
+                name=name,
+                clustering=clustering,
+                personalization=PerCluster(),
+                newcomers="average",
+                measurement=Measurement(split="validation"),
+            )
+            played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=22, seed=seed)
+            accuracy[name].append(played.accuracy)
+            if name == "merging":
+                assert agreement(played, group_M) == 1
+                assert sum(record["moves"] for record in played.records) == 6
+    assert np.mean(accuracy["merging"]) > np.mean(accuracy["singletons"]) + 0.02
 
 
 # ------------------------------------------------------------------------------------------ one model for all

@@ -52,7 +52,7 @@ class Observer(Settings):
         return NoState()
 
     def ask(self, state: NoState, round_: int) -> Ask:
-        return Ask(accuracy="validation", baseline=True)
+        return Ask(accuracy="validation", baseline=True, training_losses=True)
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
         assert evidence.accuracy is None  # which only training can tell
@@ -92,7 +92,10 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     assert [(e.round, e.num_rounds, e.moved) for e in SEEN] == [(4, 7, True), (4, 7, False)]
     assert [e.baseline for e in SEEN] == pytest.approx([0.4, 0.6])
     assert [e.accuracy for e in SEEN] == pytest.approx([0.5, 0.7])
-    assert [request.train.start["global"]["w"].tolist() for request in training] == [[0.0, 0.0], [3.0, 3.0]]
+    for seen in SEEN:
+        np.testing.assert_array_equal(seen.loss_N, [1.0, 2.0, np.nan])
+    starts = [request.train.start["global"]["w"].tolist() for request in training]
+    assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
     assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
     assert report.loss == pytest.approx(5 / 3)
 

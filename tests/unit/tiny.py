@@ -53,6 +53,7 @@ def clustering_evidence(
     num_rounds: int = 100,
     turn_N: BoolArray | None = None,
     used_K: BoolArray | None = None,
+    alone_N: FloatArray | None = None,
 ) -> Evidence:
     """Return what the cloud shows a clustering policy; by default it is everybody's turn and all clusters trained."""
     label, loss = np.asarray(label_N, np.int64), np.asarray(loss_NK, np.float64)
@@ -64,6 +65,7 @@ def clustering_evidence(
         turn_N=np.ones(label.size, bool) if turn_N is None else turn_N,
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
+        alone_N=alone_N,
     )
 
 

@@ -90,7 +90,8 @@ class Merging(Settings):
         label_N, loss_NK, alone_N, turn_N = _given(evidence)
         current_N = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
         gain_N = (alone_N - current_N) / self._unit(alone_N)
-        known_N = turn_N & np.isfinite(gain_N)
+        gain_N[~np.isfinite(gain_N)] = np.nan  # on its own, if only because all others left
+        known_N = turn_N & ~np.isnan(gain_N)
         before_N = np.where(np.isnan(state.gain_N), gain_N, state.gain_N)
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
@@ -101,7 +102,8 @@ class Merging(Settings):
         return state._replace(
             A_FF=A,
             b_F=b,
-            gain_N=np.where(known_N, running_N, state.gain_N),
+            gap_N=np.where(turn_N & ~known_N, np.nan, state.gap_N),
+            gain_N=np.where(turn_N, running_N, state.gain_N),
             blame_NN=np.where(turn_N[:, None], self.discount * state.blame_NN, state.blame_NN),
         )
 
@@ -131,7 +133,8 @@ class Merging(Settings):
 
     def _leavers(self, label_N: IntArray, gain_N: FloatArray) -> list[int]:
         """Return the edge of each cluster that lost most by it, if that is too much."""
-        hurt = [m for m in np.argsort(gain_N, kind="stable").tolist() if gain_N[m] < -self.part_below]
+        hurt_N = (gain_N < -self.part_below) & (np.bincount(label_N)[label_N] > 1)
+        hurt = [m for m in np.argsort(gain_N, kind="stable").tolist() if hurt_N[m]]
         return [m for i, m in enumerate(hurt) if label_N[m] not in label_N[hurt[:i]]]
 
     def _mergers(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> list[tuple[IntArray, float]]:
@@ -159,8 +162,10 @@ class Merging(Settings):
         """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""
         label_N, loss_NK, _, _ = _given(evidence)
         own_N = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
-        with np.errstate(invalid="ignore"):  # a network that has diverged fits nobody
-            gap_NK = np.nan_to_num((loss_NK - own_N[:, None]) / self._unit(own_N)[:, None], nan=np.inf)
+        with np.errstate(invalid="ignore"):
+            gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N)[:, None]
+        # A network that has diverged fits nobody, and is not averaged with anything.
+        gap_NK = np.where(np.isfinite(gap_NK), gap_NK, np.inf)
         one_way_GG = np.array([[gap_NK[a, label_N[b[0]]].mean() for b in groups] for a in groups])
         blame_GG = np.array([[state.blame_NN[np.ix_(a, b)].max() for b in groups] for a in groups])
         gap_GG: FloatArray = np.maximum((one_way_GG + one_way_GG.T) / 2, 0) + np.maximum(blame_GG, blame_GG.T)

@@ -1,0 +1,168 @@
+"""Merging clusters: planted groups are found, strangers left alone, mistakes taken back, and then there is peace."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from fedbac import Merging
+from fedbac.clustering import MergingState
+from fedbac.rng import stream
+from fedbac.types import Evidence, FloatArray, IntArray
+from tests.unit.tiny import clustering_evidence
+
+UNTRAINED = math.log(10)
+
+
+def evidence(
+    label_N: IntArray | list[int], loss_NK: FloatArray, alone_N: FloatArray | None = None, round_: int = 5
+) -> Evidence:
+    label, loss = np.asarray(label_N), np.full((len(label_N), len(label_N)), np.inf)
+    loss[:, np.unique(label)] = np.asarray(loss_NK, float)[:, np.unique(label)]
+    return clustering_evidence(
+        label, loss, round_=round_, alone_N=np.full(label.size, np.nan) if alone_N is None else alone_N
+    )
+
+
+class World:
+    """Edges are points: each draws its data around the centre of its group, and a network is a point too.
+
+    A cluster's network is the mean of what its members drew; the loss of an edge with a network is a quadratic of the
+    distance to the edge's true centre, so that the mean of alike edges is better than any one of them.
+    """
+
+    def __init__(self, centre_NF: FloatArray, spread: float, seed: int) -> None:
+        self.centre_NF = centre_NF
+        self.drawn_NF = centre_NF + stream(seed, "world").normal(0, spread, centre_NF.shape)
+
+    def look(self, label_N: IntArray, round_: int) -> Evidence:
+        num = len(label_N)
+        network_KF = np.full_like(self.drawn_NF, np.nan)
+        for k in np.unique(label_N):
+            network_KF[k] = self.drawn_NF[label_N == k].mean(0)
+        own_NF = (network_KF[label_N] + self.drawn_NF) / 2  # a round of training leads half of the way home
+        shared_N = np.bincount(label_N, minlength=num)[label_N] > 1
+        loss_NK = 0.8 + ((network_KF[None] - self.centre_NF[:, None]) ** 2).sum(-1)
+        alone_N = 0.8 + ((own_NF - self.centre_NF) ** 2).sum(-1)
+        return evidence(label_N, np.nan_to_num(loss_NK, nan=np.inf), np.where(shared_N, alone_N, np.nan), round_)
+
+    def play(self, policy: Merging, num_rounds: int = 100) -> tuple[list[IntArray], list[int]]:
+        """Return the labels after every look, and the rounds in which there was one."""
+        state, label = policy.init(len(self.centre_NF)), policy.start(len(self.centre_NF), stream(0, "start"))
+        labels, looks = [label], []
+        for t in range(1, num_rounds + 1):
+            if policy.ask(state, t) is not None:
+                seen = self.look(label, t)
+                state = policy.learn(state, seen)
+                state, label = policy.act(state, seen, stream(0, "act", t))
+                labels.append(label)
+                looks.append(t)
+        return labels, looks
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_planted_groups_are_found_and_then_nobody_moves(seed: int) -> None:
+    rng = stream(seed, "centres")
+    group = np.arange(12) % 3
+    world = World(2 * rng.standard_normal((3, 8))[group], 0.08, seed)
+    labels, looks = world.play(Merging())
+    assert adjusted_rand_score(group, labels[-1]) == 1
+    assert sum(int((a != b).sum()) for a, b in itertools.pairwise(labels)) == 9, "each edge at most once"
+    assert looks == [5, 10, 20, 40, 80], "the longer the peace, the rarer the look"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_edges_that_differ_are_left_alone(seed: int) -> None:
+    world = World(stream(seed, "centres").standard_normal((10, 8)), 0.08, seed)
+    labels, _ = world.play(Merging())
+    np.testing.assert_array_equal(labels[-1], np.arange(10))
+
+
+def test_a_chain_of_neighbours_does_not_end_in_one_cluster() -> None:
+    """Edges on a line: each fits its neighbours, the ends do not fit each other."""
+    world = World(np.linspace(0, 2, 9)[:, None], 0.0, 0)
+    labels, _ = world.play(Merging())
+    assert labels[-1][0] != labels[-1][-1]
+    assert len(np.unique(labels[-1])) < 9
+
+
+def test_networks_that_fit_as_well_on_one_side_only_stay_apart() -> None:
+    """The second edge is fine with the network of the first, but not the other way round."""
+    policy = Merging()
+    seen = evidence([0, 1], np.array([[0.8, 1.6], [0.8, 0.8]]))
+    _, label = policy.act(policy.init(2), seen, stream(0, "act"))
+    assert label.tolist() == [0, 1]
+
+
+def test_a_network_that_has_diverged_fits_nobody() -> None:
+    policy = Merging()
+    seen = evidence([0, 1, 2], np.array([[0.8, 0.8, np.inf], [0.8, 0.8, np.inf], [0.8, 0.8, np.inf]]))
+    _, label = policy.act(policy.learn(policy.init(3), seen), seen, stream(0, "act"))
+    assert label.tolist() == [0, 0, 2]
+
+
+def merged_then(gain: float, num: int = 4) -> tuple[MergingState, IntArray]:
+    """Merge everybody on equal losses, and then find that each edge's own network has ``gain`` more or less loss."""
+    policy = Merging()
+    equal = evidence(np.arange(num), np.full((num, num), 0.8))
+    state, label = policy.act(policy.learn(policy.init(num), equal), equal, stream(0, "act"))
+    assert label.tolist() == [0] * num
+    later = evidence(label, np.full((num, num), 0.8), 0.8 + gain + np.linspace(0, 0.03, num), round_=10)
+    return policy.act(policy.learn(state, later), later, stream(0, "act"))
+
+
+def test_a_merger_that_helps_stays() -> None:
+    _, label = merged_then(+0.05)
+    assert label.tolist() == [0, 0, 0, 0]
+
+
+def test_the_worst_served_edge_leaves_and_does_not_come_straight_back() -> None:
+    policy = Merging()
+    state, label = merged_then(-0.3)
+    assert label.tolist() == [1, 0, 0, 0], "edge 0 had most to gain on its own; cluster 1 was the first empty one"
+    assert policy.ask(state, 15) is not None, "after a move there is soon another look"
+    equal = evidence(label, np.full((4, 4), 0.8), np.full(4, 0.8), round_=15)
+    _, after = policy.act(policy.learn(state, equal), equal, stream(0, "act"))
+    assert after[0] not in after[1:], "though the losses look as they did when it joined"
+
+
+def test_blame_is_forgotten() -> None:
+    policy = Merging()
+    state, label = merged_then(-0.3)
+    state = state._replace(A_FF=np.eye(2), b_F=np.zeros(2))
+    for t in range(15, 200, 5):
+        equal = evidence(label, np.full((4, 4), 0.8), np.where(label == label[0], np.nan, 0.9), round_=t)
+        state, label = policy.act(policy.learn(state, equal), equal, stream(0, "act"))
+    assert len(np.unique(label)) == 1
+
+
+def test_mergers_that_did_harm_make_it_careful_with_others_of_the_same_gap() -> None:
+    policy = Merging()
+    harm, _ = merged_then(-0.3)
+    fresh = policy.init(4)._replace(A_FF=harm.A_FF, b_F=harm.b_F)
+    equal = evidence([0, 1, 2, 3], np.full((4, 4), 0.8))
+    _, careful = policy.act(fresh, equal, stream(0, "act"))
+    _, bold = policy.act(policy.init(4), equal, stream(0, "act"))
+    assert len(np.unique(bold)) == 1
+    assert len(np.unique(careful)) == 4
+
+
+def test_mergers_that_helped_do_not_make_it_reckless() -> None:
+    """A gap beyond the tolerance is never merged, however well others went."""
+    policy = Merging()
+    good, _ = merged_then(+0.5)
+    fresh = policy.init(2)._replace(A_FF=good.A_FF, b_F=good.b_F)
+    seen = evidence([0, 1], np.array([[0.8, 1.2], [1.2, 0.8]]))
+    _, label = policy.act(fresh, seen, stream(0, "act"))
+    assert label.tolist() == [0, 1]
+
+
+def test_the_same_difference_matters_more_before_anything_is_learned() -> None:
+    """λ = min(L_0 − L, L): a tenth of a nat separates networks that know nothing, and networks that know it all."""
+    policy = Merging()
+    for loss, expected in ((UNTRAINED - 0.1, 2), (1.1, 1), (0.1, 2)):
+        seen = evidence([0, 1], np.full((2, 2), loss) + 0.1 * (1 - np.eye(2)))
+        _, label = policy.act(policy.init(2), seen, stream(0, "act"))
+        assert len(np.unique(label)) == expected
