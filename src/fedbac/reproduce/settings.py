@@ -14,6 +14,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "batch 32": ("task.training.batch_size=32",),
     "batch 64": ("task.training.batch_size=64",),
     "batch 128": ("task.training.batch_size=128",),
+    "batch 192": ("task.training.batch_size=192",),
     "batch 256": ("task.training.batch_size=256",),
     "batch 64, tanh and average pooling": (
         "task.training.batch_size=64",
