@@ -11,15 +11,20 @@ import cProfile
 import json
 import pstats
 import time
+from collections import defaultdict
+from ctypes import c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from fedbac import Dataset, configure, play
 from fedbac.data import load
 from fedbac.errors import DataNotFoundError
 from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import assemble
+from fedbac.gpu.driver import Module
 from fedbac.gpu.network import GROUP
 from fedbac.runs import Inputs, parse
 
@@ -40,21 +45,58 @@ def useful_share(experiment: Experiment, dataset: Dataset) -> float:
     return sum(counts) / sum(-(-count // GROUP) * GROUP for count in counts)
 
 
+class KernelTimes:
+    """Times every launch of our GPU kernels by events around it, from ``begin`` on."""
+
+    def __init__(self) -> None:
+        self.names: dict[int | None, str] = {}
+        self.events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        self.active = False
+        find, launch = Module.kernel, Module.launch
+
+        def found(module: Module, name: str, shared_bytes: int = 0) -> c_void_p:
+            kernel = find(module, name, shared_bytes)
+            self.names[kernel.value] = name
+            return kernel
+
+        def launched(module: Module, kernel: c_void_p, *rest: Any) -> None:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            launch(module, kernel, *rest)
+            after.record()
+            if self.active:
+                self.events[self.names[kernel.value]].append((before, after))
+
+        Module.kernel, Module.launch = found, launched  # type: ignore[method-assign]
+
+    def print(self, rounds: int) -> None:
+        """Print milliseconds a round."""
+        torch.cuda.synchronize()
+        spent = {name: sum(a.elapsed_time(b) for a, b in pairs) / rounds for name, pairs in self.events.items()}
+        for name, ms in sorted(spent.items(), key=lambda item: -item[1]):
+            print(f"  {name:22}{len(self.events[name]) // rounds:>6} launches{ms:>9.2f} ms a round")
+        print(f"  {'all kernels':22}{'':15}{sum(spent.values()):>9.2f} ms a round")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["fed-bac", "hierfavg"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="host functions, and on a GPU our kernels")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     dataset, real = data(args.data)
+    times = KernelTimes() if args.profile and torch.cuda.is_available() else None
     results = []
     print(f"CIFAR-10 setting, {'real' if real else 'random'} images, {args.rounds} rounds")
     print(f"{'method':12}{'trainer':18}{'first round':>12}{'median round':>14}{'200 rounds':>12}")
     for name in args.methods:
         inputs = Inputs(dataset=dataset)
+        if times is not None:
+            times.active = False
+            times.events.clear()
         experiment = configure(
             name, "cifar10", num_rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
         )
@@ -67,6 +109,8 @@ def main() -> None:
         while True:
             try:
                 seconds.append(next(playing)["seconds"])
+                if times is not None:
+                    times.active = True  # the first round is left out
             except StopIteration as done:
                 run = done.value
                 break
@@ -87,6 +131,8 @@ def main() -> None:
         print(f"{name:12}{row['trainer']:18}{seconds[0]:>11.2f}s{median:>13.3f}s{row['seconds_200_rounds']:>11.1f}s")
         if "useful_share" in row:
             print(f"  of the samples computed in training {100 * row['useful_share']:.1f} % were useful")
+        if times is not None:
+            times.print(args.rounds - 1)
         if args.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(15)
     if args.json:

@@ -4,9 +4,9 @@ The choice is made on HierFAVG alone (``fedbac reproduce calibration``): none of
 """
 
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "cifar10": (),
+    "cifar10": ("task.training.batch_size=64",),
     "svhn": (),
-    "fashion-mnist": (),
+    "fashion-mnist": ("task.training.batch_size=192",),
 }
 """Per data set, the settings that differ from the package's defaults. Empty: not calibrated yet."""
 
