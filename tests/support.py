@@ -344,5 +344,5 @@ def on_gpu(path: str, federation: Federation, scheme: Personalization) -> Traine
     layers = layers_of(federation.network, examples.dataset.x_train.shape[1:])
     assert layers is not None
     plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
-    assert plan.fits
+    assert plan.shared <= gpu.shared_limit()
     return FusedTrainer(federation.network, scheme, examples, plan, cuda)

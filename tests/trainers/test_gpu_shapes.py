@@ -119,5 +119,6 @@ def test_launches_cover_all_channels_and_examples(layers: Layers) -> None:
     assert all(launch.threads <= 1024 and launch.threads % 32 == 0 for launch in plan.training)
 
 
-def test_a_network_too_large_for_shared_memory_is_left_to_torch() -> None:
-    assert not Plan(Layers(3, 64, 64, (), (100, 10)), 32, float_pixels=False).fits
+def test_lenet_finds_room_on_small_devices_and_a_wide_perceptron_does_not() -> None:
+    assert all(Plan(SHAPES[name], 64, float_pixels=False).shared <= 99 * 1024 for name in SHAPES)
+    assert Plan(Layers(3, 64, 64, (), (100, 10)), 32, float_pixels=False).shared > 227 * 1024

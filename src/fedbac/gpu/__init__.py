@@ -1,6 +1,6 @@
 """Kernels that train many small networks at once on a GPU."""
 
-from fedbac.gpu.driver import available
+from fedbac.gpu.driver import available, shared_limit
 from fedbac.gpu.network import MAX_PARTS, Plan
 
-__all__ = ["MAX_PARTS", "Plan", "available"]
+__all__ = ["MAX_PARTS", "Plan", "available", "shared_limit"]

@@ -22,6 +22,11 @@ def available() -> bool:
     return True
 
 
+def shared_limit() -> int:
+    """Return the bytes of shared memory that a block may have on the current device."""
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin)
+
+
 class Module:
     """Compiled kernels, by name."""
 

@@ -57,7 +57,7 @@ def _on_gpu(
         plan = None
         if layers is not None and gpu.available():
             plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
-            if plan.fits and len(scheme.scopes) <= gpu.MAX_PARTS:
+            if plan.shared <= gpu.shared_limit() and len(scheme.scopes) <= gpu.MAX_PARTS:
                 return FusedTrainer(network, scheme, examples, plan, device)
         if runtime.trainer == "native":
             missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
