@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-MAX_DYNAMIC_SHARED_SIZE = 8
-"""The driver's attribute that lets a kernel use more than 48 KiB of shared memory."""
+MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
+"""The driver's attribute of a kernel that lets it use more than 48 KiB of shared memory, and that of a device which
+says how much more."""
 
 
 def available() -> bool:
@@ -24,7 +25,10 @@ def available() -> bool:
 
 def shared_limit() -> int:
     """Return the bytes of shared memory that a block may have on the current device."""
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin)
+    driver, device, limit = ctypes.CDLL("libcuda.so.1"), c_int(), c_int()
+    _check(driver, driver.cuDeviceGet(byref(device), torch.cuda.current_device()))
+    _check(driver, driver.cuDeviceGetAttribute(byref(limit), MAX_SHARED_PER_BLOCK, device))
+    return limit.value
 
 
 class Module:
@@ -35,14 +39,14 @@ class Module:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._image = compile_source(source)
         self._module = c_void_p()
-        self._check(self._driver.cuModuleLoadData(byref(self._module), self._image))
+        _check(self._driver, self._driver.cuModuleLoadData(byref(self._module), self._image))
 
     def kernel(self, name: str, shared_bytes: int = 0) -> c_void_p:
         """Return a kernel that may use this much dynamic shared memory."""
         function = c_void_p()
-        self._check(self._driver.cuModuleGetFunction(byref(function), self._module, name.encode()))
+        _check(self._driver, self._driver.cuModuleGetFunction(byref(function), self._module, name.encode()))
         if shared_bytes:
-            self._check(self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes))
+            _check(self._driver, self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes))
         return function
 
     def launch(
@@ -50,13 +54,17 @@ class Module:
         arguments: Any,
     ) -> None:  # fmt: skip
         """Start a kernel; ``arguments`` is what ``pointers`` made."""
-        self._check(self._driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
+        _check(
+            self._driver,
+            self._driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None),
+        )
 
-    def _check(self, code: int) -> None:
-        if code:
-            text = c_char_p()
-            self._driver.cuGetErrorString(code, byref(text))
-            raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
+
+def _check(driver: ctypes.CDLL, code: int) -> None:
+    if code:
+        text = c_char_p()
+        driver.cuGetErrorString(code, byref(text))
+        raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
 
 
 def current_stream() -> c_void_p:
