@@ -15,10 +15,12 @@ from fedbac import trees
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
-from fedbac.types import Evaluate, FloatArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
+from fedbac.types import Evaluate, FloatArray, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
 SCORED_ROWS = 1024
 """Networks times batches whose logits are computed at once."""
+SCORED_AT_ONCE = 2**24
+"""Networks times examples whose logits are kept until they are judged."""
 
 
 class Sgd(Structure):
@@ -98,14 +100,28 @@ class FusedTrainer:
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
-        measured = [self._evaluate([r for r in requests if (r.split == "test") == test]) for test in (False, True)]
-        return [next(measured[request.split == "test"]) for request in requests]
+        measured: dict[int, Measured] = {}
+        for test in (False, True):
+            together: dict[int, tuple[Evaluate, list[IntArray]]] = {}
+            scored = 0
+            for r, request in enumerate(requests):
+                if (request.split == "test") != test:
+                    continue
+                groups = self.examples.groups(request)
+                scored += len(request.models) * len(self.scheme.scopes) * sum(group.size for group in groups)
+                together[r] = request, groups
+                if scored > SCORED_AT_ONCE:
+                    measured |= zip(together, self._evaluate(list(together.values())), strict=True)
+                    together, scored = {}, 0
+            measured |= zip(together, self._evaluate(list(together.values())), strict=True)
+        return [measured[r] for r in range(len(requests))]
 
     def close(self) -> None:
         """Let go of the buffers."""
         self.room = Room(self.plan, 0, self.device)
 
-    def _evaluate(self, requests: Sequence[Evaluate]) -> Iterator[Measured]:
+    def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Iterator[Measured]:
+        """Evaluate requests about one split, given with their groups of examples."""
         if not requests:
             return
         batch, parts = self.plan.batch_size, list(self.scheme.scopes)
@@ -113,8 +129,7 @@ class FusedTrainer:
         examples, jobs, slots = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)]
         pairs, counts = [], []
         seen = scored = 0
-        for request in requests:
-            groups = self.examples.groups(request)
+        for request, groups in requests:
             count_G = np.array([group.size for group in groups], dtype=np.int64)
             begin_G, total = np.cumsum(count_G) - count_G, int(count_G.sum())
             examples += groups
@@ -136,7 +151,7 @@ class FusedTrainer:
             pairs.append(np.stack(columns, -1).reshape(-1, 2 + len(parts)))
             counts.append((shape, count_G))
             seen += total
-        split = self.source["test" if requests[0].split == "test" else "train"]
+        split = self.source["test" if requests[0][0].split == "test" else "train"]
         networks = self._inside(torch.stack([trees.ravel(params).to(self.device) for _, params in table.values()]))
         arrays = [np.concatenate(list(pieces)) for pieces in (examples, jobs, slots, pairs)]
         loss, correct = self._score(split, networks, *arrays)

@@ -1,0 +1,123 @@
+"""What the GPU trainer does on the host, without a GPU: which networks it has judged on which examples."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedbac import trees
+from fedbac.federation import Federation
+from fedbac.gpu import Plan
+from fedbac.local import FusedTrainer, LoopTrainer, fused
+from fedbac.local.fused import Schedule
+from fedbac.native import Layers
+from fedbac.personalization import Additive
+from fedbac.types import Evaluate, Parts, Train
+from tests.trainers.test_gpu_shapes import SIZES, setting
+
+LAYERS = Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7))
+
+
+class NoModule:
+    """Takes the place of compiled kernels."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def kernel(self, name: str, shared_bytes: int = 0) -> None:
+        return None
+
+
+class OnHost(FusedTrainer):
+    """Judges as the kernels would: the logits of every (network, example), then sums per (model, group)."""
+
+    calls = 0
+    network: nn.Module
+
+    def _score(
+        self, split: Any, networks: torch.Tensor, examples: Any, jobs: Any, slots: Any, pairs: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        self.calls += 1
+        pixels, labels = split
+        logits = torch.full((int((jobs[:, 1] + jobs[:, 2]).max(initial=0)), 7), torch.nan)
+        for (first, to, count, batches), slot in zip(jobs, slots, strict=True):
+            assert batches == 1
+            assert 0 < count <= self.plan.batch_size
+            x = self.examples.normalize(pixels[torch.from_numpy(examples[first : first + count])])
+            params = trees.unravel(networks[slot][self.out_of], self.like)
+            logits[to : to + count] = torch.func.functional_call(self.network, params, (x,))
+        assert not logits.isnan().any()
+        loss, correct = [], []
+        for first, count, *at in pairs:
+            score = torch.stack([logits[a : a + count] for a in at]).sum(0)
+            y = labels[torch.from_numpy(examples[first : first + count])].long()
+            loss.append(float(F.cross_entropy(score, y, reduction="sum")) if count else 0.0)
+            correct.append(float((score.argmax(1) == y).sum()))
+        return np.array(loss), np.array(correct)
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[OnHost, LoopTrainer, Federation]:
+    monkeypatch.setattr(fused, "Module", NoModule)
+    federation, scheme = setting(LAYERS, Additive(), 16, floats=False, crop=0), Additive()
+    plan = Plan(LAYERS, 16, float_pixels=False)
+    host = OnHost(federation.network, scheme, federation.examples, plan, torch.device("cpu"))
+    host.network = federation.network
+    return host, LoopTrainer(federation.network, scheme, federation.examples), federation
+
+
+def models(federation: Federation) -> list[Parts]:
+    """Return three models with one common global network."""
+    parts = Additive(cluster_init="distinct").init(federation.build, 3)
+    common = trees.take(parts["global"], 0)
+    return [{"global": common, "cluster": trees.take(parts["cluster"], k)} for k in range(3)]
+
+
+@pytest.mark.parametrize("at_once", [2**24, 100, 1])
+def test_every_model_is_judged_on_its_own_examples(
+    pair: tuple[OnHost, LoopTrainer, Federation], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "SCORED_AT_ONCE", at_once)
+    host, loop, federation = pair
+    a, b, c = models(federation)
+    asked = [
+        Evaluate((a, b, c), "test", 0, ()),
+        Evaluate((b,), "train", 1, (3, 4)),
+        Evaluate((c, a), "train", 0, (0, 2, 1), max_samples=5),
+        Evaluate((a,), "validation", 0, ()),
+        Evaluate((c,), "test", 1, ()),
+    ]
+    for mine, theirs in zip(host.evaluate(asked), loop.evaluate(asked), strict=True):
+        np.testing.assert_allclose(mine.loss_VG, theirs.loss_VG, rtol=1e-5)
+        np.testing.assert_array_equal(mine.accuracy_VG, theirs.accuracy_VG)
+        np.testing.assert_array_equal(mine.count_G, theirs.count_G)
+    assert host.calls == {2**24: 2, 100: 4, 1: 5}[at_once]
+
+
+def test_weights_go_into_the_kernels_layout_and_back(pair: tuple[OnHost, LoopTrainer, Federation]) -> None:
+    host = pair[0]
+    flat = torch.randn(4, sum(value.numel() for value in host.like.values()))
+    inside = host._inside(flat)
+    torch.testing.assert_close(inside[:, host.out_of], flat, rtol=0, atol=0)
+    assert int((inside != 0).sum()) == int((flat != 0).sum())  # padding is zero
+
+
+def test_batches_of_a_schedule_are_those_of_the_loop(pair: tuple[OnHost, LoopTrainer, Federation]) -> None:
+    """What ``window`` in the kernels makes of the table of jobs: every batch of every epoch, client by client."""
+    examples = pair[2].examples
+    clients, phases, epochs = np.arange(sum(map(len, SIZES))), 2, examples.training.epochs
+    schedule = Schedule(examples, clients, Train(tuple(clients), {}, 3, 1, 0.1), phases)
+    assert schedule.active[0] == len(clients)
+    for phase in range(phases):
+        for row, (first, size, used, per_epoch) in enumerate(schedule.jobs(phase).tolist()):
+            visits = examples.visits(int(clients[schedule.order][row]), 3, 1, phases)
+            steps = [step for step, active in enumerate(schedule.active) if row < active]
+            assert len(steps) == epochs * per_epoch
+            for step in steps:
+                epoch, batch = divmod(step, per_epoch)
+                begin, count = first + epoch * size + batch * 16, min(16, used - batch * 16)
+                expected = visits[phase * epochs + epoch][batch * 16 : batch * 16 + count]
+                np.testing.assert_array_equal(schedule.visits[begin : begin + count], expected)
