@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,8 @@ from fedbac.data import Augment, Dataset, Shards
 from fedbac.engines import Simulator
 from fedbac.experiment import Evaluation, Experiment, Method, Task, Training
 from fedbac.federation import Federation, assemble
-from fedbac.local import FusedTrainer, LoopTrainer, VmapTrainer
+from fedbac.local import FusedTrainer, LoopTrainer, VmapTrainer, fused
+from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, NetworkChoice, Perceptron, UserNetwork
 from fedbac.personalization import Additive, PerCluster
@@ -39,11 +41,16 @@ from fedbac.types import (
     Trained,
     Trainer,
 )  # fmt: skip
+from tests.emulator import NO_COMPILER, EmulatedModule
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small
 
 NO_GPU = pytest.mark.skipif(not gpu.available(), reason="there is no GPU here")
-ON_GPU = [pytest.param(path, marks=NO_GPU) for path in ("fused", "vmap-cuda")]
+ON_GPU = [
+    pytest.param("emulated", marks=NO_COMPILER),
+    *(pytest.param(path, marks=NO_GPU) for path in ("fused", "vmap-cuda")),
+]
+"""The trainers for a GPU; the kernels of one of them also without."""
 
 SMALL = Perceptron(hidden=(6,))
 PLAIN_SGD = Training(
@@ -343,6 +350,12 @@ def on_gpu(path: str, federation: Federation, scheme: Personalization) -> Traine
         return VmapTrainer(copy.deepcopy(federation.network), scheme, examples, cuda)
     layers = layers_of(federation.network, examples.dataset.x_train.shape[1:])
     assert layers is not None
-    plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
-    assert plan.shared <= gpu.shared_limit()
-    return FusedTrainer(federation.network, scheme, examples, plan, cuda)
+    plan = plan_for(layers, examples)
+    if path == "fused":
+        assert plan.shared <= gpu.shared_limit()
+        return FusedTrainer(federation.network, scheme, examples, plan, cuda)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "Module", EmulatedModule)
+        trainer = FusedTrainer(federation.network, scheme, examples, plan, torch.device("cpu"))
+    trainer.stream = lambda: c_void_p()
+    return trainer

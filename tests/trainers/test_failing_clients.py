@@ -213,7 +213,7 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
     trainer: Trainer = LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
         trainer = VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu"))
-    if path in ("fused", "vmap-cuda"):
+    if path in ("emulated", "fused", "vmap-cuda"):
         trainer = on_gpu(path, federation, scheme)
     if path == "native":
         layers = layers_of(federation.network, (1, 2, 4))

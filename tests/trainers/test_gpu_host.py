@@ -45,7 +45,7 @@ class OnHost(FusedTrainer):
         logits = torch.full((int((jobs[:, 1] + jobs[:, 2]).max(initial=0)), 7), torch.nan)
         for (first, to, count, batches), slot in zip(jobs, slots, strict=True):
             assert batches == 1
-            assert 0 < count <= self.plan.batch_size
+            assert 0 < count <= self.plan.room
             x = self.examples.normalize(pixels[torch.from_numpy(examples[first : first + count])])
             params = trees.unravel(networks[slot][self.out_of], self.like)
             logits[to : to + count] = torch.func.functional_call(self.network, params, (x,))

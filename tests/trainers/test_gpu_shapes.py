@@ -14,6 +14,7 @@ from fedbac.local import LoopTrainer
 from fedbac.native import Layers, lenet5
 from fedbac.personalization import Additive, Shared
 from fedbac.types import Evaluate, Personalization, Train
+from tests.emulator import NO_COMPILER
 from tests.support import NO_GPU, deal, on_gpu, prepare
 
 SHAPES = {
@@ -26,6 +27,7 @@ SHAPES = {
     "large kernels": Layers(1, 25, 24, ((2, 7), (3, 6)), (4,)),
     "kernel of one": Layers(3, 9, 8, ((4, 1), (13, 1)), (5,)),
     "many channels": Layers(1, 16, 16, ((19, 3), (21, 3)), (33, 10)),
+    "six linear layers": Layers(1, 6, 6, ((2, 3),), (9, 8, 7, 6, 5, 4)),
     "perceptron": Layers(1, 3, 4, (), (19, 5)),
     "linear": Layers(2, 5, 5, (), (3,)),
 }
@@ -53,7 +55,7 @@ def setting(layers: Layers, scheme: Personalization, batch_size: int, floats: bo
 
     def images(num: int) -> np.ndarray:
         if floats:
-            return rng.normal(size=(num, *shape)).astype(np.float32)
+            return rng.normal(size=(num, *shape))
         return rng.integers(0, 256, (num, *shape), dtype=np.uint8)
 
     def labels(num: int) -> np.ndarray:
@@ -73,17 +75,38 @@ def setting(layers: Layers, scheme: Personalization, batch_size: int, floats: bo
     )[1]
 
 
-@NO_GPU
-@pytest.mark.parametrize("options", [(16, False, 0), (13, False, 2), (64, True, 0)], ids=["plain", "crops", "floats"])
-@pytest.mark.parametrize("scheme", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
-@pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
-def test_the_gpu_trains_and_measures_as_the_loop(
-    layers: Layers, scheme: Personalization, options: tuple[int, bool, int]
-) -> None:
+OPTIONS = {"plain": (16, False, 0), "crops": (13, False, 2), "floats": (64, True, 0)}
+EMULATED = [
+    ("odd sizes", Additive(), "crops"),
+    ("one convolution", Shared(), "floats"),
+    ("three convolutions", Shared(), "plain"),
+    ("large kernels", Additive(), "plain"),
+    ("kernel of one", Shared(), "crops"),
+    ("many channels", Shared(), "plain"),
+    ("six linear layers", Shared(), "plain"),
+]
+"""Enough to meet every branch; with a GPU all combinations are tested."""
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "option", "path"),
+    [
+        *(pytest.param(*case, "emulated", marks=NO_COMPILER) for case in EMULATED),
+        *(
+            pytest.param(name, scheme, option, "fused", marks=NO_GPU)
+            for name in SHAPES
+            for scheme in (Shared(), Additive())
+            for option in OPTIONS
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalization, option: str, path: str) -> None:
+    layers, options = SHAPES[name], OPTIONS[option]
     federation = setting(layers, scheme, *options)
     start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, 1).items()}
     asked = [Train((0, 1, 2), start, 1, 0, 0.05), Train((3, 4), start, 1, 0, 0.05)]
-    fused, loop = on_gpu("fused", federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
+    fused, loop = on_gpu(path, federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
     for mine, theirs in zip(fused.train(asked), loop.train(asked), strict=True):
         np.testing.assert_allclose(mine.loss_C, theirs.loss_C, rtol=2e-5)
         for part, params in theirs.parts_C.items():

@@ -29,6 +29,7 @@ PATHS: dict[str, Make] = {
     "loop": lambda f, scheme: LoopTrainer(f.network, scheme, f.examples),
     "vmap": lambda f, scheme: VmapTrainer(f.network, scheme, f.examples, torch.device("cpu")),
     "native": lambda f, scheme: native_trainer(f, scheme),
+    "emulated": lambda f, scheme: on_gpu("emulated", f, scheme),
     "fused": lambda f, scheme: on_gpu("fused", f, scheme),
     "vmap-cuda": lambda f, scheme: on_gpu("vmap-cuda", f, scheme),
 }

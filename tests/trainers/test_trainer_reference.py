@@ -232,7 +232,7 @@ def make(path: str, federation: Federation, scheme: Personalization) -> Trainer:
         return LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
         return VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu"))
-    if path in ("fused", "vmap-cuda"):
+    if path in ("emulated", "fused", "vmap-cuda"):
         return on_gpu(path, federation, scheme)
     layers = layers_of(federation.network, DATA.x_train.shape[1:])
     assert layers is not None

@@ -33,6 +33,7 @@ struct Buffers {
     float* back[MAX_LEVELS];   // gradients of the same, and of the logits
     u8* winner[MAX_LEVELS];    // which of four positions won; 4 where the ReLU let nothing through
     int parts;
+    int batch;                 // examples per step; buffers have room for BATCH
 };
 
 struct Sgd {
@@ -47,7 +48,7 @@ struct Window { int first, count; };
 __device__ Window window(const Buffers& b, int job, int step) {
     int4 j = b.jobs[job];  // evaluation has one batch and no second epoch
     int epoch = step / j.w, batch = step - epoch * j.w;
-    return {j.x + epoch * j.y + batch * BATCH, min(BATCH, j.z - batch * BATCH)};
+    return {j.x + epoch * j.y + batch * b.batch, min(b.batch, j.z - batch * b.batch)};
 }
 
 // ------------------------------------------------------------------------------------------------------------- input
@@ -131,6 +132,7 @@ __device__ void convolve(const Buffers& b, int step) {
     for (int item = threadIdx.x; item < TILES * PAIRS * POSITIONS; item += blockDim.x) {
         int tile = item / (PAIRS * POSITIONS), rest = item - tile * (PAIRS * POSITIONS);
         int pair = rest / POSITIONS, at = rest - pair * POSITIONS, py = at / PW, px = at - py * PW;
+        if (first + 2 * pair >= win.count) continue;
         float sum[2][4][TILE];
         #pragma unroll
         for (int c = 0; c < TILE; ++c) {
@@ -526,12 +528,12 @@ __device__ void descend(const Buffers& b, const Sgd& sgd, int step) {
     LINEARS_BACK(BACKWARD)
 }
 
+constexpr int DEPTH = 16, WIDTH = 68;  // examples of a tile, and the stride of their 64 inputs or outputs
+
 // Gradient of one linear layer's weights over the batch: tiles of 64 inputs by 64 outputs, 4 x 4 per thread.
 template <int NUMBER, int LEVEL, int I, int OP, int AT>
-__device__ void linear_weights(const Buffers& b, Window win, int row, int tile) {
-    constexpr int ACROSS = (OP + 63) / 64, DEPTH = 16, WIDTH = 68;
-    __shared__ float4 left[DEPTH * WIDTH / 4], right[DEPTH * WIDTH / 4];
-    float *x = (float*)left, *g = (float*)right;
+__device__ void linear_weights(const Buffers& b, Window win, int row, int tile, float* x, float* g) {
+    constexpr int ACROSS = (OP + 63) / 64;
     int i0 = tile / ACROSS * 64, o0 = tile % ACROSS * 64;
     int ti = threadIdx.x / 16 * 4, to = threadIdx.x % 16 * 4;
     float sum[4][4] = {};
@@ -595,10 +597,11 @@ extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Sgd
     int row = blockIdx.x, tile = blockIdx.y;
     if (!sgd.moves[row % b.parts]) return;
     Window win = window(b, row / b.parts, step);
+    __shared__ float4 left[DEPTH * WIDTH / 4], right[DEPTH * WIDTH / 4];
 #define TILES_OF(NUMBER, LEVEL, I, OP, AT, RELU)                                                                       \
     {                                                                                                                  \
         constexpr int TILES = ((I + 1 + 63) / 64) * ((OP + 63) / 64);                                                  \
-        if (tile >= 0 && tile < TILES) linear_weights<NUMBER, LEVEL, I, OP, AT>(b, win, row, tile);                 \
+        if (tile >= 0 && tile < TILES) linear_weights<NUMBER, LEVEL, I, OP, AT>(b, win, row, tile, (float*)left, (float*)right); \
         tile -= TILES;                                                                                                 \
     }
     LINEARS(TILES_OF)

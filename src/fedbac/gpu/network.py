@@ -154,10 +154,12 @@ class Linear:
 
 
 class Plan:
-    """The kernels for one network, batch size and kind of image (uint8, or floats that are used as they are)."""
+    """The kernels for one network, size of batch and kind of image (uint8, or floats that are used as they are)."""
 
-    def __init__(self, layers: Layers, batch_size: int, float_pixels: bool) -> None:
-        self.layers, self.batch_size, self.float_pixels = layers, batch_size, float_pixels
+    def __init__(self, layers: Layers, room: int, float_pixels: bool) -> None:
+        self.layers, self.float_pixels = layers, float_pixels
+        self.room = room
+        """Examples of one client that there is room for: the largest batch."""
         self.convolutions: list[Convolution] = []
         shape, offset = (layers.channels, layers.height, layers.width), 0
         for outputs, kernel in layers.convolutions:
@@ -183,17 +185,29 @@ class Plan:
     @property
     def groups(self) -> int:
         """Blocks of the head per client."""
-        return -(-self.batch_size // GROUP)
+        return -(-self.room // GROUP)
 
     @property
     def chunks(self) -> int:
         """Blocks over which the gradient of a convolution's weights is spread."""
-        return -(-self.batch_size // CHUNK)
+        return -(-self.room // CHUNK)
 
     @property
     def slices(self) -> int:
         """Blocks that update a network."""
         return -(-self.size // SLICE)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one network of one client takes in training."""
+        pooled = sum(c.outputs * c.positions for c in self.convolutions)
+        numbers = 3 * self.size + self.chunks * self.conv_size + 2 * self.room * sum(self.levels)
+        return 4 * numbers + self.room * pooled
+
+    @property
+    def scoring_bytes(self) -> int:
+        """Bytes that one batch takes in evaluation."""
+        return 5 * self.room * sum(c.outputs * c.positions for c in self.convolutions)
 
     @property
     def levels(self) -> list[int]:
@@ -207,7 +221,7 @@ class Plan:
         for c in reversed(self.convolutions):
             if c.level > 0:
                 warps = self._back_warps(c)
-                y = -(-self.batch_size // warps)
+                y = -(-self.room // warps)
                 back.append(Launch(f"convolve_back_{c.level}", y, 1, 32 * warps, c.back_shared(warps)))
             units = c.outputs * -(-c.channels // c.inputs) * c.split
             z = -(-units // c.warps)
@@ -229,7 +243,7 @@ class Plan:
 
     def _forward(self) -> list[Launch]:
         return [
-            Launch(f"convolve_{c.level}", -(-self.batch_size // c.samples), 1, c.threads, c.forward_shared())
+            Launch(f"convolve_{c.level}", -(-self.room // c.samples), 1, c.threads, c.forward_shared())
             for c in self.convolutions
         ]
 
@@ -250,7 +264,7 @@ class Plan:
         """The kernels' text with this network's header."""
         last = self.linears[-1]
         numbers = {
-            "BATCH": self.batch_size,
+            "BATCH": self.room,
             "CLASSES": last.outputs,
             "CLASSES_PADDED": last.padded,
             "WEIGHTS": self.size,

@@ -12,7 +12,7 @@ from fedbac import gpu, native
 from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
 from fedbac.local.examples import Examples
-from fedbac.local.fused import FusedTrainer
+from fedbac.local.fused import FusedTrainer, plan_for
 from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
@@ -54,15 +54,19 @@ def _on_gpu(
 ) -> Trainer:
     device = torch.device("cuda")
     if runtime.trainer != "torch":
-        plan = None
-        if layers is not None and gpu.available():
-            plan = gpu.Plan(layers, examples.training.batch_size, float_pixels=examples.normalization is None)
-            if plan.shared <= gpu.shared_limit() and len(scheme.scopes) <= gpu.MAX_PARTS:
+        missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
+        if layers is not None and missing is None:
+            plan = plan_for(layers, examples)
+            if len(scheme.scopes) > gpu.MAX_PARTS:
+                missing = f"it knows at most {gpu.MAX_PARTS} parts"
+            elif plan.shared > gpu.shared_limit():
+                missing = "the network is too large for this GPU's shared memory"
+            else:
                 return FusedTrainer(network, scheme, examples, plan, device)
         if runtime.trainer == "native":
-            missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
-            too_large = None if plan is None else "the network or batch is too large for a GPU's shared memory"
-            raise _no_kernel(scheme, layers, missing or too_large)
+            raise _no_kernel(scheme, layers, missing)
+        if layers is not None and scheme.sums_logits:
+            log.warning("training through torch, which is slower than our GPU kernels: %s", missing)
     return VmapTrainer(network, scheme, examples, device)
 
 

@@ -15,12 +15,22 @@ from fedbac import trees
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
+from fedbac.native import Layers
 from fedbac.types import Evaluate, FloatArray, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
-SCORED_ROWS = 1024
-"""Networks times batches whose logits are computed at once."""
+LEAST_ROOM = 64
+"""Examples per client that buffers have room for at least, so that evaluation does not go in tiny steps."""
+SCORING_BYTES = 2**30
+"""Memory for the networks times batches whose logits are computed at once."""
 SCORED_AT_ONCE = 2**24
 """Networks times examples whose logits are kept until they are judged."""
+
+
+def plan_for(layers: Layers, examples: Examples) -> Plan:
+    """Return the kernels for a network and the batches that its clients have."""
+    largest = max((mine.size for mine in examples.shards.train), default=1)
+    batch = min(examples.training.batch_size, largest)
+    return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
 
 
 class Sgd(Structure):
@@ -47,13 +57,14 @@ class FusedTrainer:
         self.device = device
         self.examples, self.scheme, self.plan = examples, scheme, plan
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
+        self.stream = current_stream
         self.module = Module(plan.source)
         self.kernels = {
             launch.name: self.module.kernel(launch.name, launch.shared) for launch in [*plan.training, *plan.scoring]
         }
         self.judge = self.module.kernel("judge")
         self.source = {
-            split: (pixels.to(device).contiguous(), labels.to(device, torch.int32))
+            split: (self._seen(pixels).to(device), labels.to(device, torch.int32))
             for split in ("train", "test")
             for pixels, labels in [examples.source("test" if split == "test" else "train")]
         }
@@ -64,6 +75,11 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
+        self.bytes_per_client = len(scheme.scopes) * (plan.row_bytes + 4 * plan.size)
+
+    def _seen(self, pixels: Tensor) -> Tensor:
+        """Return images as the kernels read them: uint8, or floats of four bytes."""
+        return (pixels.float() if self.plan.float_pixels else pixels).contiguous()
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests; all belong to the same edge round."""
@@ -76,14 +92,21 @@ class FusedTrainer:
         self._make_room(rows)
         self._load(requests, request_of[order], order)
         self.room.loss.zero_()
-        work = self._work(schedule.visits, self.source["train"], self.room.weights, parts)
+        work = self._work(
+            schedule.visits, self.source["train"], self.room.weights, parts, self.examples.training.batch_size
+        )
+        for name in ("loss", "velocity", "gradient", "partial", "squares"):
+            setattr(work.buffers, name, getattr(self.room, name).data_ptr())
+        work.point("out", self.room.out)
+        work.point("back", self.room.back)
+        work.point("winner", self.room.winner)
         work.keep("crop", schedule.crop)
         work.keep("flip", schedule.flip)
         work.keep("slots", np.arange(rows, dtype=np.int32))
         for number, phase in enumerate(phases):
             work.keep("jobs", schedule.jobs(number))
             work.sgd = self._sgd(phase, first.learning_rate)
-            arguments, stream = pointers([work.buffers, work.sgd, work.step]), current_stream()
+            arguments, stream = pointers([work.buffers, work.sgd, work.step]), self.stream()
             for step in range(schedule.num_steps):
                 work.step.value = step
                 self._launch(self.plan.training, parts * schedule.active[step], stream, arguments)
@@ -124,7 +147,7 @@ class FusedTrainer:
         """Evaluate requests about one split, given with their groups of examples."""
         if not requests:
             return
-        batch, parts = self.plan.batch_size, list(self.scheme.scopes)
+        batch, parts = self.plan.room, list(self.scheme.scopes)
         table: dict[int, tuple[int, Params]] = {}
         examples, jobs, slots = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)]
         pairs, counts = [], []
@@ -167,14 +190,17 @@ class FusedTrainer:
         slots: NDArray[Any], pairs: NDArray[Any],
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Return the summed loss and the correct answers of every pair of a model and a group of examples."""
-        self._make_room(min(len(jobs), SCORED_ROWS))
+        at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
+        room = ScoringRoom(self.plan, min(len(jobs), at_once), self.device)
         num_scored = int((jobs[:, 1] + jobs[:, 2]).max(initial=0))
         logits = torch.empty((num_scored, self.plan.linears[-1].outputs), device=self.device)
-        work = self._work(examples, split, networks, 1)
+        work = self._work(examples, split, networks, 1, self.plan.room)
+        work.point("out", room.out)
+        work.point("winner", room.winner)
         work.buffers.logits = logits.data_ptr()
-        arguments, stream = pointers([work.buffers, work.sgd, work.step]), current_stream()
-        for start in range(0, len(jobs), SCORED_ROWS):
-            some = slice(start, start + SCORED_ROWS)
+        arguments, stream = pointers([work.buffers, work.sgd, work.step]), self.stream()
+        for start in range(0, len(jobs), at_once):
+            some = slice(start, start + at_once)
             work.keep("jobs", jobs[some].astype(np.int32))
             work.keep("slots", slots[some].astype(np.int32))
             self._launch(self.plan.scoring, len(jobs[some]), stream, arguments)
@@ -185,23 +211,17 @@ class FusedTrainer:
         values: list[Any] = [c_void_p(tensor.data_ptr()) for tensor in tensors]
         values.insert(4, c_int(pairs.shape[1] - 2))
         if len(pairs):
-            self.module.launch(self.judge, (len(pairs), 1, 1), 128, 0, current_stream(), pointers(values))
+            self.module.launch(self.judge, (len(pairs), 1, 1), 128, 0, self.stream(), pointers(values))
         return loss.cpu().numpy(), correct.cpu().numpy().astype(np.float64)
 
-    def _work(self, visits: NDArray[Any], split: tuple[Tensor, Tensor], weights: Tensor, parts: int) -> "Work":
-        room, pixels = self.room, split[0]
+    def _work(
+        self, visits: NDArray[Any], split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
+    ) -> "Work":
         work = Work(_buffers_type(len(self.plan.levels))(), self.device)
         work.keep("visits", visits.astype(np.int32))
-        tensors = {"pixels": pixels, "labels": split[1], "seen": self.seen, "weights": weights, "loss": room.loss}
-        tensors |= {"velocity": room.velocity, "gradient": room.gradient, "partial": room.partial}
-        tensors |= {"squares": room.squares}
-        for name, tensor in tensors.items():
+        for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
             setattr(work.buffers, name, tensor.data_ptr())
-        for field in ("out", "back", "winner"):
-            array = getattr(work.buffers, field)
-            for level, tensor in enumerate(getattr(room, field)):
-                array[level] = tensor.data_ptr()
-        work.buffers.parts = parts
+        work.buffers.parts, work.buffers.batch = parts, batch
         return work
 
     def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p, arguments: Any) -> None:
@@ -295,6 +315,15 @@ class Schedule:
         return np.stack([first_C, self.size_C, self.used_C, self.per_epoch_C], 1).astype(np.int32)
 
 
+class ScoringRoom:
+    """The outputs of convolutions on the way to logits."""
+
+    def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
+        sizes = plan.levels[: len(plan.convolutions)]
+        self.out = [torch.empty((rows, plan.room, size), device=device) for size in sizes]
+        self.winner = [torch.empty((rows, plan.room, size), dtype=torch.uint8, device=device) for size in sizes]
+
+
 class Room:
     """The clients' weights and everything computed on the way, in buffers that stay where they are."""
 
@@ -308,9 +337,9 @@ class Room:
         self.partial = room(plan.chunks, plan.conv_size)
         self.squares = room(plan.slices)
         self.loss = room(plan.groups, dtype=torch.float64)
-        self.out = [room(plan.batch_size, size) for size in plan.levels]
-        self.back = [room(plan.batch_size, size) for size in plan.levels]
-        self.winner = [room(plan.batch_size, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
+        self.out = [room(plan.room, size) for size in plan.levels]
+        self.back = [room(plan.room, size) for size in plan.levels]
+        self.winner = [room(plan.room, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
 
     def view(self, stack: Tensor, jobs: int, parts: int) -> Tensor:
         """Return the first rows as [job, part, weight]."""
@@ -335,6 +364,11 @@ class Work:
             self.kept[name] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
             setattr(self.buffers, name, self.kept[name].data_ptr())
 
+    def point(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Point the entries of an array of fields to tensors, one per layer."""
+        for level, tensor in enumerate(tensors):
+            getattr(self.buffers, name)[level] = tensor.data_ptr()
+
 
 def _buffers_type(levels: int) -> type[Structure]:
     """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
@@ -342,4 +376,4 @@ def _buffers_type(levels: int) -> type[Structure]:
     names += ["partial", "squares", "loss", "logits"]
     fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
     fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
-    return type("Buffers", (ctypes.Structure,), {"_fields_": [*fields, ("parts", c_int)]})
+    return type("Buffers", (ctypes.Structure,), {"_fields_": [*fields, ("parts", c_int), ("batch", c_int)]})

@@ -1,0 +1,66 @@
+"""The GPU kernels on a CPU: compiled as C++ with the little of CUDA they use emulated, and launched the same way."""
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, c_uint, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+NO_COMPILER = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler to emulate the GPU kernels with")
+
+
+class EmulatedModule:
+    """Takes the place of ``driver.Module``; tensors must be on the CPU."""
+
+    def __init__(self, source: str) -> None:
+        self.library = ctypes.CDLL(str(_compiled(source)))
+
+    def kernel(self, name: str, shared_bytes: int = 0) -> str:
+        return name
+
+    def launch(
+        self, kernel: str, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: None, arguments: Any
+    ) -> None:
+        launch = getattr(self.library, f"launch_{kernel}")
+        launch.argtypes = [POINTER(c_uint), c_uint, POINTER(c_void_p)]
+        launch((c_uint * 3)(*grid), threads, ctypes.cast(arguments, POINTER(c_void_p)))
+
+
+@lru_cache
+def _compiled(source: str) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"fedbac-emulator-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    text = source.replace("extern __shared__", "extern").replace("__shared__", "static")
+    levels = re.findall(r"X\((\d+),", text.partition("CONVOLUTION_LIST(X)")[2].partition("\n")[0])
+    names = ["head_train", "head_score", "head_back", "linear_gradient", "gather", "update"]
+    names += [f"{kind}_{level}" for kind in ("convolve", "convolve_weights") for level in levels]
+    names += [f"convolve_back_{level}" for level in levels if level != "0"]
+    launchers = [
+        f'extern "C" void launch_{name}(const unsigned* grid, unsigned threads, void** a) {{ '
+        f"LAUNCH({name}, *(Buffers*)a[0], *(Sgd*)a[1], *(int*)a[2]) }}"
+        for name in names
+    ]
+    launchers.append(
+        'extern "C" void launch_judge(const unsigned* grid, unsigned threads, void** a) { '
+        "LAUNCH(judge, *(const float**)a[0], *(const int**)a[1], *(const int**)a[2], *(const long long**)a[3], "
+        "*(int*)a[4], *(double**)a[5], *(int**)a[6]) }"
+    )
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "kernels.cpp"
+        file.write_text("\n".join([f'#include "{HERE / "cuda.hpp"}"', text, *launchers]))
+        library = Path(place) / "kernels.so"
+        command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        subprocess.run([*command, "-o", str(library), str(file)], check=True)
+        folder.mkdir(exist_ok=True)
+        target = folder / "kernels.so"
+        shutil.copy(library, folder / f"{Path(place).name}.so")
+        (folder / f"{Path(place).name}.so").replace(target)
+    return target
