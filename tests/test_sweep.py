@@ -19,9 +19,13 @@ ALONE = Runtime(workers=1, device="cpu")
 
 
 def points(
-    folder: Path, *axes: str, names: tuple[str, ...] = ("hierfavg",), seeds: tuple[int, ...] = (0, 1)
+    folder: Path,
+    *axes: str,
+    names: tuple[str, ...] = ("hierfavg",),
+    seeds: tuple[int, ...] = (0, 1),
+    listed: tuple[str, ...] = (),
 ) -> list[sweep.Point]:
-    return sweep.grid(names, "fashion-mnist-mini", axes, seeds, 2, SMALL, folder)
+    return sweep.grid(names, "fashion-mnist-mini", axes, listed, seeds, 2, SMALL, folder)
 
 
 def test_a_grid_has_every_combination_with_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -31,6 +35,26 @@ def test_a_grid_has_every_combination_with_a_folder_of_its_own(tmp_path: Path) -
     assert {p.experiment.method.selection.fraction for p in found} == {0.5, 1.0}
     assert {p.experiment.task.targets for p in found} == {(0.1, 0.2), (0.3,)}
     assert found[0].folder.path.name == "hierfavg_fraction=0.5_targets=-0.1-0.2-_seed0"
+
+
+def test_listed_points_are_taken_as_they_are_and_combined_with_the_grid(tmp_path: Path) -> None:
+    listed = ("method.selection.fraction=0.5 task.training.epochs=1", "task.training.epochs=2")
+    found = points(tmp_path, "task.training.batch_size=8,16", listed=listed, seeds=(0,))
+    chosen = [(p.experiment.method.selection.fraction, p.experiment.task.training) for p in found]
+    assert [(f, t.epochs, t.batch_size) for f, t in chosen] == [(0.5, 1, 8), (0.5, 1, 16), (1.0, 2, 8), (1.0, 2, 16)]
+    with pytest.raises(ConfigError, match="epoch"):
+        points(tmp_path, listed=("task.training.epoch=1",))
+
+
+def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    found = points(tmp_path, seeds=(0, 1, 2))
+    sweep.lay_out(found, ALONE)
+    found[1].folder.config_file.write_text("experiment: nonsense")
+    failures: dict[Path, Exception] = {}
+    folders = [point.folder for point in found]
+    progress = list(sweep.run_all(folders, ALONE, 2, None, failures))
+    assert list(failures) == [folders[1].path]
+    assert list(progress[-1].values()) == [2, 0, 2]
 
 
 def test_bad_grids_fail_before_any_work(tmp_path: Path) -> None:
@@ -71,6 +95,6 @@ def test_a_run_may_go_on_elsewhere_than_it_began(tmp_path: Path) -> None:
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     found = points(tmp_path, seeds=(0,))
     sweep.lay_out(found, ALONE)
-    other = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (0,), 3, SMALL, tmp_path)
+    other = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (), (0,), 3, SMALL, tmp_path)
     with pytest.raises(ConfigError, match="another run"):
         sweep.lay_out(other, ALONE)

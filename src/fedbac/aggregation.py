@@ -53,7 +53,9 @@ class EdgeAverage:
             self.sum = {}
 
     def _finish(self) -> Parts | None:
-        share = 1.0 if self.healthy_C.all() else float(self.share_C[self.healthy_C].sum())
+        share = float(self.share_C[self.healthy_C].sum())
+        if self.healthy_C.all() and share > 0:
+            share = 1.0  # and not what rounding makes of it
         if share == 0:
             return None
         means = {part: (total / share).float() for part, total in self.sum.items()}

@@ -182,6 +182,9 @@ def compare(
 def sweep_command(
     names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to run (see: fedbac methods).")],
     axes: Annotated[list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="Values of a setting to try.")] = [],  # noqa: B006
+    listed: Annotated[
+        list[str], typer.Option("--point", metavar="'PATH=V PATH=V'", help="Settings of one point; repeatable.")
+    ] = [],  # noqa: B006
     task: TaskOption = tasks.DEFAULT_TASK,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: Annotated[list[int], typer.Option("--seed", help="May be given several times.")] = [0],  # noqa: B006
@@ -194,21 +197,26 @@ def sweep_command(
     out_folder: OutOption = None,
     data_folder: DataOption = None,
 ) -> None:
-    """Run a grid over settings and seeds in parallel; the same command again goes on where it stopped."""
+    """Run a grid or a list of settings and seeds in parallel; the same command again goes on where it stopped."""
     parent = out_folder or Path("runs") / f"sweep-{Path(task).stem}"
-    points = sweep.grid(names, task, axes, seeds, rounds, settings, parent)
+    points = sweep.grid(names, task, axes, listed, seeds, rounds, settings, parent)
     # Each run stays in its own process, one core each; the engine spreads the runs.
     alone = _runtime(device=device, trainer=trainer, workers=1)
     spread = _runtime(device=device, engine=engine, address=address)
     sweep.lay_out(points, alone)
     folders = [point.folder for point in points]
     total = sum(point.experiment.task.rounds for point in points)
+    failures: dict[Path, Exception] = {}
     with progress_bars() as progress:
         line = progress.add_task(f"{len(points)} runs", total=total, note="")
-        for done in sweep.run_all(folders, spread, jobs or num_cores(), data_folder):
+        for done in sweep.run_all(folders, spread, jobs or num_cores(), data_folder, failures):
             finished = sum(done[p.folder.path] == p.experiment.task.rounds for p in points)
             progress.update(line, completed=sum(done.values()), note=f"{finished} of {len(points)} runs finished")
-    runs = [folder.read() for folder in folders]
+    for path, error in failures.items():
+        err.print(f"{path.name} failed: {error}", highlight=False, markup=False, soft_wrap=True)
+    runs = [folder.read() for folder in folders if folder.path not in failures]
+    if not runs:
+        raise typer.Exit(1)
     rows = sweep.collect(runs)
     (parent / "sweep.json").write_text(json.dumps(rows, indent=1) + "\n")
     table = Table(box=None, pad_edge=False)
@@ -223,6 +231,8 @@ def sweep_command(
 
     out.print(f"\nReport: {report.write_report(runs, parent / 'report.html')}", highlight=False, soft_wrap=True)
     out.print(f"Table: {parent / 'sweep.json'}", highlight=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,22 +30,26 @@ class Point:
 
 
 def grid(
-    names: Sequence[str], task: str | Path, axes: Sequence[str], seeds: Sequence[int], rounds: int | None,
-    fixed: Sequence[str], parent: Path,
+    names: Sequence[str], task: str | Path, axes: Sequence[str], listed: Sequence[str], seeds: Sequence[int],
+    rounds: int | None, fixed: Sequence[str], parent: Path,
 ) -> list[Point]:  # fmt: skip
     """Return every combination of methods, axis values and seeds, each checked before any of them runs.
 
-    An axis is ``path=v1,v2,…``; a value with commas of its own is written in brackets.
+    An axis is ``path=v1,v2,…``; a value with commas of its own is written in brackets. Where points are listed, each
+    as ``path=value path=value …``, one after another of them is combined with the axes.
     """
-    choices = [_values(axis) for axis in axes]
+    choices: list[list[tuple[str, ...]]] = [[(value,) for value in _values(axis)] for axis in axes]
+    if listed:
+        choices.insert(0, [tuple(shlex.split(point)) for point in listed])
     points = []
-    for seed, name, settings in itertools.product(seeds, names, itertools.product(*choices)):
+    for seed, name, chosen in itertools.product(seeds, names, itertools.product(*choices)):
+        settings = tuple(itertools.chain(*chosen))
         experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
         short = "_".join([name, *map(_short, settings), f"seed{seed}"])
         points.append(Point(experiment, RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", short)), settings))
     folders = [point.folder.path for point in points]
     if len(set(folders)) < len(folders):
-        raise ConfigError("--grid: two points of the grid are the same; give every value once")
+        raise ConfigError("--grid, --point: two points are the same; give every value once")
     return points
 
 

@@ -54,10 +54,11 @@ def unravel(flat: Tensor, like: Params) -> Params:
 def rows(tree_N: Params) -> Tensor:
     """Return a stack of networks as a matrix, one per row: a view where the weights lie one after another already."""
     first = next(iter(tree_N.values()))
-    stride, at, flat = first.stride(0), first.data_ptr(), []
+    stride, at, flat, storage = first.stride(0), first.data_ptr(), [], first.untyped_storage().data_ptr()
     for value in tree_N.values():
         flat.append(value.reshape(len(value), -1))
         lies_next = value.data_ptr() == at and value.stride(0) == stride and value.dtype == first.dtype
+        lies_next = lies_next and value.untyped_storage().data_ptr() == storage
         at = at + flat[-1].shape[1] * value.element_size() if lies_next and value[0].is_contiguous() else -1
     if at == -1:
         return torch.cat(flat, 1)

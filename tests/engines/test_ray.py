@@ -109,7 +109,7 @@ def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(one_cor
     alone = Runtime(workers=1, device="cpu")
     tables = []
     for place in (tmp_path / "here", tmp_path / "ray"):
-        points = sweep.grid(["fed-bac"], "fashion-mnist-mini", axes, [0, 1], 3, settings, place)
+        points = sweep.grid(["fed-bac"], "fashion-mnist-mini", axes, [], [0, 1], 3, settings, place)
         sweep.lay_out(points, alone)
         folders = [point.folder for point in points]
         if place.name == "here":

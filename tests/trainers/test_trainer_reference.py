@@ -472,3 +472,26 @@ def test_the_pool_computes_what_the_loop_computes_bit_for_bit() -> None:
             np.testing.assert_array_equal(one_answer.count_G, other_answer.count_G)
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_client_without_examples_comes_back_as_it_went(path: str) -> None:
+    scheme = SCHEMES["additive"]
+    method = Method(name="test", personalization=scheme)
+    federation = prepare(method, DATA, deal(DATA, [[0, 5], [7, 0]]), training=Training(**BASE), seed=3)[1]
+    start = starts(federation, scheme)[0]
+    trainer = make(path, federation, scheme)
+    asked = [Train((0, 1), start, 1, 0, RATE), Train((2, 3), start, 1, 0, RATE)]
+    for trained, empty in zip(trainer.train(asked), (0, 1), strict=True):
+        assert trained.loss_C[empty] == 0
+        for part, params in start.items():
+            for name, value in params.items():
+                torch.testing.assert_close(trained.parts_C[part][name][empty].cpu(), value, rtol=0, atol=0)
+                assert not torch.equal(trained.parts_C[part][name][1 - empty].cpu(), value)
+    only_empty = trainer.train([Train((0,), start, 1, 0, RATE)])[0]
+    assert (
+        distance(
+            {"cluster": {n: v[0] for n, v in only_empty.parts_C["cluster"].items()}}, {"cluster": start["cluster"]}
+        )
+        == 0
+    )

@@ -63,6 +63,7 @@ class Chunks:
     def _fitting(self, request: Train) -> int:
         weights = [value for params in request.start.values() for value in params.values()]
         per_client = COPIES * sum(value.numel() * value.element_size() for value in weights)
+        per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
         memory = default_memory(self.trainer.device) if self.memory is None else self.memory
         return max(1, int(memory / self.sharers / per_client))
 
@@ -143,8 +144,18 @@ def free_memory(device: torch.device) -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether an error says so; on a CPU torch does it by a RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether an error says so, or came of one that does; torch and the GPU's driver do it by a RuntimeError."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if (
+            isinstance(cause, MemoryError | torch.OutOfMemoryError)
+            or "allocate memory" in text
+            or "out of memory" in text
+        ):
+            return True
+        cause = cause.__context__
+    return False
 
 
 def _part(request: Train, clients: slice) -> Train:

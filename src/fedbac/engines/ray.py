@@ -8,17 +8,20 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from fedbac import trees
 from fedbac.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
 from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
+from fedbac.types import Parts
 
 try:
     import ray
@@ -65,7 +68,8 @@ class RemoteTask:
 def tasks(runtime: Runtime, function: Callable[..., None]) -> Iterator[Callable[..., RemoteTask]]:
     """Yield a function that runs ``function`` on any free core of the cluster; folders must be on a shared disk."""
     started = join(runtime)
-    remote = ray.remote(num_cpus=1, max_retries=-1)(function)
+    on_gpu = runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+    remote = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0, max_retries=-1)(function)
     try:
         yield lambda *words: RemoteTask(remote.remote(*words))
     finally:
@@ -100,8 +104,16 @@ class EdgeActor:
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.trainer.path)
 
     def run(self, order: EdgeOrder) -> Any:
-        """Do one order."""
-        return self.edges.train([order])[0] if isinstance(order, TrainOrder) else self.edges.measure([order])[0]
+        """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
+        if not isinstance(order, TrainOrder):
+            return self.edges.measure([order])[0]
+        report = self.edges.train([order])[0]
+        momentum = None if report.momentum is None else _on_cpu(report.momentum)
+        return replace(report, parts=_on_cpu(report.parts), momentum=momentum)
+
+
+def _on_cpu(parts: Parts) -> Parts:
+    return {part: trees.to(params, "cpu") for part, params in parts.items()}
 
 
 class RayEdges:

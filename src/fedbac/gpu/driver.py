@@ -83,7 +83,8 @@ def compile_source(source: str) -> bytes:
     major, minor = torch.cuda.get_device_capability()
     options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--std=c++17", b"--fmad=true"]
     program = c_void_p()
-    nvrtc.nvrtcCreateProgram(byref(program), source.encode(), b"fedbac.cu", 0, None, None)
+    if nvrtc.nvrtcCreateProgram(byref(program), source.encode(), b"fedbac.cu", 0, None, None):
+        raise RuntimeError("the GPU kernel's compiler (NVRTC) could not be started")
     failed = nvrtc.nvrtcCompileProgram(program, c_int(len(options)), (c_char_p * len(options))(*options))
     if failed:
         size = c_size_t()
@@ -94,7 +95,8 @@ def compile_source(source: str) -> bytes:
     size = c_size_t()
     nvrtc.nvrtcGetCUBINSize(program, byref(size))
     image = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, image)
+    if nvrtc.nvrtcGetCUBIN(program, image):
+        raise RuntimeError("the GPU kernel's compiler (NVRTC) gave no machine code for this device")
     nvrtc.nvrtcDestroyProgram(byref(program))
     return image.raw
 

@@ -163,6 +163,10 @@ class NativeTrainer:
         }
 
 
+KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
+"""Layers that the kernels can stand for; a class of the user's that is derived from one may do something else."""
+
+
 class Table:
     """Distinct networks as rows of one array."""
 
@@ -184,11 +188,15 @@ def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | Non
     That form is an ``nn.Sequential`` of blocks (5-square or other convolution without padding, ReLU, 2×2 max pooling),
     a flattening, and linear layers with ReLU between them; all of it is trained.
     """
-    if not isinstance(network, nn.Sequential) or len(shape) != 3:
-        return None
+    if type(network).forward is not nn.Sequential.forward or len(shape) != 3:
+        return None  # not a row of layers, or one that does more than run them
     if not all(parameter.requires_grad for parameter in network.parameters()):
         return None  # layers that the user froze
-    layers = list(network)
+    if not all(type(layer) in KNOWN for layer in network.children()):
+        return None
+    layers = list(network.children())
+    if len(set(map(id, layers))) < len(layers) or any(_watched(module) for module in network.modules()):
+        return None  # layers used twice, hooks
     convolutions = []
     while len(layers) >= 3 and isinstance(layers[0], nn.Conv2d):
         convolution, activation, pooling, *layers = layers
@@ -205,16 +213,25 @@ def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | Non
             and pooling.kernel_size in (2, (2, 2))
             and pooling.stride in (2, (2, 2))
             and pooling.padding in (0, (0, 0))
+            and pooling.dilation in (1, (1, 1))
             and not pooling.ceil_mode
         )
         if not (plain and isinstance(activation, nn.ReLU) and pools):
             return None
         convolutions.append((convolution.out_channels, convolution.kernel_size[0]))
-    if not layers or not isinstance(layers[0], nn.Flatten) or layers[0].start_dim != 1:
+    if not layers or not isinstance(layers[0], nn.Flatten) or layers[0].start_dim != 1 or layers[0].end_dim != -1:
         return None
     linears, others = layers[1::2], layers[2::2]
     known = all(isinstance(x, nn.Linear) and x.bias is not None for x in linears) and len(linears) > 0
     if not known or not all(isinstance(x, nn.ReLU) for x in others) or len(linears) != len(others) + 1:
         return None
+    if max(len(convolutions), len(linears)) > native.MAX_LAYERS:
+        return None
     outputs = tuple(int(x.out_features) for x in linears if isinstance(x, nn.Linear))
     return native.Layers(*shape, tuple(convolutions), outputs)
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether something else happens when the module runs: hooks, or a parametrization of its weights."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or hasattr(module, "parametrizations")

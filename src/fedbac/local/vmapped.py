@@ -55,16 +55,18 @@ class VmapTrainer:
         order = np.argsort([-self.examples.shards.train[client].size for client in clients], kind="stable")
         schedule = Schedule(self.examples, clients[order], first, len(phases))
         if self.stack is None or not self.stack.holds(schedule):
+            self.stack = None  # the old one goes before the new one comes
             self.stack = Stack(self, schedule, first.start)
         stack = self.stack
         stack.load(schedule, requests, [jobs[j] for j in order], first.learning_rate)
         self.network.train(True)
-        with self._repeatable(), seeded(torch_seed(self.examples.seed, "dropout", first.round, first.edge_round)):
+        seed = torch_seed(self.examples.seed, "dropout", first.round, first.edge_round)
+        with self._repeatable(), seeded(seed, self.device):
             for number, phase in enumerate(phases):
                 stack.step.zero_()
                 for step in range(schedule.num_steps):
                     stack.advance(number, phase, schedule.active(step))
-        mean_C = (stack.loss_sum / torch.from_numpy(schedule.seen).to(self.device).clamp(min=1)).cpu().numpy()
+        mean_C = stack.loss_sum[: len(jobs)].cpu().numpy() / np.maximum(schedule.seen, 1)
         rank = np.argsort(order)
         out, begin = [], 0
         for request in requests:
@@ -222,30 +224,31 @@ class Stack:
 
     def holds(self, schedule: Schedule) -> bool:
         """Whether a round of this shape fits the buffers."""
-        return schedule.count.shape[2] == self.capacity and schedule.num_steps <= self.num_steps
+        return schedule.count.shape[2] <= self.capacity and schedule.num_steps <= self.num_steps
 
     def load(self, schedule: Schedule, requests: Sequence[Train], jobs: Sequence[tuple[int, int]], rate: float) -> None:
         """Put the start of a round in place; ``jobs`` says which client of which request each row is."""
-        steps = schedule.num_steps
+        steps, clients = schedule.num_steps, len(jobs)
+        self.count.zero_()  # rows beyond the clients of this round have nothing to do
         pairs = [(self.index, schedule.index), (self.count, schedule.count)]
         pairs += [(self.offset, schedule.offset)] if schedule.offset is not None else []
         pairs += [(self.flip, schedule.flip)] if schedule.flip is not None else []
         for buffer, values in pairs:
-            buffer[:, :steps] = torch.from_numpy(values).to(self.trainer.device)
+            buffer[:, :steps, :clients] = torch.from_numpy(values).to(self.trainer.device)
         self.rate.fill_(rate)
         self.loss_sum.zero_()
         request_of = torch.tensor([r for r, _ in jobs], device=self.trainer.device)
         for part, params in self.parts.items():
             for name, value in params.items():
                 starts = torch.stack([request.start[part][name] for request in requests]).to(self.trainer.device)
-                value.copy_(starts[request_of])
+                value[:clients] = starts[request_of]
         for part, buffers in self.velocity.items():
             for name, value in buffers.items():
                 if requests[0].momentum is None:
                     value.zero_()
                 else:
                     rows = [m[part][name][c] for r, c in jobs if (m := requests[r].momentum) is not None]
-                    value.copy_(torch.stack(rows))
+                    value[:clients] = torch.stack(rows)
 
     def advance(self, number: int, phase: Phase, active: int) -> None:
         """One SGD step of the first ``active`` clients."""
@@ -263,7 +266,7 @@ class Stack:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
         tensors = [self.step, self.loss_sum]
         tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
-        saved = [tensor.clone() for tensor in tensors]
+        saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -272,14 +275,17 @@ class Stack:
         torch.cuda.current_stream().wait_stream(side)
         for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
+        torch.cuda.set_rng_state(drawn)
         graph = torch.cuda.CUDAGraph()
         gc.collect()
+        collects = gc.isenabled()
         gc.disable()  # a graph of an earlier trainer that is freed in the middle would spoil the capture
         try:
             with torch.cuda.graph(graph):
                 work()
         finally:
-            gc.enable()
+            if collects:
+                gc.enable()
         return graph
 
     def _step(self, number: int, phase: Phase, rows: int) -> None:

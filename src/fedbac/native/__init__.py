@@ -17,6 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 # N examples, C channels, H height, W width, E epochs.
 
 
+MAX_LAYERS = 8
+"""Layers of a kind that the kernel has room for."""
+
+
 def available() -> bool:
     """Whether the kernel was built when the package was installed."""
     return _path() is not None
@@ -41,7 +45,7 @@ class Layers:
         if count < 0:
             raise ValueError(
                 f"{self} is no network: sizes must be positive, an image at least as large as its kernel and "
-                "at least two pixels wide after each convolution, and there are at most 8 layers of a kind"
+                f"at least two pixels wide after each convolution, and there are at most {MAX_LAYERS} layers of a kind"
             )
         return count
 
