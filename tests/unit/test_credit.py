@@ -1,12 +1,11 @@
 """Thompson sampling with credit of each client's own: noise is found, rare classes are not taken for it."""
 
 import numpy as np
-from scipy import stats
 
 from fedbac.rng import stream
-from fedbac.selection import CreditState, CreditThompson
+from fedbac.selection import CreditState, CreditThompson, Thompson
 from fedbac.types import BoolArray, FloatArray
-from tests.unit.tiny import inclusion_statistic, selection_evidence
+from tests.unit.tiny import selection_evidence
 
 NUM = 10
 NOISY = np.arange(NUM) < 4
@@ -18,54 +17,59 @@ def losses(round_: int, rng: np.random.Generator) -> FloatArray:
     return np.asarray(level_N + (2.25 - level_N) * 0.85**round_ + rng.normal(0, 0.05, NUM))
 
 
-def play(num_rounds: int, seed: int, fraction: float = 0.3) -> tuple[CreditState, list[BoolArray]]:
-    policy = CreditThompson(fraction=fraction)
+def play(num_rounds: int, seed: int) -> tuple[CreditState, list[BoolArray]]:
+    policy = CreditThompson(fraction=0.3)
     state, masks, noise = policy.init(NUM), [], stream(seed, "world")
     for t in range(1, num_rounds + 1):
         mask = policy.act(state, selection_evidence([20] * NUM, t), stream(seed, "act", t))
-        loss_N = np.where(mask, losses(t, noise), np.nan)
-        state = policy.learn(state, selection_evidence([20] * NUM, t, loss_N=loss_N), mask)
+        seen = selection_evidence([20] * NUM, t, loss_N=np.where(mask, losses(t, noise), np.nan), accuracy=0.5)
+        state = policy.learn(state, seen, mask)
         masks.append(mask)
     return state, masks
 
 
 def test_noisy_clients_are_dropped_and_all_others_share_the_work() -> None:
+    """The shared reward is level here, so that only the clients' own credit counts."""
     late = np.mean([play(60, seed)[1][20:] for seed in range(5)], axis=(0, 1))
     assert late[NOISY].mean() < 0.08, "0.3 would be chance"
     assert late[~NOISY].min() > 0.35, "also the one that learns least; 0.5 is an equal share"
 
 
-def test_without_noise_the_draw_is_uniform() -> None:
-    """Whatever the differences between sound clients and however often each was seen."""
-    policy = CreditThompson(fraction=0.3)
-    state = policy.init(NUM)
-    loss_N = np.linspace(0.2, 1.5, NUM)
-    everyone = np.ones(NUM, bool)
-    for t in range(1, 200):
-        state = policy.learn(state, selection_evidence([20] * NUM, t, loss_N=loss_N), everyone)
-    rng = stream(0, "draws")
-    counts = np.sum([policy.act(state, selection_evidence([20] * NUM, 200), rng) for _ in range(3000)], axis=0)
-    assert inclusion_statistic(counts, 3000, 3) < stats.chi2.ppf(0.999, df=NUM - 1)
+def test_where_nobody_fails_it_is_the_papers_sampling_draw_for_draw() -> None:
+    """Whatever the differences between sound clients."""
+    own, shared = CreditThompson(fraction=0.3), Thompson(fraction=0.3)
+    state, expected = own.init(NUM), shared.init(NUM)
+    for t in range(1, 60):
+        seen = selection_evidence([20] * NUM, t)
+        mask = own.act(state, seen, stream(0, "act", t))
+        np.testing.assert_array_equal(mask, shared.act(expected, seen, stream(0, "act", t)))
+        reward = float(stream(0, "reward", t).random())
+        after = selection_evidence(
+            [20] * NUM, t, accuracy=reward, loss_N=np.where(mask, np.linspace(0.2, 1.5, NUM), np.nan)
+        )
+        state, expected = own.learn(state, after, mask), shared.learn(expected, after, mask)
 
 
 def test_no_credit_before_anybody_has_learned_anything() -> None:
     policy = CreditThompson()
-    seen = selection_evidence([20] * NUM, 1, loss_N=np.linspace(1.9, 2.9, NUM))
+    seen = selection_evidence([20] * NUM, 1, loss_N=np.linspace(1.9, 2.9, NUM), accuracy=0.5)
     state = policy.learn(policy.init(NUM), seen, np.ones(NUM, bool))
-    assert (state.alpha_N == 1).all()
-    assert (state.beta_N == 1).all()
+    assert not state.pass_N.any()
+    assert not state.fail_N.any()
 
 
 def test_only_those_who_trained_are_judged_and_against_all_that_are_known() -> None:
     policy = CreditThompson()
-    known = CreditState(np.ones(3), np.ones(3), np.array([0.5, 0.6, np.nan]))
+    known = policy.init(3)._replace(loss_N=np.array([0.5, 0.6, np.nan]))
     mask = np.array([False, False, True])
-    failed = policy.learn(known, selection_evidence([20] * 3, 9, loss_N=np.array([np.nan, np.nan, 2.2])), mask)
-    passed = policy.learn(known, selection_evidence([20] * 3, 9, loss_N=np.array([np.nan, np.nan, 1.5])), mask)
-    assert failed.alpha_N.tolist() == [1, 1, 1]
-    assert failed.beta_N.tolist() == [1, 1, 2]
-    assert passed.alpha_N.tolist() == [1, 1, 2]
-    assert passed.beta_N.tolist() == [1, 1, 1]
+
+    def after(loss: float) -> CreditState:
+        seen = selection_evidence([20] * 3, 9, loss_N=np.array([np.nan, np.nan, loss]), accuracy=0.5)
+        return policy.learn(known, seen, mask)
+
+    failed, passed = after(2.2), after(1.5)
+    assert (failed.pass_N.tolist(), failed.fail_N.tolist()) == ([0, 0, 0], [0, 0, 1])
+    assert (passed.pass_N.tolist(), passed.fail_N.tolist()) == ([0, 0, 1], [0, 0, 0])
     np.testing.assert_array_equal(failed.loss_N, [0.5, 0.6, 2.2])
 
 
@@ -73,6 +77,6 @@ def test_a_client_that_turned_sound_is_forgiven() -> None:
     state, _ = play(60, 0)
     policy = CreditThompson()
     for t in range(12):
-        loss_N = np.full(NUM, 0.6)
-        state = policy.learn(state, selection_evidence([20] * NUM, 61 + t, loss_N=loss_N), np.ones(NUM, bool))
-    assert (state.alpha_N / (state.alpha_N + state.beta_N) > 0.5).all()
+        seen = selection_evidence([20] * NUM, 61 + t, loss_N=np.full(NUM, 0.6), accuracy=0.5)
+        state = policy.learn(state, seen, np.ones(NUM, bool))
+    assert (state.pass_N > state.fail_N).all()

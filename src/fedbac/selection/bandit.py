@@ -59,11 +59,14 @@ class Thompson(Settings):
 
     def act(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of one draw per client; uniform draws during the warm-up."""
-        if evidence.round <= self.warmup:
-            draw_N = rng.random(state.alpha_N.size)
-        else:
-            draw_N = rng.beta(state.alpha_N, state.beta_N)
+        draw_N = self.draw(state, evidence, rng)
         return bandits.top(draw_N, bandits.budget(self.fraction, draw_N.size), evidence.size_N > 0, rng)
+
+    def draw(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> FloatArray:
+        """p̃_i."""
+        if evidence.round <= self.warmup:
+            return rng.random(state.alpha_N.size)
+        return rng.beta(state.alpha_N, state.beta_N)
 
     def learn(self, state: ThompsonState, evidence: Evidence, mask_N: BoolArray) -> ThompsonState:
         """Eqs. 11 and 12 with r = a_m^(t) − a_m^(t−1)."""

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from fedbac import bandits
 from fedbac.rng import Rng
+from fedbac.selection.bandit import Thompson, ThompsonState
 from fedbac.selection.simple import Fraction
 from fedbac.types import Ask, BoolArray, Evidence, FloatArray, Settings
 
@@ -18,50 +19,66 @@ LEAST_LEARNED = 0.5
 
 
 class CreditState(NamedTuple):
-    """The Beta posterior of each client, and the loss it last trained with (NaN before it has)."""
+    """The state of the shared reward's sampling, and each client's own passes, fails and last training loss."""
 
     alpha_N: FloatArray
     beta_N: FloatArray
+    accuracy: FloatArray
+    pass_N: FloatArray
+    fail_N: FloatArray
     loss_N: FloatArray
+    """NaN before the client has trained."""
+
+    @property
+    def shared(self) -> ThompsonState:
+        """What the paper's sampling remembers."""
+        return ThompsonState(self.alpha_N, self.beta_N, self.accuracy)
 
 
 class CreditThompson(Settings):
-    """Draw p̃_i ~ Beta(α_i, β_i), and choose uniformly among the clients of p̃_i > 1/2, the others only if they must.
+    """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
     A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned from five epochs, rare classes can. Among clients that pass the draw
-    is uniform, so that without noise this is random selection: it avoids the bad, it does not seek the easy.
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Where nobody fails this is the paper's
+    sampling, draw for draw.
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
+    shared: Thompson = Thompson()
+    """Sampling by the reward that all selected clients share, which ranks the sound ones; its fraction is not used."""
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of the reference client's learning that a sound client shows at least."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Forgetting factor of a client's credit, each time it trains."""
+    """Forgetting factor of a client's own credit, each time it trains."""
     untrained_loss: PositiveFloat = math.log(10)
     """L_0, the loss of a network that knows nothing: ln(number of classes)."""
 
     def init(self, num_members: int) -> CreditState:
-        """Beta(1, 1) for every client."""
-        return CreditState(np.ones(num_members), np.ones(num_members), np.full(num_members, np.nan))
+        """Neither passed nor failed."""
+        nothing = np.zeros(num_members)
+        return CreditState(*self.shared.init(num_members), nothing, nothing, np.full(num_members, np.nan))
 
     def ask(self, state: CreditState, round_: int) -> Ask:
-        """Ask for the loss with which each client trained, which it sends anyway."""
-        return Ask(training_losses=True)
+        """Ask for the shared reward, and for the loss with which each client trained, which it sends anyway."""
+        ask = self.shared.ask(state.shared, round_)
+        return Ask(accuracy=ask.accuracy, baseline=ask.baseline, training_losses=True)
 
     def act(self, state: CreditState, evidence: Evidence, rng: Rng) -> BoolArray:
-        """Uniform among the clients believed sound in this draw; then the likeliest of the others."""
-        belief_N = rng.beta(state.alpha_N, state.beta_N)
-        score_N = np.where(belief_N > 0.5, 1.0, belief_N)  # ties are broken at random
+        """Top B of the shared reward's draws among the clients believed sound; then the likeliest of the others."""
+        draw_N = self.shared.draw(state.shared, evidence, rng)
+        belief_N = rng.beta(1 + state.pass_N, 1 + state.fail_N)
+        sound_N = (belief_N > 0.5) | (state.fail_N == 0)  # innocent until it fails
+        score_N = np.where(sound_N, 1 + draw_N, belief_N)
         return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
 
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
-        """Pass or fail everyone who trained, against all that is known of the edge's clients."""
+        """Learn the shared reward; pass or fail everyone who trained, against all that is known of the others."""
         assert evidence.loss_N is not None
         loss_N = np.where(mask_N, evidence.loss_N, state.loss_N)
-        state = state._replace(loss_N=loss_N)
+        shared = self.shared.learn(state.shared, evidence, mask_N)
+        state = CreditState(*shared, state.pass_N, state.fail_N, loss_N)
         known_N = np.isfinite(loss_N)
         if not known_N.any():
             return state
@@ -69,9 +86,9 @@ class CreditThompson(Settings):
         reference = float(np.quantile(learned_N[known_N], 1 - REFERENCE_QUANTILE))
         if reference < LEAST_LEARNED:
             return state
-        pass_N = learned_N >= self.least_share * reference
+        sound_N = learned_N >= self.least_share * reference
 
-        def update(count_N: FloatArray, hit_N: BoolArray) -> FloatArray:
-            return np.where(mask_N, 1 + self.discount * (count_N - 1) + hit_N, count_N)
+        def count(before_N: FloatArray, hit_N: BoolArray) -> FloatArray:
+            return np.where(mask_N, self.discount * before_N + hit_N, before_N)
 
-        return state._replace(alpha_N=update(state.alpha_N, pass_N), beta_N=update(state.beta_N, ~pass_N))
+        return state._replace(pass_N=count(state.pass_N, sound_N), fail_N=count(state.fail_N, ~sound_N))
