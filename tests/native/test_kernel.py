@@ -13,7 +13,7 @@ from fedbac import native
 from fedbac.native import Images, Layers, Schedule, Sgd
 
 if not native.available():
-    pytest.skip("the native kernel was not built: no C++ compiler when fedbac was installed", allow_module_level=True)
+    pytest.skip(f"the native kernel cannot be used: {native.missing()}", allow_module_level=True)
 
 MEAN, STD = (0.4, 0.5, 0.6, 0.3), (0.2, 0.25, 0.3, 0.5)
 TINY = Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7))

@@ -37,12 +37,12 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
         return _on_gpu(network, scheme, examples, runtime, layers)
     workers = runtime.workers or num_cores()
     if runtime.trainer != "torch":
-        if layers is not None and native.available():
+        missing = native.missing()
+        if layers is not None and missing is None:
             return NativeTrainer(network, scheme, examples, layers, workers)
         if layers is not None and runtime.trainer == "auto":
-            log.warning("training through torch, which is slow: the native kernel was not built (no C++ compiler)")
+            log.warning("training through torch, which is slow, for lack of the native kernel: %s", missing)
         if runtime.trainer == "native":
-            missing = None if native.available() else "it was not built (no C++ compiler when fedbac was installed)"
             raise _no_kernel(scheme, layers, missing)
     if workers == 1:
         return LoopTrainer(network, scheme, examples)

@@ -20,7 +20,7 @@ class NativeTrainer:
     def __init__(
         self, network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers, threads: int
     ) -> None:
-        self.path = f"native-{native.instruction_sets()[0]}"
+        self.path = f"native-{native.default_instruction_set()}"
         self.examples = examples
         self.scheme = scheme
         self.layers = layers

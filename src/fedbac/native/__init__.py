@@ -22,8 +22,19 @@ MAX_LAYERS = 8
 
 
 def available() -> bool:
-    """Whether the kernel was built when the package was installed."""
-    return _path() is not None
+    """Whether the kernel can be used here."""
+    return missing() is None
+
+
+def missing() -> str | None:
+    """Return why the kernel cannot be used, or None where it can."""
+    if _path() is None:
+        return "it was not built when fedbac was installed; that takes GCC or Clang (pip install -v shows what failed)"
+    try:
+        _library()
+    except OSError as error:
+        return f"it cannot be loaded: {error}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,11 @@ class Evaluated:
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets that this processor can run, best first."""
     return tuple(name for name, number in _instruction_sets().items() if _library().fedbac_supported(number))
+
+
+def default_instruction_set() -> str:
+    """Return what calls use that name none: the environment's ``FEDBAC_NATIVE_ISA``, else the best there is."""
+    return os.environ.get("FEDBAC_NATIVE_ISA") or instruction_sets()[0]
 
 
 def train(
@@ -309,7 +325,7 @@ def _instruction_sets() -> dict[str, int]:
 
 
 def _choose(name: str | None) -> int:
-    name = name or os.environ.get("FEDBAC_NATIVE_ISA") or instruction_sets()[0]
+    name = name or default_instruction_set()
     if name not in instruction_sets():
         raise ValueError(
             f"instruction set {name!r} is not available here; choose one of {', '.join(instruction_sets())}"

@@ -201,8 +201,9 @@ using Workspace = std::unique_ptr<float, Free>;
 
 Workspace make_workspace(const Plan& plan) {
   const std::size_t size = std::size_t(plan.size) * sizeof(float);
-  Workspace workspace(static_cast<float*>(std::aligned_alloc(64, size)));
-  if (!workspace) throw std::bad_alloc();
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();  // macOS has aligned_alloc only in later versions
+  Workspace workspace(static_cast<float*>(memory));
   std::memset(workspace.get(), 0, size);
   return workspace;
 }
