@@ -1,6 +1,7 @@
 """Edges as Ray actors: the simulator's numbers, even when a process or a whole node dies in the middle; and sweeps."""
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fedbac import sweep
+from fedbac import sweep, trees
 from fedbac.data import toy
+from fedbac.edge import MeasureOrder
 from fedbac.errors import ConfigError
 from fedbac.experiment import Runtime
 from fedbac.federation import assemble
@@ -145,3 +148,21 @@ def test_every_edge_finds_a_place_on_a_gpu(num_edges: int, gpus: int) -> None:
     share = gpu_share(num_edges, gpus)
     assert 0 < share <= 1
     assert int(1 / share + 1e-9) * gpus >= num_edges
+
+
+def test_orders_travel_without_what_their_networks_are_views_of() -> None:
+    """Pickled, a view takes the whole tensor along: ten networks of one stack would be a hundred."""
+    from fedbac.engines.ray import Packed
+
+    stack = trees.unravel(torch.randn(10, 3000), {"a": torch.zeros(50, 50), "b": torch.zeros(500)})
+    common = trees.take(stack, 0)
+    models = tuple({"global": common, "cluster": trees.take(stack, k)} for k in range(10))
+    packed = Packed().order(MeasureOrder(0, models, "test", ()))
+    assert isinstance(packed, MeasureOrder)
+    there = pickle.loads(pickle.dumps(packed))
+    assert len(pickle.dumps(packed)) < 1.2 * 11 * 3000 * 4
+    assert len({id(model["global"]) for model in there.models}) == 1, "a shared network stays one object"
+    for model, same in zip(models, there.models, strict=True):
+        for part, params in model.items():
+            for name, value in params.items():
+                torch.testing.assert_close(same[part][name], value, rtol=0, atol=0)

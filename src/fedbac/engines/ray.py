@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fedbac import trees
 from fedbac.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
 from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
-from fedbac.types import Parts
+from fedbac.types import Params, Parts
 
 try:
     import ray
@@ -107,13 +106,38 @@ class EdgeActor:
         """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
         if not isinstance(order, TrainOrder):
             return self.edges.measure([order])[0]
-        report = self.edges.train([order])[0]
-        momentum = None if report.momentum is None else _on_cpu(report.momentum)
-        return replace(report, parts=_on_cpu(report.parts), momentum=momentum)
+        report, own = self.edges.train([order])[0], Packed()
+        return replace(report, parts=own.parts(report.parts), momentum=own.maybe(report.momentum))
 
 
-def _on_cpu(parts: Parts) -> Parts:
-    return {part: trees.to(params, "cpu") for part, params in parts.items()}
+class Packed:
+    """Networks ready to travel: each weight with memory of its own, on the CPU, and each network packed once.
+
+    A view takes the whole tensor it looks at along when it is pickled; a network that models share stays one object.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Params, Params]] = {}
+
+    def parts(self, parts: Parts) -> Parts:
+        """Pack the networks of a model."""
+        return {part: self._network(params) for part, params in parts.items()}
+
+    def maybe(self, parts: Parts | None) -> Parts | None:
+        """Pack what may be missing."""
+        return None if parts is None else self.parts(parts)
+
+    def order(self, order: EdgeOrder) -> EdgeOrder:
+        """Pack what an order carries."""
+        if isinstance(order, TrainOrder):
+            return replace(order, parts=self.parts(order.parts), momentum=self.maybe(order.momentum))
+        return replace(order, models=tuple(self.parts(model) for model in order.models))
+
+    def _network(self, params: Params) -> Params:
+        if id(params) not in self.known:  # the original is kept too, so that its id stays taken
+            packed = {name: value.detach().cpu().clone() for name, value in params.items()}
+            self.known[id(params)] = params, packed
+        return self.known[id(params)][1]
 
 
 class RayEdges:
@@ -145,7 +169,8 @@ class RayEdges:
         return self._run(orders)
 
     def _run(self, orders: Sequence[EdgeOrder]) -> list[Any]:
-        return self._get([self.actors[order.edge].run.remote(order) for order in orders])
+        own = Packed()
+        return self._get([self.actors[order.edge].run.remote(own.order(order)) for order in orders])
 
     def _get(self, futures: list[Any]) -> list[Any]:
         try:
