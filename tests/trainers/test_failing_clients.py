@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedbac
-from fedbac import native, trees
+from fedbac import trees
 from fedbac.clustering import Fixed, LinUCB, LowestLoss
 from fedbac.data import Dataset, planted_groups
 from fedbac.experiment import Measurement, Method, Task, Training
@@ -20,6 +20,7 @@ from fedbac.selection import Random, Thompson
 from fedbac.topology import Hierarchical
 from fedbac.types import ClusterPolicy, Params, Personalization, Train, Trainer
 from tests.support import (
+    NO_KERNEL,
     ON_GPU,
     PLAIN_SGD,
     Played,
@@ -39,7 +40,6 @@ BAD = 4
 """A client of edge 1."""
 ISOLATED = Method(name="isolated", clustering=Fixed(), personalization=PerCluster())
 HIERFAVG = Method(name="hierfavg")
-NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
 
 
 def bad(*clients: int, dataset: Dataset = DATA) -> Dataset:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import native
 from fedbac.clustering import LowestLoss
 from fedbac.data import toy
 from fedbac.engines import Simulator
@@ -20,7 +19,7 @@ from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.rounds import rounds, start
 from fedbac.types import Evaluate, IntArray, Measured, Parts, Personalization, Split, Trainer
-from tests.support import ON_GPU, deal, on_gpu, prepare
+from tests.support import NO_KERNEL, ON_GPU, deal, on_gpu, prepare
 
 DATA = toy(num_classes=4, train=80, test=21)
 SHARDS = deal(DATA, [[1, 20], [9, 14]], validation=3, test=[5, 16])
@@ -33,7 +32,6 @@ PATHS: dict[str, Make] = {
     "fused": lambda f, scheme: on_gpu("fused", f, scheme),
     "vmap-cuda": lambda f, scheme: on_gpu("vmap-cuda", f, scheme),
 }
-NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
 ALL_PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU]
 
 

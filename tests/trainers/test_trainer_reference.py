@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import native
 from fedbac.data import Augment, Dataset, toy
 from fedbac.errors import ConfigError
 from fedbac.experiment import Method, Training
@@ -26,6 +25,7 @@ from fedbac.rng import stream, torch_seed
 from fedbac.types import Evaluate, Params, Parts, Personalization, Train, Trained, Trainer
 from tests.support import (
     NO_GPU,
+    NO_KERNEL,
     ON_GPU,
     InTurns,
     OnlyClusterMoves,
@@ -66,7 +66,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "three_epochs": {"epochs": 3},
     "augment": {"augment": Augment(crop_padding=2)},
 }
-NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
 PATHS = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU]
 CASES = [(name, option) for name in ("shared", "per_cluster", "additive") for option in OPTIONS] + [
     (name, option)
