@@ -104,6 +104,9 @@ EMULATED = [
 def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalization, option: str, path: str) -> None:
     layers, options = SHAPES[name], OPTIONS[option]
     federation = setting(layers, scheme, *options)
+    # In a window of two equal values rounding decides which one wins the pooling. The loop itself, started 1e-7 off,
+    # then moves by up to 8e-5; the emulator, which always rounds alike, meets no such window in its cases.
+    tolerance = 2e-5 if path == "emulated" else 1e-4
     start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, 1).items()}
     asked = [Train((0, 1, 2), start, 1, 0, 0.05), Train((3, 4), start, 1, 0, 0.05)]
     fused, loop = on_gpu(path, federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
@@ -111,7 +114,7 @@ def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalizat
         np.testing.assert_allclose(mine.loss_C, theirs.loss_C, rtol=2e-5)
         for part, params in theirs.parts_C.items():
             for name, value in params.items():
-                torch.testing.assert_close(mine.parts_C[part][name].cpu(), value, rtol=1e-4, atol=2e-5)
+                torch.testing.assert_close(mine.parts_C[part][name].cpu(), value, rtol=1e-4, atol=tolerance)
     measured = [Evaluate((start, start), "test", 0, ()), Evaluate((start,), "train", 1, (3, 4))]
     for mine_, theirs_ in zip(fused.evaluate(measured), loop.evaluate(measured), strict=True):
         np.testing.assert_allclose(mine_.loss_VG, theirs_.loss_VG, rtol=2e-5)
