@@ -366,6 +366,8 @@ def _calibration(results: Results) -> list[str]:
             header += [f"{task_name(task)} (paper {printed:.2f})", "difference", "curve"]
         rows = []
         for name in CANDIDATES:
+            if not any(results.of(task, name) for task in tasks):
+                continue
             cells, off = [], []
             for task in tasks:
                 cell = list(results.of(task, name).values())
@@ -376,7 +378,11 @@ def _calibration(results: Results) -> list[str]:
             distance = f"{float(np.sqrt(np.mean(np.square(off)))):.2f}" if len(off) == len(tasks) else NONE
             rows.append([name, *cells, distance])
         parts += [f"## {task_name(dataset, alpha=False, full=True)}", table([*header, "root mean square"], rows)]
-    lines = [f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}" for name, settings in CANDIDATES.items()]
+    lines = [
+        f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}"
+        for name, settings in CANDIDATES.items()
+        if any(results.of(task, name) for task in ARTEFACTS["calibration"].tasks)
+    ]
     return [*parts, "## Candidates", "\n".join(lines)]
 
 
