@@ -85,9 +85,14 @@ def test_the_index_and_the_short_table(tmp_path: Path) -> None:
     text = pages.index(tmp_path, "reproduce")
     assert "[`table-2`](reproduce/table-2.md)" in text
     assert "90 runs, 30 of 30 rows" in text
-    assert "10 holds" in text
+    assert "holds: 10" in text
     assert text.count("not run yet") == len(ARTEFACTS) - 1
-    assert "| hierfavg | 62.00 (57.5) |" in pages.main_table(planted.results("table-2"))
+    short = pages.main_table(planted.results("table-2"))
+    assert "| hierfavg | 62.0 (57.5) |" in short
+    assert "seeds" not in short
+    few = pages.main_table(planted.results("table-2", seeds=2))
+    assert "† (57.5) |" in few
+    assert few.endswith("fewer than 3 seeds so far")
 
 
 def test_the_command_does_not_load_matplotlib_before_it_draws() -> None:

@@ -24,9 +24,11 @@ from fedbac.reproduce.names import FORMAT_1, task_name
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Finding, Results
 from fedbac.reproduce.settings import CANDIDATES, SETTINGS
-from fedbac.reproduce.verdicts import RULES
+from fedbac.reproduce.verdicts import FEWEST_SEEDS, RULES
 
 NONE = "–"
+FEW = "†"
+"""Marks a mean over fewer seeds than a verdict needs."""
 FROM_RESULTS = "--results results --pages docs/reproduce"
 LEAK = (
     "`paper-figures` and `paper-text` reward Thompson sampling by accuracy on the test data that are reported, as the "
@@ -84,7 +86,7 @@ def index(results_folder: Path, pages: str) -> str:
             rows.append([f"`{artefact.name}`", artefact.title, artefact.place, "not run yet", NONE])
             continue
         cells = {(found.task, found.variant) for found in results.findings}
-        state = f"{len(results.findings)} runs, {len(cells)} of {len(artefact.cells)} rows"
+        state = f"{_runs(len(results.findings))}, {len(cells)} of {len(artefact.cells)} rows"
         link = f"[`{artefact.name}`]({pages}/{artefact.name}.md)"
         rows.append([link, heading(results), artefact.place, state, tally(claims(results))])
     return table(["artefact", "about", "where", "run", "claims"], rows)
@@ -93,7 +95,7 @@ def index(results_folder: Path, pages: str) -> str:
 def tally(judged: Sequence[Claim]) -> str:
     """Return how many claims have which verdict."""
     counts = Counter(claim.verdict.word for claim in judged)
-    return ", ".join(f"{count} {word}" for word, count in sorted(counts.items())) or NONE
+    return ", ".join(f"{word}: {count}" for word, count in sorted(counts.items())) or NONE
 
 
 def main_table(results: Results) -> str:
@@ -102,11 +104,13 @@ def main_table(results: Results) -> str:
     for variant in ARTEFACTS["table-2"].variants:
         cells = []
         for task in SIX:
-            ours = _mean([found.accuracy for found in results.of(task, variant).values()])
+            shares = [found.accuracy for found in results.of(task, variant).values()]
+            mark = "" if len(shares) >= FEWEST_SEEDS else FEW
             printed = look_up("accuracy", task, printed_as(variant))
-            cells.append(f"{ours} ({printed:.1f})" if ours != NONE else NONE)
+            cells.append(f"{_mean(shares, digits=1)}{mark} ({printed:.1f})" if shares else NONE)
         rows.append([variant, *cells])
-    return table(["ours (paper), %", *(task_name(task, full=True) for task in SIX)], rows)
+    text = table(["ours (paper), %", *(task_name(task, full=True) for task in SIX)], rows)
+    return f"{text}\n\n{FEW} fewer than {FEWEST_SEEDS} seeds so far" if FEW in text else text
 
 
 def verdict_table(judged: Sequence[Claim]) -> str:
@@ -136,8 +140,8 @@ def _origin(artefact: Artefact, results: Results) -> str:
     seeds = sorted({found.seed for found in results.findings})
     machines = Counter(f"{found.machine}, trainer `{found.trainer}`" for found in results.findings)
     hours = sum(found.seconds for found in results.findings) / 3600
-    lines.append(f"{len(results.findings)} runs, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in all, on:")
-    lines += ["", *(f"- {machine} ({count} runs)" for machine, count in sorted(machines.items()))]
+    lines.append(f"{_runs(len(results.findings))}, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in all, on:")
+    lines += ["", *(f"- {machine} ({_runs(count)})" for machine, count in sorted(machines.items()))]
     if results.settings:
         used = [dataset for dataset in SETTINGS if any(task.startswith(dataset) for task in artefact.tasks)]
         lines += ["", "Settings that the paper leaves open, the same for all methods (others at their defaults):", ""]
@@ -145,6 +149,10 @@ def _origin(artefact: Artefact, results: Results) -> str:
             chosen = ", ".join(f"`{setting}`" for setting in results.settings.get(dataset, ())) or "the defaults"
             lines.append(f"- {task_name(dataset, alpha=False)}: {chosen}")
     return "\n".join(lines)
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def _mean(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
