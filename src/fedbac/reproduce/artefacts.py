@@ -85,6 +85,7 @@ def _ablation(task: str) -> tuple[Cell, ...]:
         Cell(task, "ifca", "ifca"),
         Cell(task, "ifca, K = M", "ifca", ("method.clustering.num_clusters=null",)),
         Cell(task, "ifca, twice the weights", "ifca", (width,)),
+        Cell(task, "ifca, networks start apart", "ifca", ("method.personalization.cluster_init=distinct",)),
         Cell(task, "hierfavg", "hierfavg"),
     )
 

@@ -264,6 +264,7 @@ def _ablation(results: Results) -> list[Claim]:
         "the additive part helps the bandits": ("fed-bac", "LinUCB, not additive"),
         "Fed-BAC is above IFCA with K = M": ("fed-bac", "ifca, K = M"),
         "Fed-BAC is above IFCA with twice the weights": ("fed-bac", "ifca, twice the weights"),
+        "IFCA is better when its networks start apart": ("ifca, networks start apart", "ifca"),
         "frozen singletons are above IFCA": ("additive, frozen singletons", "ifca"),
         "frozen singletons are above IFCA with K = M": ("additive, frozen singletons", "ifca, K = M"),
     }
