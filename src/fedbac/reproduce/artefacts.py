@@ -70,6 +70,7 @@ def _with_random_clients(tasks: tuple[str, ...]) -> tuple[Cell, ...]:
 
 def _ablation(task: str) -> tuple[Cell, ...]:
     bandit, width = "fed-bac", "method.network={kind: lenet5, width: 1.41}"
+    one_by_one = "task.training.clip_scope=per_network"
     return (
         Cell(task, "fed-bac", bandit),
         Cell(task, "additive, frozen singletons", "singletons"),
@@ -87,6 +88,8 @@ def _ablation(task: str) -> tuple[Cell, ...]:
         Cell(task, "ifca, twice the weights", "ifca", (width,)),
         Cell(task, "ifca, networks start apart", "ifca", ("method.personalization.cluster_init=distinct",)),
         Cell(task, "hierfavg", "hierfavg"),
+        Cell(task, "fed-bac, clipped one by one", bandit, (one_by_one,)),
+        Cell(task, "singletons, clipped one by one", "singletons", (one_by_one,)),
     )
 
 

@@ -262,6 +262,11 @@ def _ablation(results: Results) -> list[Claim]:
         "the bandit's assignment is better than lowest loss with K = M": ("fed-bac", "additive, lowest loss, K = M"),
         "the bandit's assignment is better than a random one": ("fed-bac", "additive, random assignment"),
         "the additive part helps the bandits": ("fed-bac", "LinUCB, not additive"),
+        "clipping each network by itself helps Fed-BAC": ("fed-bac, clipped one by one", "fed-bac"),
+        "clipping each network by itself helps frozen singletons": (
+            "singletons, clipped one by one",
+            "additive, frozen singletons",
+        ),
         "Fed-BAC is above IFCA with K = M": ("fed-bac", "ifca, K = M"),
         "Fed-BAC is above IFCA with twice the weights": ("fed-bac", "ifca, twice the weights"),
         "IFCA is better when its networks start apart": ("ifca, networks start apart", "ifca"),
