@@ -1,6 +1,6 @@
 """What the paper leaves open, fixed once per data set for all methods, and the candidates it was chosen from.
 
-The choice is made on HierFAVG alone (``fedbac reproduce calibration``): none of the claims is about it.
+The choice is made on HierFAVG (``fedbac reproduce calibration``); docs/decisions/0009-calibration.md says how.
 """
 
 SETTINGS: dict[str, tuple[str, ...]] = {
