@@ -146,6 +146,14 @@ def test_a_target_that_a_reading_never_reaches_is_not_dropped() -> None:
     assert words(few)["paper-text reaches every target in fewer rounds than HierFAVG"] == "too few seeds"
 
 
+@pytest.mark.parametrize("name", ["figure-convergence", "communication"])
+def test_a_pass_with_other_targets_has_no_verdict_on_these(name: str) -> None:
+    other = changed(planted.results(name), lambda _: {"targets": {"0.99": Target(round=None, bytes=None)}})
+    found = words(other)
+    assert {word for text, word in found.items() if "HierFAVG" in text and "faster" in text} <= {"not run"}
+    assert found
+
+
 def test_overtaking() -> None:
     """IFCA climbs fast and stops, Fed-BAC climbs on: they cross where the planted curves do."""
 

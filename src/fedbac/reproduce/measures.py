@@ -118,25 +118,34 @@ def _ratios(
     needed: Callable[[Finding, str], int | None],
     missed: Callable[[Finding], int],
 ) -> dict[int, float]:
-    theirs, ours = results.of(task, other), results.of(task, variant)
     ratios, anybody = {}, False
-    for seed in sorted(set(theirs) & set(ours)):
-        late, early = needed(theirs[seed], target), needed(ours[seed], target)
+    for seed, (theirs, ours) in _pairs(results, task, target, other, variant).items():
+        late, early = needed(theirs, target), needed(ours, target)
         anybody |= late is not None or early is not None
-        limits = missed(theirs[seed]), missed(ours[seed])
-        top = max(limits[0], early or limits[1]) if late is None else late
-        bottom = max(limits[1], late or limits[0]) if early is None else early
+        top = max(missed(theirs), early or missed(ours)) if late is None else late
+        bottom = max(missed(ours), late or missed(theirs)) if early is None else early
         ratios[seed] = top / bottom
     return ratios if anybody else {}
 
 
 def bound(results: Results, task: str, target: str, other: str, variant: str) -> Bound:
     """Return what a mean of ratios is: a lower bound where the other never gets there, an upper where we do not."""
-    theirs, ours = results.of(task, other), results.of(task, variant)
-    seeds = set(theirs) & set(ours)
-    late = any(theirs[seed].targets[target].round is None for seed in seeds)
-    early = any(ours[seed].targets[target].round is None for seed in seeds)
+    pairs = _pairs(results, task, target, other, variant).values()
+    late = any(theirs.targets[target].round is None for theirs, _ in pairs)
+    early = any(ours.targets[target].round is None for _, ours in pairs)
     return "~" if late and early else ">" if late else "<" if early else ""
+
+
+def _pairs(results: Results, task: str, target: str, other: str, variant: str) -> dict[int, tuple[Finding, Finding]]:
+    theirs, ours = results.of(task, other), results.of(task, variant)
+    both = {seed: (theirs[seed], ours[seed]) for seed in sorted(set(theirs) & set(ours))}
+    return {seed: pair for seed, pair in both.items() if all(target in found.targets for found in pair)}
+
+
+def reached(results: Results, task: str, target: str, variant: str) -> dict[int, int | None]:
+    """Return by seed the round in which a target is reached, None for never."""
+    runs = results.of(task, variant)
+    return {seed: found.targets[target].round for seed, found in runs.items() if target in found.targets}
 
 
 def targets_of(results: Results, task: str) -> list[str]:

@@ -12,8 +12,8 @@ from fedbac.reproduce.measures import (
     byte_ratios,
     noted,
     own_numbers,
+    reached,
     round_ratios,
-    targets_of,
     values,
 )
 from fedbac.reproduce.names import task_name
@@ -31,6 +31,7 @@ from fedbac.reproduce.verdicts import (
     positive,
     ratio_between,
 )
+from fedbac.tasks import TASKS
 
 Ratio = Callable[[list[float], Bound], Verdict]
 
@@ -51,7 +52,7 @@ def _on_the_way(
 
 def _never(results: Results, task: str, target: str, reading: str) -> Verdict | None:
     """Return the verdict on a target that no run of a reading reaches."""
-    rounds = [found.targets[target].round for found in results.of(task, reading).values()]
+    rounds = reached(results, task, target, reading).values()
     if not rounds or any(at is not None for at in rounds):
         return None
     if len(rounds) < FEWEST_SEEDS:
@@ -62,23 +63,24 @@ def _never(results: Results, task: str, target: str, reading: str) -> Verdict | 
     return Verdict("does not hold", f"never reached, in the paper in round {paper:.0f}")
 
 
-def _goals(results: Results, tasks: tuple[str, ...], both: bool) -> dict[str, tuple[str, str]]:
-    """Return the targets of tasks by name; of those not run yet too. ``both``: that the paper's HierFAVG reaches."""
+def _goals(tasks: tuple[str, ...], by: str) -> dict[str, tuple[str, str]]:
+    """Return by name the targets of tasks that a method of the paper reaches."""
     return {
-        f"{task_name(task)}, {float(target):.0%}" if target else task_name(task): (task, target)
+        f"{task_name(task)}, {target:.0%}": (task, f"{target:g}")
         for task in tasks
-        for target in targets_of(results, task) or [""]
-        if not (both and target) or rounds_to(task, "hierfavg", float(target))
+        for target in TASKS[task].targets
+        if rounds_to(task, by, target)
     }
 
 
 def _towards(
-    results: Results, tasks: tuple[str, ...], reading: str, judge: Ratio, both: bool, count: str | None = None
+    results: Results, tasks: tuple[str, ...], reading: str, judge: Ratio, by: str, count: str | None = None
 ) -> Verdict:
+    """Judge the ratios to all targets that a method of the paper reaches."""
     return every(
         {
-            name: _on_the_way(results, task, target, reading, judge, count) if target else Verdict("not run")
-            for name, (task, target) in _goals(results, tasks, both).items()
+            name: _on_the_way(results, task, target, reading, judge, count)
+            for name, (task, target) in _goals(tasks, by).items()
         }
     )
 
@@ -87,11 +89,11 @@ def _in_range(low: float, high: float) -> Ratio:
     return lambda ratios, mark: ratio_between(ratios, low, high, mark)
 
 
-def _own_ratios(results: Results, low: float, high: float, scale: float = 1.0) -> str:
+def _own_ratios(low: float, high: float, scale: float = 1.0) -> str:
     """Return the paper's own ratios outside a range, read off its curves."""
     outside = []
-    for name, (task, target) in _goals(results, SIX, both=True).items():
-        base, ours = (rounds_to(task, method, float(target or 1)) for method in ("hierfavg", "fed-bac"))
+    for name, (task, target) in _goals(SIX, "hierfavg").items():
+        base, ours = (rounds_to(task, method, float(target)) for method in ("hierfavg", "fed-bac"))
         if base and ours and not low <= round(base / ours / scale, 1) <= high:
             outside.append(f"{base / ours / scale:.2f} ({name})")
     return own_numbers("curves", outside)
@@ -110,51 +112,48 @@ def convergence(results: Results) -> list[Claim]:
     }
     out = [Claim("HierFAVG and IFCA “plateau below 58 % and 66 %” on CIFAR-10, α = 0.5", every(plateaus))]
     for reading in READINGS:
-        verdict = _towards(results, SIX, reading, faster, both=False)
+        verdict = _towards(results, SIX, reading, faster, by="fed-bac")
         out.append(Claim(f"{reading} reaches every target in fewer rounds than HierFAVG", verdict))
-        ranged = _towards(results, SIX, reading, _in_range(low, high), both=True)
+        ranged = _towards(results, SIX, reading, _in_range(low, high), by="hierfavg")
         text = f"{reading} converges “{low:g}–{high:g}× faster depending on dataset and accuracy target” than HierFAVG"
-        out.append(Claim(text, noted(ranged, _own_ratios(results, low, high))))
+        out.append(Claim(text, noted(ranged, _own_ratios(low, high))))
         for task, printed in look_up("round_ratios").items():
             for target, ratio in printed.items():
                 text = f"{reading} reaches {float(target):.0%} on {task_name(task)} {ratio:g}× faster than HierFAVG"
                 out.append(Claim(text, _on_the_way(results, task, target, reading, _in_range(ratio, ratio))))
         text = f"{reading} “reaches each SVHN target {narrow[0]:g}–{narrow[1]:g}× faster than HierFAVG”, α = 0.5"
-        out.append(Claim(text, _towards(results, ("svhn",), reading, _in_range(*narrow), both=True)))
+        out.append(Claim(text, _towards(results, ("svhn",), reading, _in_range(*narrow), by="hierfavg")))
         only = {}
         for task, target in look_up("only_to_reach").items():
             goal = f"{float(target):.0%} on {task_name(task, alpha=False)}"
             for variant in (reading, *OTHERS):
-                got = [found.targets[target].round is not None for found in results.of(task, variant).values()]
+                rounds = reached(results, task, target, variant).values()
                 wanted = variant == reading
                 name = f"{variant} reaches {goal}" if wanted else f"{variant} does not reach {goal}"
-                only[name] = always([one == wanted for one in got], "so")
+                only[name] = always([(at is not None) == wanted for at in rounds], "so")
         text = f"{reading} is “the only method to exceed 70 %” on CIFAR-10, and to reach 85 % on Fashion-MNIST, α = 0.5"
         out.append(Claim(text, every(only)))
         out += [*_against_ifca(results, reading), *_severe(results, reading)]
     return out
 
 
-def _rounds(results: Results, task: str, target: str, variant: str) -> dict[int, float]:
-    """Return the round of a target by seed; never is one round too late."""
-    return {seed: found.targets[target].round or found.rounds + 1 for seed, found in results.of(task, variant).items()}
-
-
 def _against_ifca(results: Results, reading: str) -> list[Claim]:
     task = "fashion-mnist"
-    lower = [target for target in targets_of(results, task) if rounds_to(task, "ifca", float(target))]
     first = {
-        f"{float(target):.0%}": faster(
+        name: faster(
             [*round_ratios(results, task, target, reading, "ifca").values()],
             bound(results, task, target, reading, "ifca"),
         )
-        for target in lower
+        for name, (_, target) in _goals((task,), "ifca").items()
     }
     paper = look_up("overtakes", task, "ifca")
     overtakes = [*_overtakes(results, task, reading, "ifca").values()]
+    never = f"{TASKS[task].rounds + 1} means never" if max(overtakes, default=0) > TASKS[task].rounds else ""
     return [
         Claim(f"on Fashion-MNIST, α = 0.5, “IFCA converges faster at lower targets” than {reading}", every(first)),
-        Claim(f"{reading} “overtakes IFCA after approximately {paper} rounds” there", near(overtakes, paper)),
+        Claim(
+            f"{reading} “overtakes IFCA after approximately {paper} rounds” there", noted(near(overtakes, paper), never)
+        ),
     ]
 
 
@@ -177,16 +176,19 @@ def _severe(results: Results, reading: str) -> list[Claim]:
     parts = {}
     for task, printed in look_up("by_round").items():
         for target, paper in printed.items():
-            runs = results.of(task, reading).values()
-            rounds = [found.targets[target].round for found in runs]
+            rounds = reached(results, task, target, reading).values()
             shown = ", ".join("never" if at is None else str(at) for at in rounds)
             name = f"{float(target):.0%} on {task_name(task, alpha=False)} by round {paper}"
             parts[name] = always([at is not None and at <= paper for at in rounds], f"{shown}: so")
     parts["HierFAVG stays below 50% on CIFAR-10"] = always(
-        [found.targets["0.5"].round is None for found in results.of("cifar10-severe", "hierfavg").values()], "so"
+        [at is None for at in reached(results, "cifar10-severe", "0.5", "hierfavg").values()], "so"
     )
-    goals = (_rounds(results, "svhn-severe", "0.9", reading), _rounds(results, "svhn-severe", "0.8", "hierfavg"))
-    parts["90% on SVHN before HierFAVG's 80%"] = below(*goals, unit="rounds", scale=1)
+    too_late = TASKS["svhn-severe"].rounds + 1
+    ours, theirs = (
+        {seed: at or too_late for seed, at in reached(results, "svhn-severe", target, variant).items()}
+        for target, variant in (("0.9", reading), ("0.8", "hierfavg"))
+    )
+    parts["90% on SVHN before HierFAVG's 80%"] = below(ours, theirs, "rounds", 1)
     text = (
         f"α = 0.1: {reading} “surpasses 80 % by round 40” on CIFAR-10, “90 % by round 53” on SVHN, HierFAVG far behind"
     )
@@ -216,9 +218,9 @@ def communication(results: Results) -> list[Claim]:
                     f"{goal}, {words}": _on_the_way(results, task, target, reading, faster, words) for words in COUNTS
                 }
         out.append(Claim(f"{reading} needs fewer bytes than HierFAVG there, however they are counted", every(fewer)))
-        pays = _towards(results, SIX, reading, faster, both=True, count=first)
+        pays = _towards(results, SIX, reading, faster, by="hierfavg", count=first)
         text = f"{reading}: “convergence speedups more than compensate for the doubled model payload” ({first})"
-        out.append(Claim(text, noted(pays, _own_ratios(results, 1.0, math.inf, per_round))))
+        out.append(Claim(text, noted(pays, _own_ratios(1.0, math.inf, per_round))))
     return out
 
 
