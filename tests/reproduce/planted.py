@@ -46,7 +46,7 @@ def finding(cell: Cell, seed: int, accuracy: float, curves: bool = True, machine
         moves=rounds // 2,
         active_clusters=8,
         targets=targets,
-        bytes=Bytes(client_train=1, train=2, everything=3),
+        bytes=Bytes(client_train=rounds * 10**6, train=rounds * 2 * 10**6, everything=rounds * 10**7),
         trainer="native-v4",
         machine=machine,
         seconds=60.0,

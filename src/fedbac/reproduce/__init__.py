@@ -5,7 +5,9 @@ artefacts   which runs each table and figure needs
 plan        these runs as experiments and folders; what is finished, begun or missing
 results     small JSON files with what the runs showed
 verdicts    the rules by which a claim holds
-claims      the claims of each table and figure
+measures    numbers of a result that claims are about
+claims      the claims of each table and figure, those of the paper (paper_claims, speed_claims) and
+            our own (own_claims)
 figures     pictures with the paper's own curves behind ours
 pages       one page a table or figure
 """

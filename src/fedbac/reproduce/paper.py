@@ -24,6 +24,11 @@ def printed_as(variant: str) -> str:
     return "fed-bac" if variant in READINGS else variant
 
 
+def period_of(variant: str) -> int:
+    """Return how many rounds lie between two decisions of a reading (C.21)."""
+    return 1 if variant == "paper-figures" else 20
+
+
 def look_up(table: str, *keys: str) -> Any:
     """Return a printed number, or None where the paper has none."""
     node: Any = printed()[table]

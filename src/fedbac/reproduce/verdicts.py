@@ -2,25 +2,40 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from scipy.special import stdtr
 
 FEWEST_SEEDS = 3
+LEVEL = 0.05
 TOLERANCE = 0.1
+MARGIN = 0.01
+"""How much lower an accuracy may be and still pass as "not worse"."""
 MOST_SHOWN = 6
 """Settings of a claim up to which each is named; of more, only those in which it does not hold."""
 
 Word = Literal["holds", "does not hold", "not clear", "too few seeds", "not run"]
+Bound = Literal["", ">", "<", "~"]
+"""What a mean of ratios is where a run never got there: exact, a lower bound, an upper one, or neither."""
 
 RULES = (
-    "A comparison is made seed by seed, on the same data. It **holds** if the difference has the claimed sign in every "
-    "seed and its mean is more than twice its standard error; it **does not hold** if both are so with the opposite "
-    "sign; otherwise it is **not clear**. A claim about several settings holds if it holds in each, does not hold if "
-    f"it fails in one, and is otherwise not clear. Fewer than {FEWEST_SEEDS} seeds give no verdict. A printed count or "
-    f"ratio **holds** if it is within {100 * TOLERANCE:.0f} % of our mean, or within two standard errors of it, and "
-    "does not hold otherwise. ± is the standard error over seeds."
+    "A comparison is made seed by seed; both sides have the same data, except where two values of α or N are "
+    "compared. It **holds** if the difference has the claimed sign in every seed and its mean passes a one-sided t "
+    f"test at the {100 * LEVEL:.0f} % level; it **does not hold** if both are so with the opposite sign; otherwise it "
+    "is **not clear**. A claim of several parts holds if each part holds. It does not hold if one part fails at "
+    f"{100 * LEVEL:.0f} % divided by the number of parts that are judged. So comparisons are wrongly said "
+    f"to hold, or wrongly said not to, at most {100 * LEVEL:.0f} times in a hundred each. Fewer than {FEWEST_SEEDS} "
+    f"seeds give no verdict. A printed number holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: "
+    f"within a factor {1 + TOLERANCE:g}). If it is not, the number does not hold where a two-sided t test at "
+    f"{100 * LEVEL:.0f} % tells the two apart, and is not clear otherwise. Ratios are averaged and tested as "
+    "logarithms; > and < mark bounds, "
+    "where a run never reaches its target, and a bound decides only what lies beyond it. A yes or no of every seed "
+    "holds if it is always yes and does not hold if it is always no; a target that a method never reaches and the "
+    f"paper's does, does not hold. “Not worse” holds if the mean difference is above −{100 * MARGIN:g} point and not "
+    f"below zero by a one-sided t test at {100 * LEVEL:.0f} %, and does not hold if neither is so. ± is the standard "
+    "error over seeds (of a ratio: the factor ×/÷)."
 )
 
 
@@ -30,38 +45,55 @@ class Verdict:
 
     word: Word
     detail: str = ""
+    doubt: float = 0.0
+    """Of a part that does not hold: how often chance alone would say so (the p-value)."""
 
 
 def above(a: Mapping[int, float], b: Mapping[int, float], unit: str = "points", scale: float = 100) -> Verdict:
     """Judge "a is above b", values by seed."""
-    seeds = sorted(set(a) & set(b))
-    return positive([a[seed] - b[seed] for seed in seeds], unit, scale)
+    return positive(_differences(a, b), unit, scale)
 
 
-def positive(differences: Sequence[float], unit: str = "points", scale: float = 100) -> Verdict:
-    """Judge "these differences, one per seed, are positive"."""
+def below(a: Mapping[int, float], b: Mapping[int, float], unit: str = "points", scale: float = 100) -> Verdict:
+    """Judge "a is below b", values by seed; what is shown is a − b."""
+    return positive(_differences(a, b), unit, scale, claimed=-1)
+
+
+def positive(
+    differences: Sequence[float], unit: str = "points", scale: float = 100, claimed: Literal[1, -1] = 1
+) -> Verdict:
+    """Judge "these differences, one per seed, are positive", or negative where that is claimed."""
     if not differences:
         return Verdict("not run")
-    mean = float(np.mean(differences))
-    detail = f"{_signed(scale * mean)} {unit}".strip()
+    signed = [claimed * difference for difference in differences]
+    mean, error = _mean_and_error(differences)
     if len(differences) < FEWEST_SEEDS:
-        return Verdict("too few seeds", f"{detail}, {_seeds(len(differences))}")
-    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+        return Verdict("too few seeds", f"{_signed(scale * mean)} {unit}".strip() + f", {_seeds(len(differences))}")
     detail = f"{_signed(scale * mean)} ± {scale * error:.2f} {unit}".strip()
-    if min(differences) > 0 and mean > 2 * error:
+    if min(signed) > 0 and _chance(signed) < LEVEL:
         return Verdict("holds", detail)
-    if max(differences) < 0 and -mean > 2 * error:
-        return Verdict("does not hold", detail)
+    doubt = _chance([-one for one in signed])
+    if max(signed) < 0 and doubt < LEVEL:
+        return Verdict("does not hold", detail, doubt)
     return Verdict("not clear", detail)
 
 
-def faster(ratios: Sequence[float]) -> Verdict:
+def not_worse(differences: Sequence[float], unit: str = "points", scale: float = 100) -> Verdict:
+    """Judge "a is not worse than b by more than noise" on a − b, one per seed."""
+    verdict = positive(differences, unit, scale)
+    if verdict.word in {"not run", "too few seeds"}:
+        return verdict
+    close, doubt = float(np.mean(differences)) > -MARGIN, _chance([-one for one in differences])
+    if close == (doubt >= LEVEL):
+        return Verdict("holds" if close else "does not hold", verdict.detail, 0.0 if close else doubt)
+    return Verdict("not clear", verdict.detail)
+
+
+def faster(ratios: Sequence[float], bound: Bound = "") -> Verdict:
     """Judge "these ratios, one per seed, are above 1"; judged and averaged as logarithms."""
     verdict = positive([math.log(ratio) for ratio in ratios])
-    if not ratios:
-        return verdict
-    detail = f"{math.exp(float(np.mean(np.log(ratios)))):.2f} times"
-    return Verdict(verdict.word, detail if len(ratios) >= FEWEST_SEEDS else f"{detail}, {_seeds(len(ratios))}")
+    few = f", {_seeds(len(ratios))}" if verdict.word == "too few seeds" else ""
+    return replace(verdict, detail=_times(ratios, bound) + few) if ratios else verdict
 
 
 def near(ours: Sequence[float], paper: float) -> Verdict:
@@ -73,18 +105,40 @@ def between(ours: Sequence[float], low: float, high: float) -> Verdict:
     """Judge "our number is in the paper's range", values one per seed."""
     if not ours:
         return Verdict("not run")
-    paper = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    mean = float(np.mean(ours))
+    mean, error = _mean_and_error(ours)
     if len(ours) < FEWEST_SEEDS:
-        return Verdict("too few seeds", f"{mean:.3g} against {paper}, {_seeds(len(ours))}")
-    error = float(np.std(ours, ddof=1)) / math.sqrt(len(ours))
-    slack = max(TOLERANCE * abs(mean), 2 * error)
-    inside = low - slack <= mean <= high + slack
-    return Verdict("holds" if inside else "does not hold", f"{mean:.3g} ± {error:.2g} against {paper}")
+        return Verdict("too few seeds", f"{_number(mean)} against {_range(low, high)}, {_seeds(len(ours))}")
+    word, doubt = _placed(ours, (low, high), (low - TOLERANCE * abs(low), high + TOLERANCE * abs(high)), "")
+    return Verdict(word, f"{_number(mean)} ± {_number(error)} against {_range(low, high)}", doubt)
+
+
+def ratio_between(ratios: Sequence[float], low: float, high: float, bound: Bound = "") -> Verdict:
+    """Judge "our ratio is in the paper's range", values one per seed."""
+    if not ratios:
+        return Verdict("not run")
+    detail = f"{_times(ratios, bound)} against {_range(low, high)}"
+    if len(ratios) < FEWEST_SEEDS:
+        return Verdict("too few seeds", f"{detail}, {_seeds(len(ratios))}")
+    edges = (math.log(low), math.log(high))
+    slack = math.log(1 + TOLERANCE)
+    word, doubt = _placed([math.log(ratio) for ratio in ratios], edges, (edges[0] - slack, edges[1] + slack), bound)
+    return Verdict(word, detail, doubt)
+
+
+def always(answers: Sequence[bool], detail: str = "") -> Verdict:
+    """Judge a yes or no of every seed."""
+    if not answers:
+        return Verdict("not run")
+    detail = f"{detail} in {sum(answers)} of {_seeds(len(answers))}".strip()
+    if len(answers) < FEWEST_SEEDS:
+        return Verdict("too few seeds", detail)
+    if all(answers):
+        return Verdict("holds", detail)
+    return Verdict("not clear" if any(answers) else "does not hold", detail)
 
 
 def every(parts: Mapping[str, Verdict]) -> Verdict:
-    """Judge a claim about several settings."""
+    """Judge a claim of several parts."""
     words = {verdict.word for verdict in parts.values()}
     if not words - {"not run"}:
         return Verdict("not run")
@@ -93,15 +147,72 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     )
     count = f"holds in {len(parts) - len(shown)} of {len(parts)}; " if len(parts) > MOST_SHOWN else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
-    order: tuple[Word, ...] = ("does not hold", "too few seeds", "not clear")
-    for word in order:
-        if word in words:
-            return Verdict(word, detail)
-    return Verdict("not clear" if "not run" in words else "holds", detail)
+    judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]
+    failed = [verdict.doubt for verdict in judged if verdict.word == "does not hold"]
+    if failed and min(failed) < LEVEL / len(judged):
+        return Verdict("does not hold", detail)
+    if "too few seeds" in words:
+        return Verdict("too few seeds", detail)
+    return Verdict("holds" if words == {"holds"} else "not clear", detail)
+
+
+def geometric(ratios: Sequence[float]) -> float:
+    """Return the mean of ratios."""
+    return math.exp(float(np.mean(np.log(ratios))))
+
+
+def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    return [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return float(np.mean(values)), error
+
+
+def _chance(values: Sequence[float]) -> float:
+    """Return the p-value of a one-sided t test that their mean is above zero."""
+    mean, error = _mean_and_error(values)
+    if error == 0:
+        return 0.0 if mean > 0 else 1.0
+    return float(stdtr(len(values) - 1, -mean / error))
+
+
+def _placed(
+    values: Sequence[float], edges: tuple[float, float], wide: tuple[float, float], bound: Bound
+) -> tuple[Word, float]:
+    """Judge whether the mean lies between the edges, those of the tolerance being wider."""
+    mean = float(np.mean(values))
+    if wide[0] <= mean <= wide[1]:
+        return ("not clear" if bound else "holds"), 0.0
+    low = mean < edges[0]
+    off = [edges[0] - value if low else value - edges[1] for value in values]
+    doubt = 2 * _chance(off)
+    beyond = bound == "" or bound == ("<" if low else ">")
+    return ("does not hold", doubt) if beyond and doubt < LEVEL else ("not clear", 0.0)
+
+
+def _times(ratios: Sequence[float], bound: Bound) -> str:
+    text = f"{bound} {geometric(ratios):.2f}".strip()
+    if len(ratios) < FEWEST_SEEDS:
+        return f"{text} times"
+    return f"{text} times (×/÷ {math.exp(_mean_and_error(np.log(ratios).tolist())[1]):.2f})"
 
 
 def _told(verdict: Verdict) -> str:
     return f"{verdict.word} ({verdict.detail})" if verdict.detail else verdict.word
+
+
+def _range(low: float, high: float) -> str:
+    if low == high:
+        return f"{low:g}"
+    return f"at least {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
+
+
+def _number(number: float) -> str:
+    """Return a number in three figures, never as a power of ten."""
+    size = abs(number)
+    return f"{number:.{0 if size >= 100 else 1 if size >= 10 else 2}f}".replace("-", "−")
 
 
 def _signed(number: float) -> str:
@@ -109,4 +220,4 @@ def _signed(number: float) -> str:
 
 
 def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"
+    return f"{count} seed{'' if count == 1 else 's'}"

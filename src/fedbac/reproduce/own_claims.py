@@ -1,0 +1,115 @@
+"""What the paper leaves out: questions of our own, judged by the same rules."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedbac.reproduce.artefacts import FRACTIONS, RANDOM_CLIENTS, SELECTION_TASKS, SIX
+from fedbac.reproduce.measures import Claim, gap, in_all, moves_by, values
+from fedbac.reproduce.names import task_name
+from fedbac.reproduce.paper import READINGS
+from fedbac.reproduce.results import Results
+from fedbac.reproduce.verdicts import Verdict, above, always, every, not_worse
+from fedbac.tasks import TASKS
+
+SINGLETONS = "additive, frozen singletons"
+RIVALS = ("paper-text", "paper-figures", SINGLETONS, "additive, lowest loss, K = 5", "ifca")
+"""What a better cluster policy has to match in every setting."""
+PLUS = ("fedbac-plus", "fedbac-merging")
+
+
+def ablation(results: Results) -> list[Claim]:
+    """Which part does the work."""
+    questions: Mapping[str, tuple[str, str]] = {
+        **{f"the cluster bandit of {r} is better than frozen singletons": (r, SINGLETONS) for r in READINGS},
+        "the bandit's assignment is better than lowest loss with K = 5": ("fed-bac", "additive, lowest loss, K = 5"),
+        "the bandit's assignment is better than lowest loss with K = M": ("fed-bac", "additive, lowest loss, K = M"),
+        "the bandit's assignment is better than a random one": ("fed-bac", "additive, random assignment"),
+        "the additive part helps the bandits": ("fed-bac", "LinUCB, not additive"),
+        "the additive part helps the bandits at equal capacity": ("fed-bac", "LinUCB, not additive, twice the weights"),
+        "clipping each network by itself helps Fed-BAC": ("fed-bac, clipped one by one", "fed-bac"),
+        "clipping each network by itself helps frozen singletons": ("singletons, clipped one by one", SINGLETONS),
+        "Fed-BAC is above IFCA with K = M": ("fed-bac", "ifca, K = M"),
+        "Fed-BAC is above IFCA with twice the weights": ("fed-bac", "ifca, twice the weights"),
+        "IFCA is better when its networks start apart": ("ifca, networks start apart", "ifca"),
+        "frozen singletons are above IFCA": (SINGLETONS, "ifca"),
+        "frozen singletons are above IFCA with K = M": (SINGLETONS, "ifca, K = M"),
+    }
+    out = [Claim(text, in_all(results, SIX, higher, lower)) for text, (higher, lower) in questions.items()]
+    for reading in READINGS:
+        lost = {task_name(task): not_worse([*gap(results, task, SINGLETONS, reading).values()]) for task in SIX}
+        out.append(
+            Claim(f"without a cluster bandit nothing is lost: singletons are not worse than {reading}", every(lost))
+        )
+    return out
+
+
+def beyond(results: Results) -> list[Claim]:
+    """Whether a better cluster policy matches whatever is best where it is."""
+    names = "; ".join(RIVALS)
+    out = []
+    for ours in PLUS:
+        parts = dict(_against_the_best(results, task, ours) for task in SIX)
+        out.append(Claim(f"{ours} is not worse than the best of {{{names}}} in any of the six settings", every(parts)))
+    better = {reading: in_all(results, SIX, "fedbac-plus", reading) for reading in READINGS}
+    return [*out, *(Claim(f"fedbac-plus is above {name} in all six settings", one) for name, one in better.items())]
+
+
+def _against_the_best(results: Results, task: str, ours: str) -> tuple[str, Verdict]:
+    """Return a setting's name with the best rival's, by the mean over the seeds that all have, and the verdict."""
+    cells = {variant: values(results, task, variant) for variant in (ours, *RIVALS)}
+    seeds = sorted(set.intersection(*(set(cell) for cell in cells.values())))
+    if not seeds:
+        return task_name(task), Verdict("not run")
+    best = max(RIVALS, key=lambda rival: float(np.mean([cells[rival][seed] for seed in seeds])))
+    differences = [cells[ours][seed] - cells[best][seed] for seed in seeds]
+    return f"{task_name(task)}, best rival {best}", not_worse(differences)
+
+
+def planted(results: Results) -> list[Claim]:
+    """Where edges really share distributions."""
+    task, rivals = "planted", ("singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
+    edges = TASKS[task].num_edges
+    out = []
+    for ours in PLUS:
+        own = values(results, task, ours)
+        parts = {rival: above(own, values(results, task, rival)) for rival in rivals}
+        out.append(Claim(f"{ours} is above singletons, where edges share distributions", parts.pop("singletons")))
+        out.append(Claim(f"{ours} is above {', '.join(parts)}, where edges share distributions", every(parts)))
+        known = [*gap(results, task, ours, "known groups").values()]
+        out.append(Claim(f"{ours} is not worse than with the groups known", not_worse(known)))
+        found = results.of(task, ours).values()
+        halves = [(run.moves, half) for run in found if (half := moves_by(run, run.rounds // 2)) is not None]
+        settled = {
+            f"at most {edges} moves, one an edge": always([run.moves <= edges for run in found]),
+            "no move in the second half": always([moves == half for moves, half in halves]),
+        }
+        out.append(Claim(f"{ours} settles to few moves", every(settled)))
+    return out
+
+
+def noisy(results: Results) -> list[Claim]:
+    """Whether credit of each client's own finds the noisy ones."""
+    credit = values(results, "noisy", "credit_thompson")
+    return [
+        Claim(f"with noisy clients, p = 0.3, credit is above {words}", above(credit, values(results, "noisy", other)))
+        for other, words in (("random", "random clients"), ("thompson", "the paper's Thompson sampling"))
+    ]
+
+
+def participation(results: Results) -> list[Claim]:
+    """How much Thompson sampling gives at each p; "larger gains are expected at lower participation rates"."""
+    out = []
+    for fraction in FRACTIONS[:-1]:
+        name = f"p = {fraction:g}"
+        verdict = in_all(results, SELECTION_TASKS, name, name + RANDOM_CLIENTS)
+        out.append(Claim(f"at {name} Thompson sampling is above random clients", verdict))
+    few, many = f"p = {FRACTIONS[0]:g}", "p = 0.8"
+    parts = {
+        task_name(task): above(
+            gap(results, task, few, few + RANDOM_CLIENTS), gap(results, task, many, many + RANDOM_CLIENTS)
+        )
+        for task in SELECTION_TASKS
+    }
+    text = f"“larger gains are expected at lower participation rates”: at {few} than at {many}"
+    return [*out, Claim(text, every(parts))]
