@@ -184,9 +184,9 @@ def test_whole_runs_are_compared_with_hierfavg() -> None:
         if section == f"## {task_name('cifar10', full=True)}" and ("whole run", "fed-bac") in row
     )
     assert row["training between clients and edges"] == "320 MB"
-    assert row["ratio: training between clients and edges"] == "1.60 ×÷ 1.00"
-    assert row["ratio: training in all"] == "1.25 ×÷ 1.00"
-    assert row["ratio: with evaluation and control"] == "3.00 ×÷ 1.00"
+    assert row["ratio: training between clients and edges"] == "1.60 ×/÷ 1.00"
+    assert row["ratio: training in all"] == "1.25 ×/÷ 1.00"
+    assert row["ratio: with evaluation and control"] == "3.00 ×/÷ 1.00"
     assert row["ratio, paper (training between clients and edges)"] == "1.60"
 
 
@@ -202,10 +202,10 @@ def reaching(*rounds: int | None) -> dict[int, Finding]:
 
 def test_ratios_are_geometric_and_say_when_they_are_bounds() -> None:
     told = {
-        "4.00 ×÷ 2.67": (reaching(20, 80), reaching(10, 10)),
-        "> 4.00 ×÷ 2.67": (reaching(20, None), reaching(10, 10)),
-        "< 4.00 ×÷ 2.67": (reaching(20, 80), reaching(10, None)),
-        "? 4.00 ×÷ 2.67": (reaching(20, None), reaching(None, 10)),
+        "4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, 10)),
+        "> 4.00 ×/÷ 2.67": (reaching(20, None), reaching(10, 10)),
+        "< 4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, None)),
+        "~ 4.00 ×/÷ 2.67": (reaching(20, None), reaching(None, 10)),
         "–": (reaching(None, None), reaching(None, None)),
     }
     for text, (theirs, ours) in told.items():
@@ -228,17 +228,22 @@ def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
 
 def test_candidates_are_compared_on_the_seeds_they_share() -> None:
     whole = planted.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
-    task, column = "svhn", "root mean square, seed 0"
+    task, column = "svhn", "root mean square over 0, which all share"
     whole = planted.without(planted.without(whole, task, "batch 64", 1), task, "batch 64", 2)
     text, section = pages.page(whole), task_name(task, alpha=False, full=True)
     anchors = [printed()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
     off = (sum((80 - anchor) ** 2 for anchor in anchors) / 2) ** 0.5
     for name in ("batch 64", "batch 128", "batch 64, crops and flips"):
         assert cell_of(text, section, column, name) == f"{off:.2f}"
-    assert "root mean square, seeds 0, 1, 2" in text, "the other data sets share all seeds"
+    assert cell_of(text, section, "over seeds", "batch 64") == "0"
+    assert cell_of(text, section, "root mean square", "batch 64") == f"{off:.2f}"
+    assert cell_of(text, section, "over seeds", "batch 128") == "0, 1, 2"
+    assert float(cell_of(text, section, "root mean square", "batch 128")) > 2 * off
+    assert "root mean square over 0, 1, 2, which all share" in text, "the other data sets share all seeds"
     for seed in range(3):
         whole = planted.without(whole, "svhn-severe", "batch 128", seed)
-    assert cell_of(pages.page(whole), section, column, "batch 128") == "–"
+    text = pages.page(whole)
+    assert cell_of(text, section, column, "batch 128") == cell_of(text, section, "over seeds", "batch 128") == "–"
 
 
 def test_the_small_tasks_say_when_the_last_edge_moved() -> None:

@@ -7,5 +7,7 @@ results     small JSON files with what the runs showed
 verdicts    the rules by which a claim holds
 claims      the claims of each table and figure
 figures     pictures with the paper's own curves behind ours
+cells       how numbers stand in tables
+bodies      the tables of each page
 pages       one page a table or figure
 """

@@ -168,9 +168,9 @@ def _selection(results: Results) -> list[str]:
 
 
 RATIOS = (
-    "A ratio is the geometric mean over seeds, ×÷ its spread: the geometric standard deviation. A side that never "
+    "A ratio is the geometric mean over seeds, ×/÷ its spread: the geometric standard deviation. A side that never "
     "reaches the target counts with its whole run, so the ratio is a bound: > means that it is larger, as HierFAVG "
-    "does not reach the target in some seed, < that it is smaller, as the method does not, ? that both happen; – that "
+    "does not reach the target in some seed, < that it is smaller, as the method does not, ~ that both happen; – that "
     "nobody ever reaches it."
 )
 
@@ -323,8 +323,9 @@ def _calibration(results: Results) -> list[str]:
     parts = [
         "Distributed accuracy of HierFAVG in percent under each candidate, its difference from the paper's, and the "
         "mean distance of our curve from the paper's (smoothed) one at the paper's points, over the seeds that were "
-        "run. One candidate is chosen per data set: the one with the smallest root of the mean square of the "
-        "differences. This root is over the seeds that all candidates share which were run on every anchor."
+        "run. One candidate is chosen per data set by the root of the mean square of the differences. It is given "
+        "over the seeds that the candidate has on every anchor, and over those of them that all such candidates share; "
+        "roots over different seeds are not comparable."
     ]
     for dataset in SETTINGS:
         tasks = [task for task in ARTEFACTS["calibration"].tasks if task.startswith(dataset)]
@@ -332,7 +333,7 @@ def _calibration(results: Results) -> list[str]:
         for task in tasks:
             header += [f"{task_name(task)} (paper {printed(_anchor(task))})", "difference", "curve", "seeds"]
         common = common_seeds(results, tasks)
-        named = f"root mean square, seed{'' if len(common) == 1 else 's'} {each(common)}"
+        roots = ["root mean square", "over seeds", f"root mean square over {each(common)}, which all share"]
         rows = []
         for name in CANDIDATES:
             cells = {task: results.of(task, name) for task in tasks}
@@ -343,8 +344,9 @@ def _calibration(results: Results) -> list[str]:
                 shares = [found.accuracy for found in cell.values()]
                 distances = [d for found in cell.values() if (d := _curve_distance(found)) is not None]
                 row += [mean(shares), difference(shares, _anchor(task)), mean(distances, 1), str(len(cell))]
-            rows.append([*row, _distance(cells, common)])
-        parts += [f"## {task_name(dataset, alpha=False, full=True)}", table([*header, named], rows)]
+            own = sorted(set.intersection(*(set(cell) for cell in cells.values())))
+            rows.append([*row, _distance(cells, own), each(own), _distance(cells, common)])
+        parts += [f"## {task_name(dataset, alpha=False, full=True)}", table([*header, *roots], rows)]
     lines = [
         f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}"
         for name, settings in CANDIDATES.items()

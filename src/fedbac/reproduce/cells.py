@@ -77,7 +77,7 @@ def geometric(ratios: Sequence[float]) -> str:
         return NONE
     logs = [math.log(ratio) for ratio in ratios]
     middle = fixed(math.exp(float(np.mean(logs))))
-    return f"{middle} ×÷ {fixed(math.exp(float(np.std(logs, ddof=1))))}" if len(logs) > 1 else middle
+    return f"{middle} ×/÷ {fixed(math.exp(float(np.std(logs, ddof=1))))}" if len(logs) > 1 else middle
 
 
 def ratio_to_target(
@@ -93,6 +93,6 @@ def ratio_to_target(
     if not any((*late.values(), *early.values())):
         return NONE
     mark = {(True, True): "", (False, True): "> ", (True, False): "< "}.get(
-        (all(late.values()), all(early.values())), "? "
+        (all(late.values()), all(early.values())), "~ "
     )
     return mark + geometric(list(ratios.values()))
