@@ -67,9 +67,9 @@ def reproduce(
     change = Pass(rounds, fraction, tuple(settings))
     parent = out_folder or Path("runs") / ("reproduce-quick" if change.changes else "reproduce")
     place, pages_place = results_folder or parent / "results", pages_folder or parent / "pages"
+    keep = Filter(tuple(datasets), tuple(tasks), tuple(variants))
+    keep.check(artefacts)
     if not render_only:
-        keep = Filter(tuple(datasets), tuple(tasks), tuple(variants))
-        keep.check(artefacts)
         wanted = points(artefacts, seeds, change, parent, keep)
         before = {artefact.name: results.read(artefact.name, place) for artefact in artefacts}
         for known in before.values():

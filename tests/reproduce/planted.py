@@ -29,8 +29,7 @@ def finding(cell: Cell, seed: int, accuracy: float, curves: bool = True, machine
     targets = {}
     for target in TASKS[cell.task].targets:
         at = int(target / accuracy * rounds / 2) + 1 if accuracy > target else None
-        sent = None if at is None else Bytes(client_train=at * 10**6, train=at * 2 * 10**6, everything=at * 10**7)
-        targets[f"{target:g}"] = Target(round=at, bytes=sent)
+        targets[f"{target:g}"] = Target(round=at, bytes=None if at is None else _sent(at))
     return Finding(
         task=cell.task,
         variant=cell.variant,
@@ -46,7 +45,7 @@ def finding(cell: Cell, seed: int, accuracy: float, curves: bool = True, machine
         moves=rounds // 2,
         active_clusters=8,
         targets=targets,
-        bytes=Bytes(client_train=rounds * 10**6, train=rounds * 2 * 10**6, everything=rounds * 10**7),
+        bytes=_sent(rounds),
         trainer="native-v4",
         machine=machine,
         seconds=60.0,
@@ -60,4 +59,15 @@ def results(name: str, accuracy: Accuracy = steady, seeds: int = 3) -> Results:
     findings = [
         finding(cell, seed, accuracy(cell, seed), artefact.curves) for cell in artefact.cells for seed in range(seeds)
     ]
-    return Results(artefact=name, settings={"cifar10": ("task.training.batch_size=64",)}, findings=tuple(findings))
+    settings = {"cifar10": ("task.training.batch_size=64",)} if artefact.cells[0].calibrated else {}
+    return Results(artefact=name, settings=settings, findings=tuple(findings))
+
+
+def without(whole: Results, task: str, variant: str, seed: int) -> Results:
+    """The same without one run."""
+    left = (found for found in whole.findings if (found.task, found.variant, found.seed) != (task, variant, seed))
+    return whole.model_copy(update={"findings": tuple(left)})
+
+
+def _sent(rounds: int) -> Bytes:
+    return Bytes(client_train=rounds * 10**6, train=rounds * 2 * 10**6, everything=rounds * 10**7)

@@ -12,10 +12,12 @@ from fedbac.errors import ConfigError
 from fedbac.reproduce import pages
 from fedbac.reproduce import results as store
 from fedbac.reproduce.artefacts import ARTEFACTS, SIX
+from fedbac.reproduce.cells import fixed, ratio_to_target
 from fedbac.reproduce.claims import claims
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import printed, rounds_to
-from fedbac.reproduce.results import Results
+from fedbac.reproduce.plan import Pass
+from fedbac.reproduce.results import Bytes, Finding, Results
 from tests.reproduce import planted
 
 DRAWN = {"figure-convergence", "figure-dynamics", "communication", "participation"}
@@ -34,10 +36,11 @@ def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
         for variant in artefact.variants:
             assert f"| {variant}" in text
     assert f"{3 * len(artefact.cells)} runs, seeds 0, 1, 2" in text
+    assert ("Settings that the paper leaves open" in text) == (name not in {"planted", "noisy", "calibration"})
     assert "a machine" in text
     assert ("rebuilt from Format 1" in text) == any(task.startswith("svhn") for task in artefact.tasks)
     assert (tmp_path / "pages" / f"{name}.svg").exists() == (name in DRAWN)
-    assert ("## Verdicts" in text) == (name != "calibration")
+    assert ("## Verdicts" in text) == bool(claims(planted.results(name)))
     assert "nan" not in text
 
 
@@ -72,8 +75,13 @@ def test_the_numbers_are_means_over_seeds() -> None:
 
 def test_a_quick_pass_says_so_in_its_title() -> None:
     quick = planted.results("table-2").model_copy(update={"changes": ("5 rounds", "10 % of the data")})
-    first = pages.page(quick).splitlines()[0]
-    assert first == "# Quick pass, not a reproduction (5 rounds, 10 % of the data): Distributed accuracy"
+    text = pages.page(quick)
+    assert text.startswith("# Quick pass, not a reproduction (5 rounds, 10 % of the data): Distributed accuracy\n")
+    assert "## Verdicts (quick pass)" in text
+    other = quick.model_copy(update={"changes": ("task.training.momentum=0.5",)})
+    assert pages.heading(other).startswith("Changed settings, not a reproduction (task.training.momentum=0.5): ")
+    words = Pass(rounds=1, fraction=0.1, settings=("seed=1",)).changes
+    assert words == ("1 round", "10 % of the data", "minimums of the partition at 1", "seed=1")
 
 
 def test_nothing_run_yet_is_a_page_too() -> None:
@@ -85,15 +93,164 @@ def test_the_index_and_the_short_table(tmp_path: Path) -> None:
     store.write(planted.results("table-2"), tmp_path)
     text = pages.index(tmp_path, "reproduce")
     assert "[`table-2`](reproduce/table-2.md)" in text
-    assert "90 runs, 30 of 30 rows" in text
+    assert "90 of 90 runs, 30 of 30 rows" in text
     assert pages.tally(claims(planted.results("table-2"))) in text
     assert text.count("not run yet") == len(ARTEFACTS) - 1
+    fewer = planted.without(planted.results("table-2"), "svhn", "ifca", 0)
+    assert pages.progress(fewer) == "89 of 90 runs"
+    more = planted.results("table-2", seeds=4)
+    assert pages.progress(planted.without(more, "svhn", "ifca", 0)) == "90 of 90 runs and 29 of further seeds"
+    assert pages.progress(planted.results("calibration", seeds=1)) == "70 runs"
     short = pages.main_table(planted.results("table-2"))
+    assert "(88.9)" in short, "the paper's 88.85, a half rounded up"
     assert "| hierfavg | 62.0 (57.5) |" in short
     assert "seeds" not in short
     few = pages.main_table(planted.results("table-2", seeds=2))
     assert "† (57.5) |" in few
     assert few.endswith("fewer than 3 seeds so far")
+
+
+def rows(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The rows of a page's tables: the section, and the cells with what stands above them."""
+    found, section, header = [], "", list[str]()
+    for line in text.splitlines():
+        if line.startswith("## "):
+            section = line
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and header and set(cells) != {"---"}:
+            found.append((section, list(zip(header, cells, strict=True))))
+        header = [] if not cells else header or cells
+    return found
+
+
+def cell_of(text: str, section: str, column: str, *words: str) -> str:
+    """The cell of the one row in a section that has all these cells."""
+    (found,) = (dict(row) for under, row in rows(text) if section in under and {*words} <= {cell for _, cell in row})
+    return found[column]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "variant"),
+    [
+        ("table-2", "svhn", "ifca"),
+        ("table-fairness", "svhn", "ifca"),
+        ("table-selection", "cifar10", "fed-bac, random clients"),
+        ("figure-convergence", "svhn", "ifca"),
+        ("communication", "svhn", "ifca"),
+        ("ablation", "svhn", "ifca"),
+    ],
+)
+def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str) -> None:
+    text = pages.page(planted.without(planted.results(name), task, variant, 1))
+    for section, row in rows(text):
+        if "Verdicts" not in section:
+            partial = section == f"## {task_name(task, full=True)}" and variant in dict(row).values()
+            assert dict(row)["seeds"] == ("2" if partial else "3"), row
+
+
+def test_seeds_where_a_section_is_no_task() -> None:
+    text = pages.page(planted.without(planted.results("table-scaling"), "cifar10-500", "ifca", 1))
+    assert cell_of(text, "Round 20", "seeds", "ifca") == "2"
+    text = pages.page(planted.without(planted.results("figure-dynamics"), "cifar10", "ifca", 1))
+    assert cell_of(text, "", "seeds", "ifca", task_name("cifar10", full=True)) == "2"
+    text = pages.page(planted.without(planted.results("participation"), "cifar10", "p = 0.4, random clients", 1))
+    assert cell_of(text, task_name("cifar10"), "seeds (Thompson, random)", "0.4") == "3, 2"
+
+
+def test_fairness_and_selection_show_differences_and_both_spreads() -> None:
+    text = pages.page(planted.results("table-fairness"))
+    paper = printed()["fairness"]["cifar10"]["hierfavg"]["min"]
+    section = task_name("cifar10", full=True)
+    row = next(dict(row) for under, row in rows(text) if section in under and ("method", "hierfavg") in row)
+    assert row["worst edge, ours"] == "52.00 ± 2.00"
+    assert row["worst edge, difference"] == f"{52 - paper:+.2f}".replace("-", "−")
+    text = pages.page(planted.results("table-selection"))
+    assert cell_of(text, section, "std over the last ten rounds", "fed-bac, Thompson sampling") == "0.10"
+
+
+def test_moves_stand_beside_the_ablation() -> None:
+    text = pages.page(planted.results("ablation"))
+    assert cell_of(text, task_name("cifar10", full=True), "moves", "paper-figures") == "100.0"
+
+
+def test_whole_runs_are_compared_with_hierfavg() -> None:
+    whole = planted.results("communication")
+    sent = Bytes(client_train=320 * 10**6, train=500 * 10**6, everything=6000 * 10**6)
+    findings = [f.model_copy(update={"bytes": sent}) if f.variant == "fed-bac" else f for f in whole.findings]
+    text = pages.page(whole.model_copy(update={"findings": tuple(findings)}))
+    row = next(
+        dict(row)
+        for section, row in rows(text)
+        if section == f"## {task_name('cifar10', full=True)}" and ("whole run", "fed-bac") in row
+    )
+    assert row["training between clients and edges"] == "320 MB"
+    assert row["ratio: training between clients and edges"] == "1.60 ×/÷ 1.00"
+    assert row["ratio: training in all"] == "1.25 ×/÷ 1.00"
+    assert row["ratio: with evaluation and control"] == "3.00 ×/÷ 1.00"
+    assert row["ratio, paper (training between clients and edges)"] == "1.60"
+
+
+def reaching(*rounds: int | None) -> dict[int, Finding]:
+    """Runs of 100 rounds, one per seed, that reach 0.7 in these rounds."""
+    base = planted.finding(ARTEFACTS["table-2"].cells[0], 0, 0.8)
+    some = {seed: store.Target(round=at, bytes=None) for seed, at in enumerate(rounds)}
+    return {
+        seed: base.model_copy(update={"seed": seed, "rounds": 100, "targets": {"0.7": target}})
+        for seed, target in some.items()
+    }
+
+
+def test_ratios_are_geometric_and_say_when_they_are_bounds() -> None:
+    told = {
+        "4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, 10)),
+        "> 4.00 ×/÷ 2.67": (reaching(20, None), reaching(10, 10)),
+        "< 4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, None)),
+        "~ 4.00 ×/÷ 2.67": (reaching(20, None), reaching(None, 10)),
+        "–": (reaching(None, None), reaching(None, None)),
+    }
+    for text, (theirs, ours) in told.items():
+        assert ratio_to_target({0: 2.0, 1: 8.0}, theirs, ours, "0.7") == text
+    assert ratio_to_target({}, reaching(), reaching(), "0.7") == "–"
+    assert fixed(-0.125) == "-0.13"
+
+
+def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
+    whole = planted.results("communication", lambda cell, seed: 0.48 + 0.03 * seed)  # 0.5 from seed 1 on
+    rounds = [found.targets["0.5"].round or found.rounds for found in whole.of("cifar10", "ifca").values()]
+    assert rounds[0] == 200
+    text, section = pages.page(whole), task_name("cifar10", full=True)
+    mean = f"> {sum(rounds) / 3:.0f} MB"
+    assert cell_of(text, section, "training between clients and edges", "50%", "ifca") == mean
+    assert cell_of(text, section, "training between clients and edges", "60%", "ifca") == "–"
+    text = pages.page(planted.results("figure-convergence", lambda cell, seed: 0.48 + 0.03 * seed))
+    assert cell_of(text, section, "ours", "50%", "ifca") == f"> {sum(rounds) / 3:.1f}"
+
+
+def test_candidates_are_compared_on_the_seeds_they_share() -> None:
+    whole = planted.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
+    task, column = "svhn", "root mean square over 0, which all share"
+    whole = planted.without(planted.without(whole, task, "batch 64", 1), task, "batch 64", 2)
+    text, section = pages.page(whole), task_name(task, alpha=False, full=True)
+    anchors = [printed()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
+    off = (sum((80 - anchor) ** 2 for anchor in anchors) / 2) ** 0.5
+    for name in ("batch 64", "batch 128", "batch 64, crops and flips"):
+        assert cell_of(text, section, column, name) == f"{off:.2f}"
+    assert cell_of(text, section, "over seeds", "batch 64") == "0"
+    assert cell_of(text, section, "root mean square", "batch 64") == f"{off:.2f}"
+    assert cell_of(text, section, "over seeds", "batch 128") == "0, 1, 2"
+    assert float(cell_of(text, section, "root mean square", "batch 128")) > 2 * off
+    assert "root mean square over 0, 1, 2, which all share" in text, "the other data sets share all seeds"
+    for seed in range(3):
+        whole = planted.without(whole, "svhn-severe", "batch 128", seed)
+    text = pages.page(whole)
+    assert cell_of(text, section, column, "batch 128") == cell_of(text, section, "over seeds", "batch 128") == "–"
+
+
+def test_the_small_tasks_say_when_the_last_edge_moved() -> None:
+    text = pages.page(planted.results("planted"))
+    assert cell_of(text, "", "last move in round", "fedbac-plus") == "20, 20, 20"
+    assert cell_of(text, "", "moves", "fedbac-plus") == "20, 20, 20"
+    assert cell_of(text, "", "GB", "fedbac-plus") == "0.40"
 
 
 def test_the_command_does_not_load_matplotlib_before_it_draws() -> None:

@@ -15,6 +15,7 @@ from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
 from fedbac.reproduce.plan import Filter, Pass, experiment_of, identity, point_of, points, seconds_left, status, work
 from fedbac.runs import Inputs, Stop, finish, play
 from fedbac.store import RunFolder
+from fedbac.tasks import TASKS
 from tests.reproduce import planted
 from tests.test_cli import Shell, fedbac  # noqa: F401 (a fixture)
 
@@ -64,7 +65,27 @@ def test_what_the_paper_leaves_out_is_there() -> None:
     assert chosen["additive, random assignment"] == ("additive", "fixed")
     assert chosen["LinUCB, not additive"] == ("per_cluster", "linucb")
     assert rows["ifca, K = M"].clustering.clusters(10) == 10
-    assert rows["ifca, twice the weights"].network is not None
+    wide = rows["ifca, twice the weights"].network
+    assert wide is not None
+    assert rows["LinUCB, not additive, twice the weights"].network == wide
+    assert rows["LinUCB, not additive, twice the weights"].clustering == rows["LinUCB, not additive"].clustering
+    periods = {name: getattr(rows[name].clustering, "period", None) for name in ("paper-figures", "paper-text")}
+    assert periods == {"paper-figures": 1, "paper-text": 20}
+
+
+def test_the_tasks_of_our_own_have_no_calibrated_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"planted", "noisy"} <= {*EVERYTHING}
+    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
+    cells = (*ARTEFACTS["planted"].cells, *ARTEFACTS["noisy"].cells)
+    rows = {cell.variant: experiment_of(cell, 0, Pass()) for cell in cells}
+    assert {cell.dataset for cell in cells} == {"fashion-mnist-mini"}
+    assert all(row.task == TASKS[cell.task] for cell, row in zip(cells, rows.values(), strict=True))
+    known = rows["known groups"]
+    assert known.method.clustering.clusters(known.task.num_edges) == known.task.partition.edge_distributions == 4
+    for kind in ("credit_thompson", "thompson", "random"):
+        chosen = rows[kind].method
+        assert (chosen.selection.kind, chosen.selection.fraction) == (kind, 0.3)
+        assert chosen.clustering == rows["singletons"].method.clustering
 
 
 def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
@@ -144,6 +165,7 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
 
 def test_bad_words_are_one_clear_message(fedbac: Shell) -> None:  # noqa: F811
     assert "did you mean 'table-2'" in fedbac("reproduce", "table2", code=2)
+    assert "--variant 'ifka'" in fedbac("reproduce", "table-2", "--variant", "ifka", "--render-only", code=2)
     assert "--data-set 'mnist'" in fedbac("reproduce", "all", "--data-set", "mnist", code=2)
     assert "30 of 30 runs to go" in fedbac("reproduce", "table-2", "communication", "--plan", "--seeds", "1")
 
@@ -170,6 +192,17 @@ def test_collecting_adds_to_what_is_known_and_drops_what_has_changed(
     assert not store.collect(artefact, 1, QUICK, tmp_path / "nowhere", both).findings, "of another configuration"
     with pytest.raises(ConfigError, match="a full pass"):
         store.collect(artefact, 1, QUICK, tmp_path, planted.results("table-2"))
+
+
+def test_curves_keep_half_time_and_the_end() -> None:
+    records = [{"accuracy": 0.5, "moves": int(t in (3, 98)), "active_clusters": 4} for t in range(1, 202)]
+    curve = store._curve(records)
+    assert {1, 10, 20, 100, 201} <= set(curve.round)
+    assert curve.moves[curve.round.index(100)] == 2
+    assert curve.last_move() == 99, "the first round kept with all moves"
+    assert store._curve(records[:40]).last_move() == 3, "exact where every round is kept"
+    assert store._curve(records[:1]).round == (1,)
+    assert store._curve(records[:2]).last_move() is None
 
 
 def test_a_folder_whose_run_is_not_the_one_it_promises_is_refused(tmp_path: Path, data: Path) -> None:

@@ -9,5 +9,7 @@ measures    numbers of a result that claims are about
 claims      the claims of each table and figure, those of the paper (paper_claims, speed_claims) and
             our own (own_claims)
 figures     pictures with the paper's own curves behind ours
+cells       how numbers stand in tables
+bodies      the tables of each page
 pages       one page a table or figure
 """

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from fedbac.reproduce.paper import READINGS
-from fedbac.reproduce.settings import CANDIDATES, SETTINGS
+from fedbac.reproduce.settings import CANDIDATES
+from fedbac.tasks import TASKS
 
 MODERATE = ("cifar10", "svhn", "fashion-mnist")
 SEVERE = tuple(f"{task}-severe" for task in MODERATE)
@@ -24,12 +25,12 @@ class Cell:
     method: str
     settings: tuple[str, ...] = ()
     calibrated: bool = True
-    """Whether the data set's settings apply; candidates of the calibration stand alone."""
+    """Whether the data set's settings apply; not to candidates of the calibration and tasks of our own."""
 
     @property
     def dataset(self) -> str:
         """The data set's name."""
-        return next(name for name in SETTINGS if self.task.startswith(name))
+        return TASKS[self.task].dataset
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _ablation(task: str) -> tuple[Cell, ...]:
     bandit, width = "fed-bac", "method.network={kind: lenet5, width: 1.41}"
     one_by_one = "task.training.clip_scope=per_network"
     return (
-        Cell(task, "fed-bac", bandit),
+        *_presets((task,), *READINGS),
         Cell(task, "additive, frozen singletons", "singletons"),
         Cell(task, "additive, lowest loss, K = 5", bandit, ("method.clustering={kind: lowest_loss}",)),
         Cell(
@@ -83,6 +84,7 @@ def _ablation(task: str) -> tuple[Cell, ...]:
         ),
         Cell(task, "additive, random assignment", bandit, ("method.clustering={kind: fixed, start_labels: random}",)),
         Cell(task, "LinUCB, not additive", "linucb-isolated"),
+        Cell(task, "LinUCB, not additive, twice the weights", "linucb-isolated", (width,)),
         Cell(task, "ifca", "ifca"),
         Cell(task, "ifca, K = M", "ifca", ("method.clustering.num_clusters=null",)),
         Cell(task, "ifca, twice the weights", "ifca", (width,)),
@@ -109,6 +111,21 @@ def _beyond(task: str) -> tuple[Cell, ...]:
     return (*_presets((task,), "fedbac-plus", "fedbac-merging", "ifca", *READINGS), *rivals)
 
 
+def _planted(task: str) -> tuple[Cell, ...]:
+    """Edges that share distributions; no method can know the groups, so knowing them shows what there is to win."""
+    known = Cell(task, "known groups", "singletons", ("method.clustering.num_clusters=4",), calibrated=False)
+    methods = ("fedbac-plus", "fedbac-merging", "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
+    return (known, *(Cell(task, method, method, calibrated=False) for method in methods))
+
+
+def _noisy(task: str) -> tuple[Cell, ...]:
+    """Clients with noisy labels; clusters are frozen, so that the rows differ in their selection only."""
+    return tuple(
+        Cell(task, kind, "singletons", (f"method.selection={{kind: {kind}, fraction: 0.3}}",), calibrated=False)
+        for kind in ("credit_thompson", "thompson", "random")
+    )
+
+
 MAIN = _presets(SIX, *BASELINES, *READINGS)
 
 ARTEFACTS: dict[str, Artefact] = {
@@ -120,7 +137,7 @@ ARTEFACTS: dict[str, Artefact] = {
             "table-scaling",
             "Twenty edges, 500 clients",
             "Table III of the paper",
-            _presets(("cifar10-500",), *BASELINES, *READINGS),
+            _presets(("cifar10-500", "cifar10"), *BASELINES, *READINGS),
             curves=True,
         ),
         Artefact(
@@ -162,6 +179,8 @@ ARTEFACTS: dict[str, Artefact] = {
             "Not in the paper",
             tuple(cell for task in SIX for cell in _beyond(task)),
         ),
+        Artefact("planted", "Edges that share distributions", "Not in the paper", _planted("planted"), curves=True),
+        Artefact("noisy", "Clients with noisy labels", "Not in the paper", _noisy("noisy"), curves=True),
         Artefact(
             "participation",
             "How many clients train",

@@ -2,6 +2,11 @@
 
 _DATA = {"cifar10": "CIFAR-10", "svhn": "SVHN", "fashion-mnist": "Fashion-MNIST"}
 
+_SMALL = {
+    "planted": "Fashion-MNIST mini, 20 edges that share 4 class mixes",
+    "noisy": "Fashion-MNIST mini, noisy labels at 4 of 10 clients",
+}
+
 FORMAT_1 = (
     "SVHN is SVHN cropped digits, rebuilt from Format 1 (the full images) with the data set's own crop-and-resize "
     "rule: labels and counts are exact, about 18 of 305 million pixel values differ from the official files by one "
@@ -11,6 +16,8 @@ FORMAT_1 = (
 
 def task_name(task: str, alpha: bool = True, full: bool = False) -> str:
     """Return the name of a task, with its heterogeneity, and in full with the origin of its data."""
+    if task in _SMALL:
+        return _SMALL[task]
     dataset = next(key for key in _DATA if task.startswith(key))
     name = _DATA[dataset] + (" (rebuilt from Format 1)" if full and dataset == "svhn" else "")
     rest = {"": "α = 0.5", "-severe": "α = 0.1", "-500": "α = 0.5, N = 500"}[task.removeprefix(dataset)]

@@ -33,8 +33,10 @@ class Pass:
     @property
     def changes(self) -> tuple[str, ...]:
         """The changes in words."""
-        rounds = () if self.rounds is None else (f"{self.rounds} rounds",)
-        fraction = () if self.fraction is None else (f"{100 * self.fraction:g} % of the data",)
+        rounds = () if self.rounds is None else (f"{self.rounds} round{'' if self.rounds == 1 else 's'}",)
+        fraction: tuple[str, ...] = ()
+        if self.fraction is not None:
+            fraction = (f"{100 * self.fraction:g} % of the data", "minimums of the partition at 1")
         return (*rounds, *fraction, *self.settings)
 
     def overrides(self) -> list[str]:

@@ -20,7 +20,7 @@ from fedbac.types import Settings
 
 CURVE_POINTS = 50
 LANDMARKS = (1, 10, 20)
-"""Rounds that every curve keeps."""
+"""Rounds that every curve keeps, beside half time and the end."""
 
 
 class Bytes(Settings):
@@ -50,6 +50,10 @@ class Curve(Settings):
     def at(self, round_: int) -> float | None:
         """Return the accuracy at a round that the curve keeps."""
         return self.accuracy[self.round.index(round_)] if round_ in self.round else None
+
+    def last_move(self) -> int | None:
+        """Return the first round kept by which all reassignments were made; None if there were none."""
+        return self.round[self.moves.index(self.moves[-1])] if self.moves[-1] else None
 
 
 class Finding(Settings):
@@ -87,6 +91,11 @@ class Results(Settings):
     settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The calibrated settings per data set."""
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What a pass that changes something is called: one of settings alone (``PATH=VALUE``) need not be quick."""
+        return "Changed settings" if all("=" in change for change in self.changes) else "Quick pass"
 
     def of(self, task: str, variant: str) -> dict[int, Finding]:
         """Return a cell's findings by seed."""
@@ -150,7 +159,8 @@ def collect(artefact: Artefact, seeds: int, change: Pass, parent: Path, before: 
                 findings.append(finding(point.folder.read(), cell.task, cell.variant, artefact.curves))
             elif old is not None and old.config == identity(point.experiment):
                 findings.append(old)
-    settings = {} if artefact.name == "calibration" else {d: SETTINGS[d] for d in SETTINGS}
+    calibrated = {cell.dataset for cell in artefact.cells if cell.calibrated}
+    settings = {dataset: chosen for dataset, chosen in SETTINGS.items() if dataset in calibrated}
     return Results(artefact=artefact.name, changes=change.changes, settings=settings, findings=tuple(findings))
 
 
@@ -184,8 +194,8 @@ def read(artefact: str, folder: Path) -> Results | None:
 
 def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
     last = len(records)
-    kept = {*np.linspace(1, last, min(CURVE_POINTS, last)).round().astype(int).tolist(), *LANDMARKS}
-    rounds = sorted(round_ for round_ in kept if round_ <= last)
+    kept = {*np.linspace(1, last, min(CURVE_POINTS, last)).round().astype(int).tolist(), *LANDMARKS, last // 2, last}
+    rounds = sorted(round_ for round_ in kept if 1 <= round_ <= last)
     moves_T = np.cumsum([record["moves"] for record in records])
     return Curve(
         round=tuple(rounds),

@@ -1,0 +1,98 @@
+"""How numbers stand in the tables of the pages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
+
+from fedbac.report.table import human_bytes
+from fedbac.reproduce.results import Finding
+
+NONE = "–"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fixed(number: float, digits: int = 2) -> str:
+    """Return a number with so many decimals, a half rounded up as a reader does it: 88.85 is 88.9."""
+    exact = Decimal(repr(round(number, 9))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{exact:f}"
+
+
+def mean(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
+    """Return the mean, by default in percent."""
+    return fixed(scale * float(np.mean(shares)), digits) if shares else NONE
+
+
+def std(shares: Sequence[float]) -> str:
+    """Return the standard deviation over seeds in points; there is none of one seed."""
+    return fixed(100 * float(np.std(shares, ddof=1))) if len(shares) > 1 else NONE
+
+
+def difference(shares: Sequence[float], printed: float | None) -> str:
+    """Return how far the mean is above the printed number, in points."""
+    if not shares or printed is None:
+        return NONE
+    off = 100 * float(np.mean(shares)) - printed
+    return f"{'−' if off < 0 else '+'}{fixed(abs(off))}"
+
+
+def printed(number: float | None, spread: float | None = None) -> str:
+    """Return a number of the paper, or that it has none."""
+    if number is None:
+        return NONE
+    return fixed(number) if spread is None else f"{fixed(number)} ± {fixed(spread)}"
+
+
+def each(numbers: Sequence[int | None]) -> str:
+    """Return the number of every seed."""
+    return ", ".join(NONE if number is None else str(number) for number in numbers) or NONE
+
+
+def runs(count: int) -> str:
+    """Return a number of runs in words."""
+    return f"{count} run{'' if count == 1 else 's'}"
+
+
+def size(amounts: Sequence[int]) -> str:
+    """Return a mean number of bytes."""
+    return human_bytes(float(np.mean(amounts))) if amounts else NONE
+
+
+def at_least(text: str, reached: Sequence[bool]) -> str:
+    """Mark a mean in which a seed that never reached the target counts with its whole run; – if none reached it."""
+    if not any(reached):
+        return NONE
+    return text if all(reached) else f"> {text}"
+
+
+def geometric(ratios: Sequence[float]) -> str:
+    """Return the geometric mean of ratios, and times or by what they spread."""
+    if not ratios:
+        return NONE
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = fixed(math.exp(float(np.mean(logs))))
+    return f"{middle} ×/÷ {fixed(math.exp(float(np.std(logs, ddof=1))))}" if len(logs) > 1 else middle
+
+
+def ratio_to_target(
+    ratios: Mapping[int, float], theirs: Mapping[int, Finding], ours: Mapping[int, Finding], target: str
+) -> str:
+    """Return the mean of ratios by seed, marked as a bound where a side never reached the target.
+
+    A side that never does counts with its whole run: if it is the other's, the ratio is larger than shown, if ours, it
+    is smaller; if both, nothing is known.
+    """
+    late = {seed: theirs[seed].targets[target].round is not None for seed in ratios}
+    early = {seed: ours[seed].targets[target].round is not None for seed in ratios}
+    if not any((*late.values(), *early.values())):
+        return NONE
+    mark = {(True, True): "", (False, True): "> ", (True, False): "< "}.get(
+        (all(late.values()), all(early.values())), "~ "
+    )
+    return mark + geometric(list(ratios.values()))
