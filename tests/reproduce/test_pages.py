@@ -12,12 +12,12 @@ from fedbac.errors import ConfigError
 from fedbac.reproduce import pages
 from fedbac.reproduce import results as store
 from fedbac.reproduce.artefacts import ARTEFACTS, SIX
-from fedbac.reproduce.cells import fixed, ratio_to_target
+from fedbac.reproduce.cells import fixed, ratio
 from fedbac.reproduce.claims import claims
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import printed, rounds_to
 from fedbac.reproduce.plan import Pass
-from fedbac.reproduce.results import Bytes, Finding, Results
+from fedbac.reproduce.results import Bytes, Results
 from tests.reproduce import planted
 
 DRAWN = {"figure-convergence", "figure-dynamics", "communication", "participation"}
@@ -190,27 +190,10 @@ def test_whole_runs_are_compared_with_hierfavg() -> None:
     assert row["ratio, paper (training between clients and edges)"] == "1.60"
 
 
-def reaching(*rounds: int | None) -> dict[int, Finding]:
-    """Runs of 100 rounds, one per seed, that reach 0.7 in these rounds."""
-    base = planted.finding(ARTEFACTS["table-2"].cells[0], 0, 0.8)
-    some = {seed: store.Target(round=at, bytes=None) for seed, at in enumerate(rounds)}
-    return {
-        seed: base.model_copy(update={"seed": seed, "rounds": 100, "targets": {"0.7": target}})
-        for seed, target in some.items()
-    }
-
-
 def test_ratios_are_geometric_and_say_when_they_are_bounds() -> None:
-    told = {
-        "4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, 10)),
-        "> 4.00 ×/÷ 2.67": (reaching(20, None), reaching(10, 10)),
-        "< 4.00 ×/÷ 2.67": (reaching(20, 80), reaching(10, None)),
-        "~ 4.00 ×/÷ 2.67": (reaching(20, None), reaching(None, 10)),
-        "–": (reaching(None, None), reaching(None, None)),
-    }
-    for text, (theirs, ours) in told.items():
-        assert ratio_to_target({0: 2.0, 1: 8.0}, theirs, ours, "0.7") == text
-    assert ratio_to_target({}, reaching(), reaching(), "0.7") == "–"
+    assert ratio([2.0, 8.0]) == "4.00 ×/÷ 2.67"
+    assert ratio([2.0], ">") == "> 2.00"
+    assert ratio([]) == "–"
     assert fixed(-0.125) == "-0.13"
 
 

@@ -10,15 +10,14 @@ from fedbac.reproduce.cells import (
     at_least,
     difference,
     each,
-    geometric,
     mean,
     printed,
-    ratio_to_target,
+    ratio,
     size,
     std,
     table,
 )
-from fedbac.reproduce.claims import COUNTS, byte_ratios, round_ratios, targets_of
+from fedbac.reproduce.claims import COUNTS, bound, byte_ratios, round_ratios, targets_of
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Bytes, Finding, Results
@@ -185,7 +184,6 @@ def _convergence(results: Results) -> list[str]:
     header = ["target", "method", "paper", "ours", "ratio, paper", "ratio, ours", "seeds"]
     for task in SIX:
         rows = []
-        base = results.of(task, BASE)
         for target in targets_of(results, task):
             for variant in ARTEFACTS[results.artefact].variants:
                 cell = results.of(task, variant)
@@ -194,7 +192,8 @@ def _convergence(results: Results) -> list[str]:
                 ours = NONE
                 if variant != BASE:
                     paper[1] = printed(slow / crossed if slow and crossed else None)
-                    ours = ratio_to_target(round_ratios(results, task, target, BASE, variant), base, cell, target)
+                    ratios = round_ratios(results, task, target, BASE, variant)
+                    ours = ratio(ratios.values(), bound(results, task, target, BASE, variant))
                 name = [f"{float(target):.0%}", variant]
                 rows.append([*name, paper[0], _rounds(cell, target), paper[1], ours, str(len(cell))])
         parts += [f"## {task_name(task, full=True)}", table(header, rows)]
@@ -254,14 +253,12 @@ def _communication(results: Results) -> list[str]:
 
 def _totals(results: Results, task: str) -> str:
     rows = []
-    base = results.of(task, BASE)
     for variant in ARTEFACTS[results.artefact].variants:
         cell = results.of(task, variant)
         amounts = [size([count(found.bytes) for found in cell.values()]) for count in COUNTS.values()]
         common = sorted(set(base) & set(cell)) if variant != BASE else []
         ratios = [
-            geometric([count(cell[seed].bytes) / count(base[seed].bytes) for seed in common])
-            for count in COUNTS.values()
+            ratio([count(cell[seed].bytes) / count(base[seed].bytes) for seed in common]) for count in COUNTS.values()
         ]
         paper = PAPER_BYTES_A_ROUND if variant in READINGS else NONE
         rows.append([variant, *amounts, *ratios, paper, str(len(cell))])
@@ -272,15 +269,15 @@ def _totals(results: Results, task: str) -> str:
 
 def _to_targets(results: Results, task: str) -> str:
     rows = []
-    base = results.of(task, BASE)
     for target in targets_of(results, task):
         for variant in ARTEFACTS[results.artefact].variants:
             cell = results.of(task, variant)
             amounts = [_bytes(cell, target, count) for count in COUNTS.values()]
+            mark = bound(results, task, target, BASE, variant)
             ratios = [
                 NONE
                 if variant == BASE
-                else ratio_to_target(byte_ratios(results, task, target, BASE, variant, count), base, cell, target)
+                else ratio(byte_ratios(results, task, target, BASE, variant, count).values(), mark)
                 for count in COUNTS.values()
             ]
             paper = look_up("byte_ratios", task, target) if variant in READINGS else None

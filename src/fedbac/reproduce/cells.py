@@ -1,13 +1,13 @@
 """How numbers stand in the tables of the pages."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 
 from fedbac.report.table import human_bytes
-from fedbac.reproduce.results import Finding
+from fedbac.reproduce.verdicts import Bound, geometric
 
 NONE = "–"
 
@@ -71,28 +71,10 @@ def at_least(text: str, reached: Sequence[bool]) -> str:
     return text if all(reached) else f"> {text}"
 
 
-def geometric(ratios: Sequence[float]) -> str:
-    """Return the geometric mean of ratios, and times or by what they spread."""
+def ratio(ratios: Collection[float], bound: Bound = "") -> str:
+    """Return the geometric mean of ratios, marked if it is only a bound, and times or by what they spread."""
     if not ratios:
         return NONE
-    logs = [math.log(ratio) for ratio in ratios]
-    middle = fixed(math.exp(float(np.mean(logs))))
-    return f"{middle} ×/÷ {fixed(math.exp(float(np.std(logs, ddof=1))))}" if len(logs) > 1 else middle
-
-
-def ratio_to_target(
-    ratios: Mapping[int, float], theirs: Mapping[int, Finding], ours: Mapping[int, Finding], target: str
-) -> str:
-    """Return the mean of ratios by seed, marked as a bound where a side never reached the target.
-
-    A side that never does counts with its whole run: if it is the other's, the ratio is larger than shown, if ours, it
-    is smaller; if both, nothing is known.
-    """
-    late = {seed: theirs[seed].targets[target].round is not None for seed in ratios}
-    early = {seed: ours[seed].targets[target].round is not None for seed in ratios}
-    if not any((*late.values(), *early.values())):
-        return NONE
-    mark = {(True, True): "", (False, True): "> ", (True, False): "< "}.get(
-        (all(late.values()), all(early.values())), "~ "
-    )
-    return mark + geometric(list(ratios.values()))
+    middle = f"{bound} {fixed(geometric(list(ratios)))}".strip()
+    spread = math.exp(float(np.std(np.log(list(ratios)), ddof=1))) if len(ratios) > 1 else None
+    return middle if spread is None else f"{middle} ×/÷ {fixed(spread)}"
