@@ -253,6 +253,7 @@ def _communication(results: Results) -> list[str]:
 
 def _totals(results: Results, task: str) -> str:
     rows = []
+    base = results.of(task, BASE)
     for variant in ARTEFACTS[results.artefact].variants:
         cell = results.of(task, variant)
         amounts = [size([count(found.bytes) for found in cell.values()]) for count in COUNTS.values()]
