@@ -50,8 +50,10 @@ def printed(number: float | None, spread: float | None = None) -> str:
 
 
 def each(numbers: Sequence[int | None]) -> str:
-    """Return the number of every seed."""
-    return ", ".join(NONE if number is None else str(number) for number in numbers) or NONE
+    """Return the number of every seed, or that no seed has one."""
+    if all(number is None for number in numbers):
+        return NONE
+    return ", ".join(NONE if number is None else str(number) for number in numbers)
 
 
 def runs(count: int) -> str:
