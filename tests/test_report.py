@@ -320,7 +320,7 @@ def test_nothing_global_is_changed() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-DRAWING = {"pages", "figures"}
+DRAWING = {"bodies", "cells", "figures", "pages"}
 """Modules of the reproduction that draw; the command imports them when it comes to that."""
 
 
