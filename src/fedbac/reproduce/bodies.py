@@ -386,6 +386,7 @@ def _curve_distance(found: Finding) -> float | None:
 
 _BODIES: dict[str, Callable[[Results], list[str]]] = {
     "table-2": _accuracy,
+    "table-2-per-class": _accuracy,
     "table-fairness": _fairness,
     "table-scaling": _scaling,
     "table-selection": _selection,

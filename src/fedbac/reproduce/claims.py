@@ -17,6 +17,7 @@ def claims(results: Results) -> list[Claim]:
 
 _JUDGES: dict[str, Callable[[Results], list[Claim]]] = {
     "table-2": paper_claims.table_2,
+    "table-2-per-class": paper_claims.table_2,
     "table-fairness": paper_claims.fairness,
     "table-scaling": paper_claims.scaling,
     "table-selection": paper_claims.selection,

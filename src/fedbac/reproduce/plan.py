@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedbac.errors import ConfigError
 from fedbac.experiment import Experiment, parse
 from fedbac.reproduce.artefacts import Artefact, Cell
-from fedbac.reproduce.settings import SETTINGS, TRAINING_EXAMPLES
+from fedbac.reproduce.settings import SETTINGS, TRAINING_EXAMPLES, TWO_NETWORKS
 from fedbac.runs import configure
 from fedbac.store import RunFolder
 from fedbac.sweep import Point
@@ -49,9 +49,17 @@ class Pass:
 
 def experiment_of(cell: Cell, seed: int, change: Pass) -> Experiment:
     """Return the experiment of a cell with one seed."""
-    fixed = SETTINGS[cell.dataset] if cell.calibrated else ()
-    settings = [*fixed, *cell.settings, *change.overrides()]
-    return configure(cell.method, cell.task, seed=seed, num_rounds=change.rounds, settings=settings)
+
+    def built(*fixed: str) -> Experiment:
+        settings = [*fixed, *cell.settings, *change.overrides()]
+        return configure(cell.method, cell.task, seed=seed, num_rounds=change.rounds, settings=settings)
+
+    if not cell.calibrated:
+        return built()
+    experiment = built(*SETTINGS[cell.dataset])
+    if len(experiment.method.personalization.scopes) == 1:
+        return experiment
+    return built(*SETTINGS[cell.dataset], *TWO_NETWORKS)
 
 
 def point_of(cell: Cell, seed: int, change: Pass, parent: Path) -> Point:
