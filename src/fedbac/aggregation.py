@@ -122,3 +122,16 @@ def cloud_average(
         else:
             after[part] = cluster_average(parts_M, weight_M, label_M, before[part])
     return after
+
+
+def draw_together(parts: Parts, sharing: float, weight_K: FloatArray, scopes: Mapping[str, Scope]) -> Parts:
+    """Draw the networks of clusters towards their weighted mean: (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, with ρ the sharing.
+
+    Clusters without members have weight zero: they are drawn, and do not draw.
+    """
+    if not sharing:
+        return parts
+    return {
+        part: trees.towards_mean(stacked, weight_K, sharing) if scopes[part] == "cluster" else stacked
+        for part, stacked in parts.items()
+    }

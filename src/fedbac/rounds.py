@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbac import metrics, models, trees
-from fedbac.aggregation import cloud_average
+from fedbac.aggregation import cloud_average, draw_together
 from fedbac.costs import BYTES_PER_NUMBER, Ledger, payload, state_bytes
 from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport
 from fedbac.experiment import Experiment
@@ -78,7 +78,7 @@ def rounds(
     while state.round < experiment.task.rounds:
         began = time.perf_counter()
         ledger = Ledger()
-        reports = _train_edges(experiment, edges, state, ledger)
+        reports = _train_edges(experiment, sites, edges, state, ledger)
         trained = _aggregate(experiment, sites, state, reports)
         labels = trained.label_M
         after = _reassign(experiment, sites, edges, trained, reports, ledger)
@@ -101,6 +101,10 @@ def rounds(
         yield record, state
 
 
+def _sizes(sites: Sequence[EdgeSite]) -> FloatArray:
+    return np.array([site.size_N.sum() for site in sites], dtype=np.float64)
+
+
 def models_of(state: State, scopes: Mapping[str, Scope], clusters: Sequence[int]) -> tuple[Parts, ...]:
     """Return the model of each given cluster; networks of scope cloud are one object in all of them."""
     shared: dict[str, Params] = {p: trees.take(state.parts[p], 0) for p, scope in scopes.items() if scope == "cloud"}
@@ -113,9 +117,15 @@ def models_of(state: State, scopes: Mapping[str, Scope], clusters: Sequence[int]
     return tuple({part: shared[part] if part in shared else own[part, k] for part in scopes} for k in clusters)
 
 
-def _train_edges(experiment: Experiment, edges: Edges, state: State, ledger: Ledger) -> list[TrainReport]:
+def _train_edges(
+    experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, ledger: Ledger
+) -> list[TrainReport]:
     """Phases 1 to 4 of a round: send networks down, let edges select, train and average."""
-    sent = models_of(state, experiment.method.personalization.scopes, state.label_M.tolist())
+    scopes = experiment.method.personalization.scopes
+    size_K = np.zeros(state.num_clusters)
+    np.add.at(size_K, state.label_M, _sizes(sites))
+    drawn = replace(state, parts=draw_together(state.parts, experiment.method.sharing, size_K, scopes))
+    sent = models_of(drawn, scopes, state.label_M.tolist())
     orders = [
         TrainOrder(m, state.round + 1, parts, state.selection_M[m], bool(state.moved_M[m]), state.momentum_M[m])
         for m, parts in enumerate(sent)
@@ -135,7 +145,7 @@ def _aggregate(
 ) -> State:
     """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the scopes of the parts."""
     selected_M = np.array([report.trained_size for report in reports], dtype=np.float64)
-    total_M = np.array([site.size_N.sum() for site in sites], dtype=np.float64)
+    total_M = _sizes(sites)
     weight_M = {"total": total_M, "selected": selected_M, "uniform": np.ones_like(total_M)}[
         experiment.method.cloud_weight
     ]
@@ -234,7 +244,7 @@ def _furnish(experiment: Experiment, sites: Sequence[EdgeSite], state: State, la
     if not average and method.empty_cluster == "keep":
         return state.parts
     entered = set(label_M[label_M != state.label_M].tolist())
-    size_M = np.array([site.size_N.sum() for site in sites], dtype=np.float64)
+    size_M = _sizes(sites)
     parts = dict(state.parts)
     for k in sorted(entered if average else entered - set(state.label_M.tolist())):
         mover = int(np.flatnonzero(label_M == k)[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedbac import trees
 from fedbac.clustering import Fixed, LowestLoss
 from fedbac.data import Dataset, planted_groups
 from fedbac.experiment import SELECTION, Method, Training
@@ -246,6 +247,18 @@ def test_one_cluster_per_edge_that_never_changes_is_isolated_edges() -> None:
         assert [r["accuracy_per_edge"][edge] for r in together.records] == [r["accuracy"] for r in alone.records]
     rows = [one_network(together, "cluster", edge) for edge in range(3)]
     assert min(distance(rows[0], rows[1]), distance(rows[0], rows[2]), distance(rows[1], rows[2])) > 1e-2
+
+
+def test_isolated_edges_that_share_everything_are_hierfavg_before_its_average() -> None:
+    """With sharing 1 every edge trains from the mean of all, so that the mean goes the way of HierFAVG's network."""
+    sharing = Method(name="sharing", clustering=Fixed(), personalization=PerCluster(), sharing=1)
+    apart, plain = (play(method, DATA, UNEVEN, training=RICH, num_rounds=4) for method in (sharing, HIERFAVG))
+    mean = trees.weighted_mean(apart.end.parts["cluster"], np.array([31.0, 22.0, 20.0]))
+    assert distance({"network": mean}, one_network(plain)) < 1e-6
+    assert distance(one_network(apart, "cluster", 0), one_network(apart, "cluster", 1)) > 1e-2
+    half = play(sharing.model_copy(update={"sharing": 0.5}), DATA, UNEVEN, training=RICH, num_rounds=4)
+    rows = [one_network(half, "cluster", edge) for edge in (0, 1)]
+    assert distance(*rows) > distance(one_network(apart, "cluster", 0), one_network(apart, "cluster", 1))
 
 
 @pytest.mark.parametrize("cls", SELECTION.builtin, ids=lambda cls: cls.__name__)

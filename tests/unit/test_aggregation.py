@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.aggregation import BLOCK, EdgeAverage, cloud_average, cluster_average, global_average
-from fedbac.types import Parts
+from fedbac.aggregation import BLOCK, EdgeAverage, cloud_average, cluster_average, draw_together, global_average
+from fedbac.types import Parts, Scope
 
 NAN = float("nan")
 
@@ -137,3 +137,25 @@ def test_when_every_edge_failed_everything_stays() -> None:
     after = cloud_average(before, reports, np.zeros(2), np.array([0, 1]), {"global": "cloud", "cluster": "cluster"})
     assert after["global"]["w"].tolist() == [[3.0]]
     assert after["cluster"]["w"].tolist() == [[-1.0], [-2.0]]
+
+
+def test_clusters_are_drawn_together_by_hand() -> None:
+    """The mean of the two with members is 4; the third has none, so it is drawn and does not draw."""
+    parts: Parts = {"global": {"w": torch.tensor([[9.0]])}, "cluster": {"w": torch.tensor([[1.0], [5.0], [100.0]])}}
+    scopes: dict[str, Scope] = {"global": "cloud", "cluster": "cluster"}
+    weight_K = np.array([1.0, 3.0, 0.0])
+    drawn = draw_together(parts, 0.25, weight_K, scopes)
+    assert drawn["cluster"]["w"].tolist() == [[1.75], [4.75], [76.0]]
+    assert drawn["global"] is parts["global"]
+    assert parts["cluster"]["w"].tolist() == [[1.0], [5.0], [100.0]]
+    assert draw_together(parts, 1.0, weight_K, scopes)["cluster"]["w"].tolist() == [[4.0]] * 3
+    assert draw_together(parts, 0.0, weight_K, scopes) is parts
+
+
+def test_drawing_together_keeps_counters_whole() -> None:
+    """Batch normalization counts batches in whole numbers."""
+    parts: Parts = {"cluster": {"w": torch.tensor([1.0, 3.0]), "seen": torch.tensor([4, 8])}}
+    drawn = draw_together(parts, 0.5, np.ones(2), {"cluster": "cluster"})
+    assert drawn["cluster"]["w"].tolist() == [1.5, 2.5]
+    assert drawn["cluster"]["seen"].tolist() == [5, 7]
+    assert drawn["cluster"]["seen"].dtype == torch.int64
