@@ -149,12 +149,11 @@ def local_sgd(h: Module, f: Module, client: Client, t: int, config: Config) -> t
     rng = stream(config.seed, "batches", t, 0, client.number)
     x, y = client.train
     for _ in range(config.epochs):
-        order = rng.permutation(client.size)
-        for start in range(0, client.size, config.batch_size):
-            batch = order[start : start + config.batch_size]
+        for batch in torch.split(torch.from_numpy(rng.permutation(client.size)), config.batch_size):
             optimizer.zero_grad()
             cross_entropy(predict(h, f, x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_([*h.parameters(), *f.parameters()], 1.0)  # one norm over both networks
+            for network in (h, f):  # each by itself
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()  # adds the weight decay to the clipped gradient
     return h, f
 

@@ -60,8 +60,8 @@ class Training(Settings):
     """Of SGD, on every network."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest norm of a gradient; null does not clip."""
-    clip_scope: Literal["joint", "per_network"] = "joint"
-    """One norm over all parts that are trained, or one per part (C.3)."""
+    clip_scope: Literal["per_network", "joint"] = "per_network"
+    """One norm per network, so that a method of two steps as far with each as a method of one, or one over both (C.3)."""
 
     def rate(self, round_: int) -> float:
         """Return η_t."""

@@ -87,14 +87,16 @@ def linucb_isolated(task: Task) -> Method:
     return fed_bac(task).model_copy(update={"name": "linucb-isolated", "personalization": PerCluster()})
 
 
-def fed_bac_merging(task: Task) -> Method:
-    """Fed-BAC with clusters that start as one per edge and merge where they fit as well together (docs/plus.md)."""
-    return fed_bac(task).model_copy(update={"name": "fedbac-merging", "clustering": Merging(), "newcomers": "average"})
-
-
 def fedbac_plus(task: Task) -> Method:
-    """Both improvements: merging clusters, and Thompson sampling with credit of each client's own (docs/plus.md)."""
-    return fed_bac_merging(task).model_copy(update={"name": "fedbac-plus", "selection": CreditThompson()})
+    """Clusters that merge and share, and Thompson sampling with credit of each client's own (docs/plus.md)."""
+    return Method(
+        name="fedbac-plus",
+        clustering=Merging(),
+        newcomers="average",
+        sharing=0.1,
+        selection=CreditThompson(),
+        personalization=Additive(),
+    )
 
 
 METHODS: dict[str, Preset] = {
@@ -111,7 +113,6 @@ METHODS: dict[str, Preset] = {
     "fed-cam": fed_cam,
     "linucb-isolated": linucb_isolated,
     "fedbac-plus": fedbac_plus,
-    "fedbac-merging": fed_bac_merging,
 }
 
 

@@ -202,7 +202,7 @@ def test_additive_with_a_global_network_frozen_at_zero_is_ifca(threshold: float,
 
 
 def test_additive_with_one_cluster_is_fedavg_of_the_two_networks_together() -> None:
-    """B.11 (3), with λ = 0: clip and average do not care which of the two networks a weight belongs to."""
+    """B.11 (3), with λ = 0: one norm and average do not care which of the two networks a weight belongs to."""
 
     class Sum(nn.Module):
         def __init__(self) -> None:
@@ -215,10 +215,11 @@ def test_additive_with_one_cluster_is_fedavg_of_the_two_networks_together() -> N
             return logits
 
     additive = Method(name="two", clustering=Fixed(num_clusters=1), personalization=Additive(l2_cluster=0))
-    left = play(additive, DATA, UNEVEN, training=RICH)
+    training = RICH.model_copy(update={"clip_scope": "joint"})
+    left = play(additive, DATA, UNEVEN, training=training)
     names = {"h": "global", "f": "cluster"}
     begin = {f"{half}.{n}": v for half, part in names.items() for n, v in left.states[0].parts[part].items()}
-    right = play(HIERFAVG, DATA, UNEVEN, training=RICH, user=Sum, parts={"global": begin})
+    right = play(HIERFAVG, DATA, UNEVEN, training=training, user=Sum, parts={"global": begin})
     end = {f"{half}.{n}": v for half, part in names.items() for n, v in left.end.parts[part].items()}
     assert distance({"global": end}, right.end.parts) < 1e-6
 

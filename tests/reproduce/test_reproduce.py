@@ -115,12 +115,10 @@ def test_calibrated_settings_are_those_of_the_data_set(monkeypatch: pytest.Monke
     )
 
 
-def test_two_networks_are_clipped_each_by_itself_unless_a_row_says_otherwise() -> None:
+def test_networks_are_clipped_each_by_itself_unless_a_row_says_otherwise() -> None:
     for cell in ARTEFACTS["ablation"].cells:
-        row = experiment_of(cell, 0, Pass())
-        two = row.method.personalization.kind == "additive"
-        one_by_one = row.task.training.clip_scope == "per_network"
-        assert one_by_one == (two and "clipped as one" not in cell.variant), cell
+        scope = experiment_of(cell, 0, Pass()).task.training.clip_scope
+        assert (scope == "joint") == ("clipped as one" in cell.variant), cell
 
 
 def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) -> None:  # noqa: F811

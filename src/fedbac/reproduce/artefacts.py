@@ -12,6 +12,7 @@ SIX = tuple(task for pair in zip(MODERATE, SEVERE, strict=True) for task in pair
 SELECTION_TASKS = ("cifar10", "fashion-mnist")
 FRACTIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 BASELINES = ("hierfavg", "ifca")
+PLUS_APART = "fedbac-plus, nothing shared"
 RANDOM_CLIENTS = ", random clients"
 """Ends the name of a variant that differs from the one before it in its client selection only."""
 
@@ -108,14 +109,19 @@ def _participation(task: str) -> tuple[Cell, ...]:
 
 def _beyond(task: str) -> tuple[Cell, ...]:
     rivals = tuple(cell for cell in _ablation(task) if cell.variant.startswith("additive"))
-    return (*_presets((task,), "fedbac-plus", "fedbac-merging", "ifca", *READINGS), *rivals)
+    parts = (
+        Cell(task, PLUS_APART, "fedbac-plus", ("method.sharing=0",)),
+        Cell(task, "additive, singletons that share", "singletons", ("method.sharing=0.1",)),
+    )
+    return (*_presets((task,), "fedbac-plus"), *parts, *_presets((task,), "ifca", *READINGS), *rivals)
 
 
 def _planted(task: str) -> tuple[Cell, ...]:
     """Edges that share distributions; no method can know the groups, so knowing them shows what there is to win."""
     known = Cell(task, "known groups", "singletons", ("method.clustering.num_clusters=4",), calibrated=False)
-    methods = ("fedbac-plus", "fedbac-merging", "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
-    return (known, *(Cell(task, method, method, calibrated=False) for method in methods))
+    methods = ("fedbac-plus", "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
+    apart = Cell(task, PLUS_APART, "fedbac-plus", ("method.sharing=0",), calibrated=False)
+    return (known, apart, *(Cell(task, method, method, calibrated=False) for method in methods))
 
 
 def _noisy(task: str) -> tuple[Cell, ...]:
@@ -182,7 +188,7 @@ ARTEFACTS: dict[str, Artefact] = {
         ),
         Artefact(
             "beyond",
-            "Merging clusters against everything else",
+            "fedbac-plus against everything else",
             "Not in the paper",
             tuple(cell for task in SIX for cell in _beyond(task)),
         ),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedbac.reproduce.artefacts import FRACTIONS, RANDOM_CLIENTS, SELECTION_TASKS, SIX
+from fedbac.reproduce.artefacts import FRACTIONS, PLUS_APART, RANDOM_CLIENTS, SELECTION_TASKS, SIX
 from fedbac.reproduce.measures import Claim, gap, in_all, moves_by, values
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import READINGS
@@ -15,7 +15,7 @@ from fedbac.tasks import TASKS
 SINGLETONS = "additive, frozen singletons"
 RIVALS = ("paper-text", "paper-figures", SINGLETONS, "additive, lowest loss, K = 5", "ifca")
 """What a better cluster policy has to match in every setting."""
-PLUS = ("fedbac-plus", "fedbac-merging")
+PLUS = ("fedbac-plus", PLUS_APART)
 
 
 def ablation(results: Results) -> list[Claim]:

@@ -146,7 +146,4 @@ def _origin(artefact: Artefact, results: Results) -> str:
         for dataset in used:
             chosen = ", ".join(f"`{setting}`" for setting in results.settings.get(dataset, ())) or "the defaults"
             lines.append(f"- {task_name(dataset, alpha=False)}: {chosen}")
-        if results.two_networks:
-            more = ", ".join(f"`{setting}`" for setting in results.two_networks)
-            lines.append(f"- where two networks are trained, also {more} (with one network it would change nothing)")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from fedbac.experiment import Experiment, parse
 from fedbac.metrics import rounds_to_target
 from fedbac.reproduce.artefacts import ARTEFACTS, Artefact
 from fedbac.reproduce.plan import Pass, identity, point_of, status
-from fedbac.reproduce.settings import SETTINGS, TWO_NETWORKS
+from fedbac.reproduce.settings import SETTINGS
 from fedbac.store import Run
 from fedbac.types import Settings
 
@@ -90,8 +90,6 @@ class Results(Settings):
     """What made the pass a quick or changed one; empty for a reproduction."""
     settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The calibrated settings per data set."""
-    two_networks: tuple[str, ...] = ()
-    """Those of methods that train two networks."""
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -163,13 +161,7 @@ def collect(artefact: Artefact, seeds: int, change: Pass, parent: Path, before: 
                 findings.append(old)
     calibrated = {cell.dataset for cell in artefact.cells if cell.calibrated}
     settings = {dataset: chosen for dataset, chosen in SETTINGS.items() if dataset in calibrated}
-    return Results(
-        artefact=artefact.name,
-        changes=change.changes,
-        settings=settings,
-        two_networks=TWO_NETWORKS if calibrated else (),
-        findings=tuple(findings),
-    )
+    return Results(artefact=artefact.name, changes=change.changes, settings=settings, findings=tuple(findings))
 
 
 def write(results: Results, folder: Path) -> Path:

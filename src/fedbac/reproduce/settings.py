@@ -10,10 +10,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 """Per data set, the settings that differ from the package's defaults."""
 
-TWO_NETWORKS = ("task.training.clip_scope=per_network",)
-"""For methods that train two networks, on all data sets; HierFAVG has one, so it cannot tell. Each network is clipped
-by itself, as the one network of the other methods is, so that methods do not differ in the length of their steps."""
-
 CANDIDATES: dict[str, tuple[str, ...]] = {
     "batch 32": ("task.training.batch_size=32",),
     "batch 64": ("task.training.batch_size=64",),
