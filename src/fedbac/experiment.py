@@ -61,7 +61,8 @@ class Training(Settings):
     clip_norm: PositiveFloat | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
-    """One norm per network, so that a method of two steps as far with each as a method of one, or one over both (C.3)."""
+    """A norm for each network, so that a method of two steps as far with each as a method of one, or one over all that
+    are trained (C.3)."""
 
     def rate(self, round_: int) -> float:
         """Return η_t."""
