@@ -127,7 +127,8 @@ def cloud_average(
 def draw_together(parts: Parts, sharing: float, weight_K: FloatArray, scopes: Mapping[str, Scope]) -> Parts:
     """Draw the networks of clusters towards their weighted mean: (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, with ρ the sharing.
 
-    Clusters without members have weight zero: they are drawn, and do not draw.
+    Clusters without members have weight zero: they do not draw. All networks are finite, as averages are of those that
+    are (``EdgeAverage``).
     """
     if not sharing:
         return parts

@@ -142,8 +142,8 @@ class Method(Settings):
     """When an edge enters a cluster, it adopts the network it finds there (in an empty cluster: see above), or all
     members of the cluster start from the mean of the networks they come with, weighted by their data."""
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far the networks of clusters are drawn towards their mean before they are sent down: 0 keeps clusters apart,
-    with 1 all train from the mean."""
+    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 keeps
+    clusters apart, with 1 all train from the mean. Those that are kept, measured and judged are not drawn."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -155,8 +155,10 @@ class Method(Settings):
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The parts that all clusters share (the derived column "knowledge sharing" of Table I)."""
-        return tuple(part for part, scope in self.personalization.scopes.items() if scope == "cloud")
+        """What clusters share (the derived column "knowledge sharing" of Table I): parts, or a share of them."""
+        drawn = {"cloud": "", "cluster": f" ({self.sharing:g})"}
+        scopes = self.personalization.scopes.items()
+        return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
 
 
 class Evaluation(Settings):
@@ -193,6 +195,11 @@ class Experiment(Settings):
             raise ValueError(
                 f"method.personalization {self.method.personalization.kind!r} has no part per cluster, so "
                 f"method.clustering must have one cluster, not {num_clusters}"
+            )
+        if self.method.sharing and not clusters_matter:
+            raise ValueError(
+                f"method.sharing is {self.method.sharing:g} but method.personalization "
+                f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
             )
         wanted = {"method.measurement.split": self.method.measurement.split}
         wanted["method.selection"] = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"

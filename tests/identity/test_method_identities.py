@@ -250,11 +250,13 @@ def test_one_cluster_per_edge_that_never_changes_is_isolated_edges() -> None:
     assert min(distance(rows[0], rows[1]), distance(rows[0], rows[2]), distance(rows[1], rows[2])) > 1e-2
 
 
-def test_isolated_edges_that_share_everything_are_hierfavg_before_its_average() -> None:
+@pytest.mark.parametrize(("num_clusters", "sizes"), [(3, [31.0, 22.0, 20.0]), (2, [51.0, 22.0])])
+def test_clusters_that_share_everything_are_hierfavg_before_its_average(num_clusters: int, sizes: list[float]) -> None:
     """With sharing 1 every edge trains from the mean of all, so that the mean goes the way of HierFAVG's network."""
-    sharing = Method(name="sharing", clustering=Fixed(), personalization=PerCluster(), sharing=1)
+    fixed = Fixed(num_clusters=num_clusters)
+    sharing = Method(name="sharing", clustering=fixed, personalization=PerCluster(), sharing=1)
     apart, plain = (play(method, DATA, UNEVEN, training=RICH, num_rounds=4) for method in (sharing, HIERFAVG))
-    mean = trees.weighted_mean(apart.end.parts["cluster"], np.array([31.0, 22.0, 20.0]))
+    mean = trees.weighted_mean(apart.end.parts["cluster"], np.array(sizes))
     assert distance({"network": mean}, one_network(plain)) < 1e-6
     assert distance(one_network(apart, "cluster", 0), one_network(apart, "cluster", 1)) > 1e-2
     half = play(sharing.model_copy(update={"sharing": 0.5}), DATA, UNEVEN, training=RICH, num_rounds=4)

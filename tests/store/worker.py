@@ -17,7 +17,12 @@ TASK = Task(
     network=fedbac.Perceptron(hidden=(16,)),
     training=Training(epochs=1, batch_size=16, learning_rate=0.05, momentum_state="persist"),
 )
-SETTINGS = ("method.clustering.period=2", "method.selection.warmup=2", "method.selection.fraction=0.67")
+SETTINGS = (
+    "method.clustering.period=2",
+    "method.selection.warmup=2",
+    "method.selection.fraction=0.67",
+    "method.sharing=0.3",
+)
 
 
 def play(folder: Path, resume: bool) -> fedbac.Run:

@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "whole_batches": {"batch_size": 4},
     "large_batch": {"batch_size": 64},
     "drop_last": {"drop_last": True},
-    "clip_joint": {"clip_norm": 0.4},
+    "clip_joint": {"clip_norm": 0.4, "clip_scope": "joint"},
     "clip_per_network": {"clip_norm": 0.4, "clip_scope": "per_network"},
     "three_epochs": {"epochs": 3},
     "augment": {"augment": Augment(crop_padding=2)},

@@ -136,11 +136,17 @@ def test_a_method_without_clusters_assigns_everybody_alike() -> None:
     assert run.summary["active_clusters"] == 1
 
 
-@pytest.mark.parametrize("method", ["fed-bac", "ifca"])
-def test_a_run_that_diverges_goes_on_to_its_end(method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fed-bac", ["method.clustering.period=1", "method.clustering.num_clusters=2"]),
+        ("ifca", ["method.clustering.period=1", "method.clustering.num_clusters=2"]),
+        ("fedbac-plus", ["method.clustering.period=1"]),
+    ],
+)
+def test_a_run_that_diverges_goes_on_to_its_end(method: str, settings: list[str]) -> None:
     """Weights so large that losses overflow, though they are finite: such a model is infinitely bad, not an error."""
     wild = Training(epochs=1, batch_size=4, learning_rate=1e4, clip_norm=None)
-    settings = ["method.clustering.period=1", "method.clustering.num_clusters=2"]
     run = tiny_run(method, *settings, task=tiny_task(rounds=4, training=wild))
     assert len(run.records) == 4
     assert run.summary["failed_clients"] > 0

@@ -21,6 +21,7 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
     "batch 32, crops and flips": ("task.training.batch_size=32", "task.augment={}"),
     "batch 16, crops and flips": ("task.training.batch_size=16", "task.augment={}"),
     "batch 64, per-class Dirichlet": ("task.training.batch_size=64", "task.partition.mode=per_class"),
+    "batch 256, per-class Dirichlet": ("task.training.batch_size=256", "task.partition.mode=per_class"),
 }
 """The rows of the calibration; a candidate stands alone, without the settings above."""
 

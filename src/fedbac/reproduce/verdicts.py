@@ -25,10 +25,13 @@ RULES = (
     "compared. It **holds** if the difference has the claimed sign in every seed and its mean passes a one-sided t "
     f"test at the {100 * LEVEL:.0f} % level; it **does not hold** if both are so with the opposite sign; otherwise it "
     "is **not clear**. A claim of several parts holds if each part holds. It does not hold if one part fails at "
-    f"{100 * LEVEL:.0f} % divided by the number of parts that are judged. So comparisons are wrongly said "
-    f"to hold, or wrongly said not to, at most {100 * LEVEL:.0f} times in a hundred each. Fewer than {FEWEST_SEEDS} "
+    f"{100 * LEVEL:.0f} % divided by the number of parts that are judged. So “above” and “below” are wrongly "
+    f"said to hold, or wrongly said not to, at most {100 * LEVEL:.0f} times in a hundred each; with three seeds and "
+    "several parts even a large difference may stay not clear. A part that was not run leaves a claim not clear. "
+    f"Fewer than {FEWEST_SEEDS} "
     f"seeds give no verdict. A printed number holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: "
-    f"within a factor {1 + TOLERANCE:g}). If it is not, the number does not hold where a two-sided t test at "
+    f"within a factor {1 + TOLERANCE:g}) and its standard error is no larger than that. If the mean is not within it, "
+    "the number does not hold where a two-sided t test at "
     f"{100 * LEVEL:.0f} % tells the two apart, and is not clear otherwise. Ratios are averaged and tested as "
     "logarithms; > and < mark bounds, "
     "where a run never reaches its target, and a bound decides only what lies beyond it. A yes or no of every seed "
@@ -145,7 +148,9 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     shown = (
         parts if len(parts) <= MOST_SHOWN else {n: verdict for n, verdict in parts.items() if verdict.word != "holds"}
     )
-    count = f"holds in {len(parts) - len(shown)} of {len(parts)}; " if len(parts) > MOST_SHOWN else ""
+    told = [verdict.word for verdict in parts.values()]
+    against = f", does not in {told.count('does not hold')}" if "does not hold" in told else ""
+    count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]
     failed = [verdict.doubt for verdict in judged if verdict.word == "does not hold"]
@@ -182,9 +187,10 @@ def _placed(
     values: Sequence[float], edges: tuple[float, float], wide: tuple[float, float], bound: Bound
 ) -> tuple[Word, float]:
     """Judge whether the mean lies between the edges, those of the tolerance being wider."""
-    mean = float(np.mean(values))
+    mean, error = _mean_and_error(values)
     if wide[0] <= mean <= wide[1]:
-        return ("not clear" if bound else "holds"), 0.0
+        steady = error <= (wide[1] - wide[0]) / 2  # else the mean is there by chance
+        return ("holds" if steady and not bound else "not clear"), 0.0
     low = mean < edges[0]
     off = [edges[0] - value if low else value - edges[1] for value in values]
     doubt = 2 * _chance(off)
