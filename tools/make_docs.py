@@ -28,6 +28,7 @@ from fedbac.experiment import (
 from fedbac.methods import METHODS
 from fedbac.reproduce import pages, results
 from fedbac.reproduce.artefacts import ARTEFACTS
+from fedbac.reproduce.headlines import headlines
 from fedbac.types import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,13 +157,18 @@ def main_result() -> str:
     return "\n".join(parts)
 
 
+def overview() -> str:
+    """Return what docs/reproduce.md begins with: all pages, and the main claims in short."""
+    return f"{pages.index(RESULTS, 'reproduce')}\n\n## The claims in short\n\n{headlines(RESULTS, 'reproduce')}"
+
+
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := results.read(name, RESULTS)) is not None]
     return {
         DOCS / "settings.md": settings(),
         DOCS / "methods.md": methods(),
-        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{pages.index(RESULTS, 'reproduce')}\n\n"),
+        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview()}\n\n"),
         ROOT / "README.md": block(ROOT / "README.md", main_result()),
         **{DOCS / "reproduce" / f"{item.artefact}.md": pages.page(item) for item in found},
     }

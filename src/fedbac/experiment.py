@@ -142,8 +142,8 @@ class Method(Settings):
     """When an edge enters a cluster, it adopts the network it finds there (in an empty cluster: see above), or all
     members of the cluster start from the mean of the networks they come with, weighted by their data."""
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 keeps
-    clusters apart, with 1 all train from the mean. Those that are kept, measured and judged are not drawn."""
+    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down. At 0
+    clusters stay apart, at 1 all train from the mean; those that are kept, measured and judged are not drawn."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""

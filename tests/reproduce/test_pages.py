@@ -14,8 +14,9 @@ from fedbac.reproduce import results as store
 from fedbac.reproduce.artefacts import ARTEFACTS, SIX
 from fedbac.reproduce.cells import fixed, ratio
 from fedbac.reproduce.claims import claims
+from fedbac.reproduce.headlines import OF_EACH_READING, OF_OTHERS, headlines
 from fedbac.reproduce.names import task_name
-from fedbac.reproduce.paper import printed, rounds_to
+from fedbac.reproduce.paper import READINGS, printed, rounds_to
 from fedbac.reproduce.plan import Pass
 from fedbac.reproduce.results import Bytes, Results
 from tests.reproduce import planted
@@ -71,6 +72,8 @@ def test_the_numbers_are_means_over_seeds() -> None:
     # hierfavg at 60, 62 and 64 %: mean 62, deviation 2, last rounds 0.1, paper 57.53
     assert "| hierfavg | 57.53 ± 0.13 | 62.00 | 2.00 | 0.10 | +4.47 | 3 |" in text
     assert "`task.training.batch_size=64`" in text
+    assert "\nfedbac reproduce table-2 --results" in text
+    assert "\nfedbac reproduce table-2 --seeds 4 --results" in pages.page(planted.results("table-2", seeds=4))
 
 
 def test_a_quick_pass_says_so_in_its_title() -> None:
@@ -87,6 +90,21 @@ def test_a_quick_pass_says_so_in_its_title() -> None:
 def test_nothing_run_yet_is_a_page_too() -> None:
     for name in ARTEFACTS:
         assert "No run is finished yet." in pages.page(Results(artefact=name))
+
+
+def test_the_claims_in_short_are_those_of_the_pages(tmp_path: Path) -> None:
+    """With planted results everywhere every headline is found; without a file there is a dash."""
+    for name in dict.fromkeys(name for name, _ in (*OF_EACH_READING, *OF_OTHERS)):
+        if name != "noisy":
+            store.write(planted.results(name), tmp_path)
+    text = headlines(tmp_path, "reproduce")
+    lines = text.splitlines()
+    assert len(lines) == len(OF_EACH_READING) + len(OF_OTHERS) + 5
+    judged = {claim.text: claim.verdict.word for claim in claims(planted.results("table-2"))}
+    line = next(line for line in lines if line.startswith("| Fed-BAC is above IFCA in all six settings |"))
+    words = [cell.split("**")[1] for cell in line.split(" | ")[1:4]]
+    assert words == [judged[f"{reading} is above IFCA in all six settings"] for reading in READINGS]
+    assert "| – | [noisy](reproduce/noisy.md) |" in text
 
 
 def test_the_index_and_the_short_table(tmp_path: Path) -> None:

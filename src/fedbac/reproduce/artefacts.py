@@ -125,11 +125,12 @@ def _planted(task: str) -> tuple[Cell, ...]:
 
 
 def _noisy(task: str) -> tuple[Cell, ...]:
-    """Clients with noisy labels; clusters are frozen, so that the rows differ in their selection only."""
-    return tuple(
+    """Clients with noisy labels; clusters are frozen, so that rows differ in selection only, except in the preset's."""
+    kinds = tuple(
         Cell(task, kind, "singletons", (f"method.selection={{kind: {kind}, fraction: 0.3}}",), calibrated=False)
         for kind in ("credit_thompson", "thompson", "random")
     )
+    return (Cell(task, "fedbac-plus", "fedbac-plus", ("method.selection.fraction=0.3",), calibrated=False), *kinds)
 
 
 MAIN = _presets(SIX, *BASELINES, *READINGS)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedbac.reproduce.artefacts import FRACTIONS, PLUS_APART, RANDOM_CLIENTS, SELECTION_TASKS, SIX
+from fedbac.reproduce.artefacts import ARTEFACTS, FRACTIONS, PLUS_APART, RANDOM_CLIENTS, SELECTION_TASKS, SIX
 from fedbac.reproduce.measures import Claim, gap, in_all, moves_by, values
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import READINGS
@@ -90,10 +90,11 @@ def planted(results: Results) -> list[Claim]:
 
 def noisy(results: Results) -> list[Claim]:
     """Whether credit of each client's own finds the noisy ones."""
-    credit = values(results, "noisy", "credit_thompson")
+    accuracy = {cell.variant: values(results, "noisy", cell.variant) for cell in ARTEFACTS["noisy"].cells}
     return [
-        Claim(f"with noisy clients, p = 0.3, credit is above {words}", above(credit, values(results, "noisy", other)))
-        for other, words in (("random", "random clients"), ("thompson", "the paper's Thompson sampling"))
+        Claim(f"with noisy clients, p = 0.3, {name} is above {words}", above(accuracy[ours], accuracy[other]))
+        for name, ours in (("credit", "credit_thompson"), ("fedbac-plus", "fedbac-plus"))
+        for words, other in (("random clients", "random"), ("the paper's Thompson sampling", "thompson"))
     ]
 
 

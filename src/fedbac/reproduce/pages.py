@@ -130,7 +130,9 @@ def _origin(artefact: Artefact, results: Results) -> str:
         lines = ["This pass changes what the paper does, so nothing on this page tells whether a claim holds.", ""]
     else:
         lines = [f"{artefact.place}. This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
-        command = f"fedbac reproduce {artefact.name} {FROM_RESULTS}"
+        most = max((found.seed + 1 for found in results.findings), default=0)
+        seeds_wanted = f"--seeds {most} " if most > FEWEST_SEEDS else ""
+        command = f"fedbac reproduce {artefact.name} {seeds_wanted}{FROM_RESULTS}"
         lines += ["```", command, f"{command} --render-only", "```", ""]
     if not results.findings:
         return "\n".join([*lines, "No run is finished yet."])

@@ -148,12 +148,12 @@ def _against_ifca(results: Results, reading: str) -> list[Claim]:
     }
     paper = look_up("overtakes", task, "ifca")
     overtakes = [*_overtakes(results, task, reading, "ifca").values()]
-    never = f"{TASKS[task].rounds + 1} means never" if max(overtakes, default=0) > TASKS[task].rounds else ""
+    never = f", {TASKS[task].rounds + 1} means never" if max(overtakes, default=0) > TASKS[task].rounds else ""
     return [
         Claim(f"on Fashion-MNIST, α = 0.5, “IFCA converges faster at lower targets” than {reading}", every(first)),
         Claim(
-            f"{reading} “overtakes IFCA after approximately {paper} rounds” there: from then on above in all rounds kept",
-            noted(near(overtakes, paper), never),
+            f"{reading} “overtakes IFCA after approximately {paper} rounds” there",
+            noted(near(overtakes, paper), f"the first round kept after which it stays above{never}"),
         ),
     ]
 
