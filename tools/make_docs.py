@@ -151,7 +151,7 @@ def main_result() -> str:
         "The paper's main table, ours with the paper's number in brackets ([all results](docs/reproduce.md)):",
         "",
     ]
-    parts += [pages.main_table(found), ""]
+    parts += [pages.main_table(found, results.read("beyond", RESULTS)), ""]
     if results.read("figure-convergence", RESULTS) is not None:
         parts += ["![Accuracy over the rounds](docs/reproduce/figure-convergence.svg)", ""]
     return "\n".join(parts)

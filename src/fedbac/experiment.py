@@ -22,7 +22,7 @@ from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import CreditThompson, Random, Thompson
 from fedbac.topology import Hierarchical
-from fedbac.types import ClusterPolicy, Personalization, SelectionPolicy, Settings, Split
+from fedbac.types import ClusterPolicy, Personalization, SelectionPolicy, Settings, Split, Trusting
 
 CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging)
 SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
@@ -117,8 +117,9 @@ class Measurement(Settings):
     """How the loss L_m^(k) of a cluster's model on an edge's data is measured (C.19, C.39)."""
 
     split: Split = "train"
-    clients: Literal["all", "selected"] = "all"
-    """All clients of the edge, or those that trained in this round."""
+    clients: Literal["all", "selected", "trusted"] = "all"
+    """All clients of the edge, those that trained in this round, or those whom the selection policy trusts (all, where
+    it trusts nobody)."""
     max_samples_per_client: PositiveInt | None = 256
     """Cap, by a fixed subset; null uses all."""
     location: Literal["clients", "edge"] = "clients"
@@ -195,6 +196,11 @@ class Experiment(Settings):
             raise ValueError(
                 f"method.personalization {self.method.personalization.kind!r} has no part per cluster, so "
                 f"method.clustering must have one cluster, not {num_clusters}"
+            )
+        if self.method.measurement.clients == "trusted" and not isinstance(self.method.selection, Trusting):
+            raise ValueError(
+                f"method.measurement.clients is 'trusted' but method.selection {self.method.selection.kind!r} cannot "
+                "say whom it trusts; choose 'all' or 'selected', or 'credit_thompson' as selection"
             )
         if self.method.sharing and not clusters_matter:
             raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
 from fedbac.errors import ConfigError, unknown
-from fedbac.experiment import Method, Task
+from fedbac.experiment import Measurement, Method, Task
 from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import CreditThompson, Random, Thompson
@@ -94,6 +94,7 @@ def fedbac_plus(task: Task) -> Method:
         clustering=Merging(),
         newcomers="average",
         sharing=0.1,
+        measurement=Measurement(clients="trusted"),
         selection=CreditThompson(),
         personalization=Additive(),
     )

@@ -148,6 +148,14 @@ class SelectionPolicy(Protocol):
         """Return the state after seeing what the selected members achieved."""
 
 
+@runtime_checkable
+class Trusting(Protocol):
+    """A selection policy that can say whose data to believe."""
+
+    def trusted(self, state: Any) -> BoolArray:
+        """Return the mask of members that nothing speaks against."""
+
+
 # --------------------------------------------------------------------------------------- personalization
 
 Apply = Callable[[str, Tensor], Tensor]

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedbac import Run
 from fedbac.costs import BYTES_PER_NUMBER, Ledger, client_numbers, payload, state_bytes
 from fedbac.metrics import total_bytes
-from fedbac.selection import Thompson
+from fedbac.selection import CreditThompson, Thompson
 from fedbac.types import NoState
 from tests.unit.tiny import tiny_run, tiny_task
 
@@ -120,6 +121,18 @@ def test_measuring_only_the_selected_spares_the_others() -> None:
     settings = [OFF_TEST, "method.clustering.period=1", "method.measurement.clients=selected"]
     run = tiny_run("fed-bac", *settings)
     assert moved(run, 1, "client", "down", "evaluate") == 8 * (2 + 1) * NETWORK
+
+
+@pytest.mark.parametrize(("trusted", "clients"), [([0, 3], 2), ([], 5)])
+def test_measuring_with_trusted_clients_spares_the_others(
+    trusted: list[int], clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody is trusted, all are asked: an edge must say something."""
+    monkeypatch.setattr(CreditThompson, "trusted", lambda _, state: np.isin(np.arange(state.fail_N.size), trusted))
+    selection = "method.selection={kind: credit_thompson, shared: {reward_split: test}}"
+    settings = ["method.clustering.period=1", selection, "method.measurement.clients=trusted"]
+    run = tiny_run("fed-bac", *settings)
+    assert moved(run, 1, "client", "down", "evaluate") == EDGES * clients * (2 + 1) * NETWORK
 
 
 def test_a_reward_on_validation_data_costs_client_bytes_and_one_on_test_data_none() -> None:

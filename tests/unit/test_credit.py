@@ -35,6 +35,15 @@ def test_noisy_clients_are_dropped_and_all_others_share_the_work() -> None:
     assert late[~NOISY].min() > 0.35, "also the one that learns least; 0.5 is an equal share"
 
 
+def test_everybody_is_trusted_until_it_fails_more_often_than_not() -> None:
+    policy = CreditThompson(fraction=0.3)
+    assert policy.trusted(policy.init(NUM)).all()
+    for seed in range(5):
+        assert policy.trusted(play(60, seed)[0]).tolist() == (~NOISY).tolist()
+    state = policy.init(3)._replace(pass_N=np.array([1.0, 0.5, 0.0]), fail_N=np.array([0.5, 1.0, 0.0]))
+    assert policy.trusted(state).tolist() == [True, False, True]
+
+
 def test_where_nobody_fails_it_is_the_papers_sampling_draw_for_draw() -> None:
     """Whatever the differences between sound clients."""
     own, shared = CreditThompson(fraction=0.3), Thompson(fraction=0.3)

@@ -62,6 +62,7 @@ BAD = [
     (["method.personalization=shared"], ["method.personalization", "'shared'", "method.clustering", "one cluster"]),
     (["method.topology.edge_rounds=0"], ["method.topology.edge_rounds", "0 is not allowed", "greater than 0"]),
     (["method.empty_cluster=drop"], ["method.empty_cluster", "'drop' is not allowed", "'keep', 'clone' or 'zero'"]),
+    (["method.measurement.clients=trusted"], ["method.measurement.clients", "'thompson'", "'all'", "credit_thompson"]),
     (["method.sharing=1.5"], ["method.sharing", "1.5 is not allowed", "less than or equal to 1"]),
     (["method.sharing=0.5", "method.personalization=shared", "method.clustering={kind: fixed, num_clusters: 1}"],
      ["method.sharing is 0.5", "'shared' has no part per cluster", "leave it at 0"]),

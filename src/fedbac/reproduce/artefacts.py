@@ -12,7 +12,9 @@ SIX = tuple(task for pair in zip(MODERATE, SEVERE, strict=True) for task in pair
 SELECTION_TASKS = ("cifar10", "fashion-mnist")
 FRACTIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 BASELINES = ("hierfavg", "ifca")
-PLUS_APART = "fedbac-plus, nothing shared"
+SINGLETONS = "additive, frozen singletons"
+PLUS_APART = "fedbac-plus, nothing shared, all clients measured"
+APART = ("method.sharing=0", "method.measurement.clients=all")
 RANDOM_CLIENTS = ", random clients"
 """Ends the name of a variant that differs from the one before it in its client selection only."""
 
@@ -75,7 +77,7 @@ def _ablation(task: str) -> tuple[Cell, ...]:
     as_one = "task.training.clip_scope=joint"
     return (
         *_presets((task,), *READINGS),
-        Cell(task, "additive, frozen singletons", "singletons"),
+        Cell(task, SINGLETONS, "singletons"),
         Cell(task, "additive, lowest loss, K = 5", bandit, ("method.clustering={kind: lowest_loss}",)),
         Cell(
             task,
@@ -110,7 +112,7 @@ def _participation(task: str) -> tuple[Cell, ...]:
 def _beyond(task: str) -> tuple[Cell, ...]:
     rivals = tuple(cell for cell in _ablation(task) if cell.variant.startswith("additive"))
     parts = (
-        Cell(task, PLUS_APART, "fedbac-plus", ("method.sharing=0",)),
+        Cell(task, PLUS_APART, "fedbac-plus", APART),
         Cell(task, "additive, singletons that share", "singletons", ("method.sharing=0.1",)),
     )
     return (*_presets((task,), "fedbac-plus"), *parts, *_presets((task,), "ifca", *READINGS), *rivals)
@@ -120,7 +122,7 @@ def _planted(task: str) -> tuple[Cell, ...]:
     """Edges that share distributions; no method can know the groups, so knowing them shows what there is to win."""
     known = Cell(task, "known groups", "singletons", ("method.clustering.num_clusters=4",), calibrated=False)
     methods = ("fedbac-plus", "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
-    apart = Cell(task, PLUS_APART, "fedbac-plus", ("method.sharing=0",), calibrated=False)
+    apart = Cell(task, PLUS_APART, "fedbac-plus", APART, calibrated=False)
     return (known, apart, *(Cell(task, method, method, calibrated=False) for method in methods))
 
 

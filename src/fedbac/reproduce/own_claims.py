@@ -4,7 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedbac.reproduce.artefacts import ARTEFACTS, FRACTIONS, PLUS_APART, RANDOM_CLIENTS, SELECTION_TASKS, SIX
+from fedbac.reproduce.artefacts import (
+    ARTEFACTS,
+    FRACTIONS,
+    PLUS_APART,
+    RANDOM_CLIENTS,
+    SELECTION_TASKS,
+    SINGLETONS,
+    SIX,
+)
 from fedbac.reproduce.measures import Claim, gap, in_all, moves_by, values
 from fedbac.reproduce.names import task_name
 from fedbac.reproduce.paper import READINGS
@@ -12,7 +20,6 @@ from fedbac.reproduce.results import Results
 from fedbac.reproduce.verdicts import Verdict, above, always, every, not_worse
 from fedbac.tasks import TASKS
 
-SINGLETONS = "additive, frozen singletons"
 RIVALS = ("paper-text", "paper-figures", SINGLETONS, "additive, lowest loss, K = 5", "ifca")
 """What a better cluster policy has to match in every setting."""
 PLUS = ("fedbac-plus", PLUS_APART)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedbac.report import canvas
 from fedbac.reproduce import results as store
-from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, SIX, Artefact
+from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, SINGLETONS, SIX, Artefact
 from fedbac.reproduce.bodies import body
 from fedbac.reproduce.cells import NONE, fixed, mean, runs, table
 from fedbac.reproduce.claims import Claim, claims
@@ -104,16 +104,23 @@ def tally(judged: Sequence[Claim]) -> str:
     return ", ".join(f"{word}: {count}" for word, count in sorted(counts.items())) or NONE
 
 
-def main_table(results: Results) -> str:
-    """Return the main result in short, a column per setting: ours, with the paper's in brackets."""
+def main_table(results: Results, beyond: Results | None = None) -> str:
+    """Return the main result in short, a column per setting: ours, with the paper's in brackets where it has one.
+
+    Rows that the paper does not have, and that were run, come last.
+    """
+    shown = [(results, variant) for variant in ARTEFACTS["table-2"].variants]
+    if beyond is not None:
+        shown += [(beyond, variant) for variant in (SINGLETONS, "fedbac-plus") if beyond.of(SIX[0], variant)]
     rows = []
-    for variant in ARTEFACTS["table-2"].variants:
+    for found_in, variant in shown:
         cells = []
         for task in SIX:
-            shares = [found.accuracy for found in results.of(task, variant).values()]
+            shares = [found.accuracy for found in found_in.of(task, variant).values()]
             mark = "" if len(shares) >= FEWEST_SEEDS else FEW
             printed = look_up("accuracy", task, printed_as(variant))
-            cells.append(f"{mean(shares, digits=1)}{mark} ({fixed(printed, 1)})" if shares else NONE)
+            theirs = "" if printed is None else f" ({fixed(printed, 1)})"
+            cells.append(f"{mean(shares, digits=1)}{mark}{theirs}" if shares else NONE)
         rows.append([variant, *cells])
     text = table(["ours (paper), %", *(task_name(task, full=True) for task in SIX)], rows)
     return f"{text}\n\n{FEW} fewer than {FEWEST_SEEDS} seeds so far" if FEW in text else text

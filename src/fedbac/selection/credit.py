@@ -73,6 +73,11 @@ class CreditThompson(Settings):
         score_N = np.where(sound_N, 1 + draw_N, belief_N)
         return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
 
+    def trusted(self, state: CreditState) -> BoolArray:
+        """Those that never failed, or passed more often."""
+        trusted_N: BoolArray = (state.fail_N == 0) | (state.pass_N > state.fail_N)
+        return trusted_N
+
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
         """Learn the shared reward; pass or fail everyone who trained, against all that is known of the others."""
         assert evidence.loss_N is not None
