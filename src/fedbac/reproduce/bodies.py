@@ -19,15 +19,13 @@ from fedbac.reproduce.cells import (
 )
 from fedbac.reproduce.claims import COUNTS, bound, byte_ratios, round_ratios, targets_of
 from fedbac.reproduce.names import task_name
-from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
+from fedbac.reproduce.paper import READINGS, look_up, period_of, printed_as, rounds_to
 from fedbac.reproduce.results import Bytes, Finding, Results
 from fedbac.reproduce.settings import CANDIDATES, SETTINGS
 
 ACCURACY_HEADER = ["method", "paper", "ours", "std over seeds", "std over the last ten rounds", "difference", "seeds"]
 BASE = "hierfavg"
 """What rounds and bytes are compared with."""
-PAPER_BYTES_A_ROUND = "1.60"
-"""Two networks, 0.8 of the clients: by the paper, Fed-BAC's bytes a round by HierFAVG's, between clients and edges."""
 
 
 def body(results: Results) -> list[str]:
@@ -225,8 +223,7 @@ def _dynamics(results: Results) -> list[str]:
             paper = [look_up("dynamics", task, key, kind)[-1][1] for kind in ("moves", "active_clusters")]
             moves = mean([found.moves for found in cell], 1, 1)
             active = mean([found.active_clusters for found in cell], 1, 1)
-            period = 1 if variant == "paper-figures" else 20
-            most = str(10 * (cell[0].rounds // period)) if cell else NONE
+            most = str(10 * (cell[0].rounds // period_of(variant))) if cell else NONE
             name = [task_name(task, full=True), variant]
             rows.append([*name, f"{paper[0]:g}", moves, most, f"{paper[1]:g}", active, str(len(cell))])
     return [table(header, rows)]
@@ -261,7 +258,7 @@ def _totals(results: Results, task: str) -> str:
         ratios = [
             ratio([count(cell[seed].bytes) / count(base[seed].bytes) for seed in common]) for count in COUNTS.values()
         ]
-        paper = PAPER_BYTES_A_ROUND if variant in READINGS else NONE
+        paper = f"{look_up('bytes_per_round'):.2f}" if variant in READINGS else NONE
         rows.append([variant, *amounts, *ratios, paper, str(len(cell))])
     paper_counts = f"ratio, paper ({next(iter(COUNTS))})"
     header = ["whole run", *COUNTS, *(f"ratio: {words}" for words in COUNTS), paper_counts, "seeds"]
