@@ -229,6 +229,12 @@ def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
     assert cell_of(text, section, "training between clients and edges", "60%", "ifca") == "–"
     text = pages.page(planted.results("figure-convergence", lambda cell, seed: 0.48 + 0.03 * seed))
     assert cell_of(text, section, "ours", "50%", "ifca") == f"> {sum(rounds) / 3:.1f}"
+    assert cell_of(text, section, "difference", "50%", "ifca") == "–", "of a bound there is none"
+    crossed, ours = rounds_to("cifar10", "fed-bac", 0.4), cell_of(text, section, "ours", "40%", "fed-bac")
+    assert crossed is not None
+    off = cell_of(text, section, "difference", "40%", "fed-bac").replace("−", "-")
+    assert float(off) == pytest.approx(float(ours) - crossed, abs=0.11)
+    assert float(cell_of(text, section, "std over seeds", "40%", "fed-bac")) > 0
 
 
 def test_candidates_are_compared_on_the_seeds_they_share() -> None:

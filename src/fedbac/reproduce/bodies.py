@@ -10,6 +10,7 @@ from fedbac.reproduce.cells import (
     at_least,
     difference,
     each,
+    fixed,
     mean,
     printed,
     ratio,
@@ -179,21 +180,34 @@ def _convergence(results: Results) -> list[str]:
         "and counts with all its rounds; – that none does. The ratio is HierFAVG's rounds by the method's.",
         RATIOS,
     ]
-    header = ["target", "method", "paper", "ours", "ratio, paper", "ratio, ours", "seeds"]
+    header = [
+        "target",
+        "method",
+        "paper",
+        "ours",
+        "std over seeds",
+        "difference",
+        "ratio, paper",
+        "ratio, ours",
+        "seeds",
+    ]
     for task in SIX:
         rows = []
         for target in targets_of(results, task):
             for variant in ARTEFACTS[results.artefact].variants:
                 cell = results.of(task, variant)
                 crossed, slow = (rounds_to(task, name, float(target)) for name in (printed_as(variant), BASE))
-                paper = [NONE if crossed is None else f"{crossed:.0f}", NONE]
+                paper = [NONE if crossed is None else fixed(crossed, 1), NONE]
                 ours = NONE
                 if variant != BASE:
                     paper[1] = printed(slow / crossed if slow and crossed else None)
                     ratios = round_ratios(results, task, target, BASE, variant)
                     ours = ratio(ratios.values(), bound(results, task, target, BASE, variant))
                 name = [f"{float(target):.0%}", variant]
-                rows.append([*name, paper[0], _rounds(cell, target), paper[1], ours, str(len(cell))])
+                rounds = [at for found in cell.values() if (at := found.targets[target].round) is not None]
+                rounds = rounds if len(rounds) == len(cell) else []  # a bound has neither spread nor difference
+                off = [std(rounds, 1, 1), difference(rounds, crossed, 1, 1)]
+                rows.append([*name, paper[0], _rounds(cell, target), *off, paper[1], ours, str(len(cell))])
         parts += [f"## {task_name(task, full=True)}", table(header, rows)]
     return parts
 
@@ -210,9 +224,13 @@ def _dynamics(results: Results) -> list[str]:
         "method",
         "reassignments, paper",
         "ours",
+        "std over seeds",
+        "difference",
         "at most",
         "clusters at the end, paper",
         "ours",
+        "std over seeds",
+        "difference",
         "seeds",
     ]
     rows = []
@@ -221,11 +239,14 @@ def _dynamics(results: Results) -> list[str]:
             cell = list(results.of(task, variant).values())
             key = "ifca" if variant == "ifca" else "fed-bac"
             paper = [look_up("dynamics", task, key, kind)[-1][1] for kind in ("moves", "active_clusters")]
-            moves = mean([found.moves for found in cell], 1, 1)
-            active = mean([found.active_clusters for found in cell], 1, 1)
+            counts = [found.moves for found in cell], [found.active_clusters for found in cell]
+            moves, active = (
+                [f"{theirs:g}", mean(ours, 1, 1), std(ours, 1, 1), difference(ours, theirs, 1, 1)]
+                for ours, theirs in zip(counts, paper, strict=True)
+            )
             most = str(10 * (cell[0].rounds // period_of(variant))) if cell else NONE
             name = [task_name(task, full=True), variant]
-            rows.append([*name, f"{paper[0]:g}", moves, most, f"{paper[1]:g}", active, str(len(cell))])
+            rows.append([*name, *moves, most, *active, str(len(cell))])
     return [table(header, rows)]
 
 

@@ -29,17 +29,17 @@ def mean(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
     return fixed(scale * float(np.mean(shares)), digits) if shares else NONE
 
 
-def std(shares: Sequence[float]) -> str:
-    """Return the standard deviation over seeds in points; there is none of one seed."""
-    return fixed(100 * float(np.std(shares, ddof=1))) if len(shares) > 1 else NONE
+def std(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
+    """Return the standard deviation over seeds, by default in points; there is none of one seed."""
+    return fixed(scale * float(np.std(shares, ddof=1)), digits) if len(shares) > 1 else NONE
 
 
-def difference(shares: Sequence[float], printed: float | None) -> str:
-    """Return how far the mean is above the printed number, in points."""
+def difference(shares: Sequence[float], printed: float | None, scale: float = 100, digits: int = 2) -> str:
+    """Return how far the mean is above the printed number, by default in points."""
     if not shares or printed is None:
         return NONE
-    off = 100 * float(np.mean(shares)) - printed
-    return f"{'−' if off < 0 else '+'}{fixed(abs(off))}"
+    off = scale * float(np.mean(shares)) - printed
+    return f"{'−' if off < 0 else '+'}{fixed(abs(off), digits)}"
 
 
 def printed(number: float | None, spread: float | None = None) -> str:
