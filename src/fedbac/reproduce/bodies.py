@@ -25,6 +25,7 @@ from fedbac.reproduce.results import Bytes, Finding, Results
 from fedbac.reproduce.settings import CANDIDATES, SETTINGS
 
 ACCURACY_HEADER = ["method", "paper", "ours", "std over seeds", "std over the last ten rounds", "difference", "seeds"]
+OURS = ["ours", "std over seeds", "difference"]
 BASE = "hierfavg"
 """What rounds and bytes are compared with."""
 
@@ -180,17 +181,7 @@ def _convergence(results: Results) -> list[str]:
         "and counts with all its rounds; – that none does. The ratio is HierFAVG's rounds by the method's.",
         RATIOS,
     ]
-    header = [
-        "target",
-        "method",
-        "paper",
-        "ours",
-        "std over seeds",
-        "difference",
-        "ratio, paper",
-        "ratio, ours",
-        "seeds",
-    ]
+    header = ["target", "method", "paper", *OURS, "ratio, paper", "ratio, ours", "seeds"]
     for task in SIX:
         rows = []
         for target in targets_of(results, task):
@@ -219,20 +210,8 @@ def _rounds(cell: Mapping[int, Finding], target: str) -> str:
 
 
 def _dynamics(results: Results) -> list[str]:
-    header = [
-        "data set",
-        "method",
-        "reassignments, paper",
-        "ours",
-        "std over seeds",
-        "difference",
-        "at most",
-        "clusters at the end, paper",
-        "ours",
-        "std over seeds",
-        "difference",
-        "seeds",
-    ]
+    moved, left = ["reassignments, paper", *OURS], ["clusters at the end, paper", *OURS]
+    header = ["data set", "method", *moved, "at most", *left, "seeds"]
     rows = []
     for task in MODERATE:
         for variant in ARTEFACTS[results.artefact].variants:
