@@ -77,6 +77,9 @@ class TrainReport:
     loss: float
     traffic: Ledger
     momentum: Parts | None = None
+    overfitting: float = float("nan")
+    """How much higher the loss of the edge's model is on validation data than its clients' in training; NaN if nobody
+    asked for validation data or nobody trained."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Work:
     selected: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)
+    overfitting: float = float("nan")
     traffic: Ledger = field(default_factory=Ledger)
 
 
@@ -148,6 +152,7 @@ def _edge_rounds(order: TrainOrder, site: EdgeSite, experiment: Experiment) -> G
         loss=float(np.mean(work.losses)) if work.losses else float("nan"),
         traffic=work.traffic,
         momentum=work.momentum,
+        overfitting=work.overfitting,
     )
 
 
@@ -159,14 +164,18 @@ def _edge_round(
     evidence = Evidence(order.round, experiment.task.rounds, site.size_N, moved=order.moved and edge_round == 0)
     ask = policy.ask(work.selection, order.round)
     if ask.accuracy is not None and ask.baseline:
-        evidence = replace(evidence, baseline=(yield from _accuracy(work, ask.accuracy, site, experiment)))
+        own = yield from _measure_own(work, ask.accuracy, site, experiment)
+        evidence = replace(evidence, baseline=float(own.accuracy_V[0]))
     rng = stream(experiment.seed, "selection", order.round, edge_round, site.index)
     mask_N = policy.act(work.selection, evidence, rng)
     loss_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
     if ask.training_losses:
         evidence = replace(evidence, loss_N=loss_N)
     if ask.accuracy is not None:
-        evidence = replace(evidence, accuracy=(yield from _accuracy(work, ask.accuracy, site, experiment)))
+        own = yield from _measure_own(work, ask.accuracy, site, experiment)
+        evidence = replace(evidence, accuracy=float(own.accuracy_V[0]))
+        if ask.accuracy == "validation" and np.isfinite(loss_N).any():
+            work.overfitting = float(own.loss_V[0]) - work.losses[-1]
     # A client that failed had no part in the outcome: neither credit nor blame.
     work.selection = policy.learn(work.selection, evidence, np.isfinite(loss_N))
 
@@ -217,14 +226,16 @@ def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_
     return after
 
 
-def _accuracy(work: Work, split: Split, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, float]:
-    """a_m: the accuracy of the edge's model on the split a selection policy asked for."""
+def _measure_own(
+    work: Work, split: Split, site: EdgeSite, experiment: Experiment
+) -> Generator[Request, Result, MeasureReport]:
+    """a_m, the accuracy of the edge's model on the split a selection policy asked for, and the loss."""
     report = yield from _measure(MeasureOrder(site.index, (work.parts,), split, site.clients), site, experiment)
     # The edge measures its own model: only what it sends to clients travels, nothing to or from the cloud.
     for key, num_bytes in report.traffic.entries.items():
         if key[0] == "client":
             work.traffic.add(*key, num_bytes)
-    return float(report.accuracy_V[0])
+    return report
 
 
 def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, MeasureReport]:

@@ -145,6 +145,10 @@ class Method(Settings):
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.0
     """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down. At 0
     clusters stay apart, at 1 all train from the mean; those that are kept, measured and judged are not drawn."""
+    sharing_by: Literal["constant", "overfitting"] = "constant"
+    """Whether sharing is the same for all, or is multiplied by the square of how much an edge overfits: the loss of its
+    model on validation data less that of its clients in training, in nats, in the round before. A cluster of several
+    edges takes their mean."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -157,7 +161,8 @@ class Method(Settings):
     @property
     def shared(self) -> tuple[str, ...]:
         """What clusters share (the derived column "knowledge sharing" of Table I): parts, or a share of them."""
-        drawn = {"cloud": "", "cluster": f" ({self.sharing:g})"}
+        by = "" if self.sharing_by == "constant" else " by overfitting"
+        drawn = {"cloud": "", "cluster": f" ({self.sharing:g}{by})"}
         scopes = self.personalization.scopes.items()
         return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
 
@@ -207,8 +212,14 @@ class Experiment(Settings):
                 f"method.sharing is {self.method.sharing:g} but method.personalization "
                 f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
             )
-        wanted = {"method.measurement.split": self.method.measurement.split}
-        wanted["method.selection"] = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"
+        asked = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"
+        if self.method.sharing and self.method.sharing_by == "overfitting" and asked != "validation":
+            raise ValueError(
+                f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
+                "nothing on validation data; choose 'constant', or 'thompson' or 'credit_thompson' with reward_split "
+                "'validation' as selection"
+            )
+        wanted = {"method.measurement.split": self.method.measurement.split, "method.selection": asked}
         for field, split in wanted.items():
             if split == "validation" and self.task.partition.validation_fraction == 0:
                 raise ValueError(

@@ -35,6 +35,8 @@ class State:
     clustering: Any
     selection_M: tuple[Any, ...]
     momentum_M: tuple[Parts | None, ...]
+    overfitting_M: FloatArray
+    """What each edge reported last (``TrainReport.overfitting``); 0 as long as it has not."""
 
     @property
     def num_clusters(self) -> int:
@@ -68,6 +70,7 @@ def start(experiment: Experiment, build: models.Build, sites: Sequence[EdgeSite]
         clustering=method.clustering.init(num_edges),
         selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
         momentum_M=tuple(momentum(site) for site in sites),
+        overfitting_M=np.zeros(num_edges),
     )
 
 
@@ -87,6 +90,7 @@ def rounds(
             "round": after.round,
             **scores,
             "loss": _mean_loss(sites, reports),
+            "overfitting": [r.overfitting if np.isfinite(r.overfitting) else None for r in reports],
             "assignment": labels.tolist(),
             "assignment_next": after.label_M.tolist(),
             "moves": int(after.moved_M.sum()),
@@ -121,11 +125,9 @@ def _train_edges(
     experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, ledger: Ledger
 ) -> list[TrainReport]:
     """Phases 1 to 4 of a round: send networks down, let edges select, train and average."""
-    scopes = experiment.method.personalization.scopes
-    size_K = np.zeros(state.num_clusters)
-    np.add.at(size_K, state.label_M, _sizes(sites))
-    drawn = replace(state, parts=draw_together(state.parts, experiment.method.sharing, size_K, scopes))
-    sent = models_of(drawn, scopes, state.label_M.tolist())
+    method = experiment.method
+    scopes = method.personalization.scopes
+    sent = models_of(_shared(method, sites, state), scopes, state.label_M.tolist())
     orders = [
         TrainOrder(m, state.round + 1, parts, state.selection_M[m], bool(state.moved_M[m]), state.momentum_M[m])
         for m, parts in enumerate(sent)
@@ -137,7 +139,24 @@ def _train_edges(
         ledger.add("cloud", "up", "train", payload([report.parts]))
         ledger.add("cloud", "down", "control", state_bytes(order.selection))
         ledger.add("cloud", "up", "control", state_bytes(report.selection) + 2 * BYTES_PER_NUMBER)
+        if method.sharing_by == "overfitting":
+            ledger.add("cloud", "up", "control", BYTES_PER_NUMBER)
     return reports
+
+
+def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
+    """Return the state with the networks of clusters drawn together as far as ``method.sharing`` says."""
+    if not method.sharing:
+        return state
+    size_M = _sizes(sites)
+    share_M = np.full(len(sites), method.sharing)
+    if method.sharing_by == "overfitting":
+        share_M = np.minimum(method.sharing * np.maximum(state.overfitting_M, 0) ** 2, 1)
+    size_K, share_K = np.zeros((2, state.num_clusters))
+    np.add.at(size_K, state.label_M, size_M)
+    np.add.at(share_K, state.label_M, size_M * share_M)
+    share_K /= np.maximum(size_K, 1)  # nobody trains from a cluster without members
+    return replace(state, parts=draw_together(state.parts, share_K, size_K, method.personalization.scopes))
 
 
 def _aggregate(
@@ -157,7 +176,13 @@ def _aggregate(
         parts=cloud_average(state.parts, [report.parts for report in reports], weight_M, state.label_M, scopes),
         selection_M=tuple(report.selection for report in reports),
         momentum_M=tuple(report.momentum for report in reports),
+        overfitting_M=_latest(state.overfitting_M, [report.overfitting for report in reports]),
     )
+
+
+def _latest(before_M: FloatArray, reported: Sequence[float]) -> FloatArray:
+    reported_M = np.array(reported, dtype=np.float64)
+    return np.where(np.isfinite(reported_M), reported_M, before_M)
 
 
 def _reassign(

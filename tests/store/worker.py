@@ -22,6 +22,7 @@ SETTINGS = (
     "method.selection.warmup=2",
     "method.selection.fraction=0.67",
     "method.sharing=0.3",
+    "method.sharing_by=overfitting",
 )
 
 

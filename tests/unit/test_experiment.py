@@ -66,6 +66,8 @@ BAD = [
     (["method.sharing=1.5"], ["method.sharing", "1.5 is not allowed", "less than or equal to 1"]),
     (["method.sharing=0.5", "method.personalization=shared", "method.clustering={kind: fixed, num_clusters: 1}"],
      ["method.sharing is 0.5", "'shared' has no part per cluster", "leave it at 0"]),
+    (["method.sharing=0.5", "method.sharing_by=overfitting", "method.selection.reward_split=test"],
+     ["method.sharing_by is 'overfitting'", "'thompson' measures nothing on validation data", "choose 'constant'"]),
     (["method.selection.warmup=-1"], ["method.selection.warmup", "-1 is not allowed", "greater than or equal to 0"]),
     (["method.measurement.split=tset"],
      ["method.measurement.split", "'tset' is not allowed", "'train', 'validation' or 'test'"]),

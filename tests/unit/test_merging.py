@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,23 @@ def test_the_worst_served_edge_leaves_and_does_not_come_straight_back() -> None:
     equal = evidence(label, np.full((4, 4), 0.8), np.full(4, 0.8), round_=15)
     _, after = policy.act(policy.learn(state, equal), equal, stream(0, "act"))
     assert after[0] not in after[1:], "though the losses look as they did when it joined"
+
+
+def test_no_edge_leaves_by_a_single_measurement_unless_it_is_very_bad() -> None:
+    policy = Merging()
+    state, label = merged_then(-0.1)
+    assert label.tolist() == [0, 0, 0, 0]
+    again = evidence(label, np.full((4, 4), 0.8), np.full(4, 0.7), round_=20)
+    _, after = policy.act(policy.learn(state, again), again, stream(0, "act"))
+    assert after.tolist() == [1, 0, 0, 0]
+
+
+def test_nobody_moves_after_the_last_round() -> None:
+    policy = Merging()
+    for round_, expected in ((99, 1), (100, 4)):
+        equal = replace(evidence(np.arange(4), np.full((4, 4), 0.8), round_=round_), num_rounds=100)
+        _, label = policy.act(policy.learn(policy.init(4), equal), equal, stream(0, "act"))
+        assert len(np.unique(label)) == expected
 
 
 def test_blame_is_forgotten() -> None:

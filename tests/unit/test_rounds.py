@@ -1,20 +1,38 @@
 """What the round loop tells policies and writes down; averages, failures and scores have their tests elsewhere."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from fedbac import Experiment, Hierarchical, LowestLoss, Method, Random, Run, Settings, Shared, Training
+from fedbac import (
+    Experiment,
+    Fixed,
+    Hierarchical,
+    LowestLoss,
+    Method,
+    Perceptron,
+    PerCluster,
+    Random,
+    Run,
+    Settings,
+    Shared,
+    Thompson,
+    Training,
+)  # fmt: skip
 from fedbac.edge import EdgeSite, TrainOrder, TrainReport, serve
+from fedbac.models import builder
 from fedbac.rng import Rng
+from fedbac.rounds import rounds, start
 from fedbac.types import Ask, Average, Averaged, BoolArray, Evaluate, Evidence, Measured, NoState, Result
-from tests.unit.tiny import scripted_rounds, tiny_run, tiny_task
+from tests.unit.tiny import ScriptedEdges, scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {
     "round", "accuracy", "accuracy_per_edge", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted",
-    "accuracy_global", "loss", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
+    "accuracy_global", "loss", "overfitting", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
 }  # fmt: skip
 
 
@@ -78,7 +96,8 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
             average = {"global": {"w": torch.tensor([3.0, 3.0])}}
             answers.append(Averaged(average, np.array([True, True]), np.array([1.0, 2.0])))
         else:
-            answers.append(Measured(np.zeros((1, 2)), np.array([accuracy]), np.array([1, 3])))
+            loss = 10 * np.array([accuracy])
+            answers.append(Measured(loss, np.array([accuracy]), np.array([1, 3])))
         try:
             requests.append(work.send(answers[-1]))
         except StopIteration as done:
@@ -98,6 +117,46 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
     assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
     assert report.loss == pytest.approx(5 / 3)
+    assert report.overfitting == pytest.approx(7 - 5 / 3)  # on validation data less in training, at the end
+
+
+class Overfitting(ScriptedEdges):
+    """Edges that report how much they overfit: the first in round 1, the second more, the third never, for it fails."""
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        told = {1: [0.5, 9.0, np.nan], 2: [-1.0, np.nan, np.nan]}.get(orders[0].round, [np.nan] * 3)
+        reports = super().train(orders)
+        return [replace(report, overfitting=gap) for report, gap in zip(reports, told, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("num_clusters", "share_KT"),
+    [(3, [[0, 0.1, 0], [0, 1, 1], [0, 0, 0]]), (2, [[0, 10 * 0.1 / 40, 0], [0, 1, 1]])],
+)
+def test_clusters_share_by_as_much_as_their_edges_overfit(num_clusters: int, share_KT: list[list[float]]) -> None:
+    """0.4 times the square, at most all and not less than nothing; what an edge did not report stays what it was."""
+    method = Method(
+        name="x",
+        clustering=Fixed(num_clusters=num_clusters),
+        selection=Thompson(),
+        personalization=PerCluster(cluster_init="distinct"),
+        sharing=0.4,
+        sharing_by="overfitting",
+    )
+    experiment = Experiment(task=tiny_task(num_edges=3, rounds=3), method=method)
+    sites = [EdgeSite(m, (m,), np.array([size]), np.array([1])) for m, size in enumerate((10, 20, 30))]
+    edges = Overfitting(np.zeros((3, 3, num_clusters)))
+    begin = start(experiment, builder(Perceptron(hidden=()), None, (1,), 2, seed=0), sites)
+    states = [begin, *(state for _, state in rounds(experiment, sites, edges, begin))]
+    size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
+    for t in range(3):
+        kept = states[t].parts["cluster"]["1.weight"]
+        mean = torch.as_tensor(size_K / size_K.sum(), dtype=torch.float32) @ kept.flatten(1)
+        for order in edges.orders[3 * t : 3 * t + 3]:
+            k = int(begin.label_M[order.edge])
+            share = share_KT[k][t]
+            expected = (1 - share) * kept[k] + share * mean.reshape(kept[k].shape)
+            torch.testing.assert_close(order.parts["cluster"]["1.weight"], expected)
 
 
 def test_trained_clusters_are_those_that_ever_had_a_member() -> None:
@@ -121,6 +180,7 @@ def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
         assert record["round"] == t
         per_edge = record["accuracy_per_edge"]
         assert len(per_edge) == len(record["assignment"]) == len(record["selected"]) == 2
+        assert all(np.isfinite(gap) for gap in record["overfitting"])
         assert record["accuracy"] == pytest.approx(np.mean(per_edge))
         assert record["accuracy_std"] == pytest.approx(np.std(per_edge))
         assert (record["accuracy_min"], record["accuracy_max"]) == (min(per_edge), max(per_edge))
@@ -132,6 +192,7 @@ def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
 def test_a_method_without_clusters_assigns_everybody_alike() -> None:
     run = tiny_run(Method(name="x", personalization=Shared()))
     assert [record["assignment"] for record in run.records] == [[0, 0], [0, 0]]
+    assert [record["overfitting"] for record in run.records] == [[None, None], [None, None]]  # nobody asked
     assert run.summary["moves"] == 0
     assert run.summary["active_clusters"] == 1
 

@@ -29,7 +29,7 @@ class MergingState(NamedTuple):
     gap_N: FloatArray
     """The gap at which the cluster of each edge was merged, until it is merged again; NaN where it never was."""
     gain_N: FloatArray
-    """What being averaged with others did for each edge, a running mean; NaN for edges on their own."""
+    """What being averaged with others did for each edge, a running mean from 0; NaN for edges on their own."""
     blame_NN: FloatArray
     """Row m: what edge m lost with each edge it parted from, forgotten by and by."""
     due: IntArray
@@ -92,7 +92,7 @@ class Merging(Settings):
         gain_N = (alone_N - current_N) / self._unit(alone_N)
         gain_N[~np.isfinite(gain_N)] = np.nan  # on its own, if only because all others left
         known_N = turn_N & ~np.isnan(gain_N)
-        before_N = np.where(np.isnan(state.gain_N), gain_N, state.gain_N)
+        before_N = np.nan_to_num(state.gain_N, nan=0.0)  # so that no edge leaves by a single measurement
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
         for gap in np.unique(state.gap_N[known_N & np.isfinite(state.gap_N)]):
@@ -110,6 +110,8 @@ class Merging(Settings):
     def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, IntArray]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
         label_N, _, _, turn_N = _given(evidence)
+        if evidence.round >= evidence.num_rounds:
+            return state, label_N  # no round is left in which a move could pay
         after_N = label_N.copy()
         gap_N, gain_N, blame_NN = state.gap_N.copy(), state.gain_N.copy(), state.blame_NN.copy()
         for m in self._leavers(label_N, np.where(turn_N, gain_N, np.nan)):

@@ -13,8 +13,15 @@ SELECTION_TASKS = ("cifar10", "fashion-mnist")
 FRACTIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 BASELINES = ("hierfavg", "ifca")
 SINGLETONS = "additive, frozen singletons"
-PLUS_APART = "fedbac-plus, nothing shared, all clients measured"
-APART = ("method.sharing=0", "method.measurement.clients=all")
+PLUS_VARIANTS = {
+    "fedbac-plus": (),
+    "fedbac-plus, a constant share": ("method.sharing=0.1", "method.sharing_by=constant"),
+    "fedbac-plus, nothing shared, all clients measured": (
+        "method.sharing=0",
+        "method.sharing_by=constant",
+        "method.measurement.clients=all",
+    ),
+}
 RANDOM_CLIENTS = ", random clients"
 """Ends the name of a variant that differs from the one before it in its client selection only."""
 
@@ -111,19 +118,16 @@ def _participation(task: str) -> tuple[Cell, ...]:
 
 def _beyond(task: str) -> tuple[Cell, ...]:
     rivals = tuple(cell for cell in _ablation(task) if cell.variant.startswith("additive"))
-    parts = (
-        Cell(task, PLUS_APART, "fedbac-plus", APART),
-        Cell(task, "additive, singletons that share", "singletons", ("method.sharing=0.1",)),
-    )
-    return (*_presets((task,), "fedbac-plus"), *parts, *_presets((task,), "ifca", *READINGS), *rivals)
+    ours = tuple(Cell(task, name, "fedbac-plus", settings) for name, settings in PLUS_VARIANTS.items())
+    return (*ours, *_presets((task,), "ifca", *READINGS), *rivals)
 
 
 def _planted(task: str) -> tuple[Cell, ...]:
     """Edges that share distributions; no method can know the groups, so knowing them shows what there is to win."""
-    known = Cell(task, "known groups", "singletons", ("method.clustering.num_clusters=4",), calibrated=False)
-    methods = ("fedbac-plus", "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
-    apart = Cell(task, PLUS_APART, "fedbac-plus", APART, calibrated=False)
-    return (known, apart, *(Cell(task, method, method, calibrated=False) for method in methods))
+    known = Cell(task, "known groups", "singletons", ("method.clustering.num_clusters=4",))
+    ours = (Cell(task, name, "fedbac-plus", settings) for name, settings in PLUS_VARIANTS.items())
+    others = _presets((task,), "singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
+    return tuple(replace(cell, calibrated=False) for cell in (known, *ours, *others))
 
 
 def _noisy(task: str) -> tuple[Cell, ...]:
