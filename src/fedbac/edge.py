@@ -9,7 +9,7 @@ import torch
 
 from fedbac import trees
 from fedbac.costs import BYTES_PER_NUMBER, Ledger, client_numbers, payload
-from fedbac.experiment import Experiment
+from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
 from fedbac.types import (
     Average,
@@ -25,6 +25,7 @@ from fedbac.types import (
     Result,
     Split,
     Train,
+    Trusting,
 )
 
 
@@ -93,6 +94,24 @@ class MeasureReport:
 
 
 EdgeReport = TrainReport | MeasureReport
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Loss and accuracy of each model with each of the clients that measured; the edge's test data are one group."""
+
+    clients: tuple[int, ...]
+    weight_G: FloatArray
+    loss_VG: FloatArray
+    accuracy_VG: FloatArray
+    count: int
+    traffic: Ledger
+
+    def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
+        """Return the mean over groups, weighted by their data; over the clients among these, if any of them count."""
+        weight_G = self.weight_G if among is None else self.weight_G * np.isin(self.clients, among)
+        mean_V: FloatArray = np.average(value_VG, axis=1, weights=weight_G if weight_G.any() else self.weight_G)
+        return mean_V
 
 
 class Edges(Protocol):
@@ -164,18 +183,20 @@ def _edge_round(
     evidence = Evidence(order.round, experiment.task.rounds, site.size_N, moved=order.moved and edge_round == 0)
     ask = policy.ask(work.selection, order.round)
     if ask.accuracy is not None and ask.baseline:
-        own = yield from _measure_own(work, ask.accuracy, site, experiment)
-        evidence = replace(evidence, baseline=float(own.accuracy_V[0]))
+        own = yield from _survey_own(work, ask.accuracy, site, experiment)
+        evidence = replace(evidence, baseline=float(own.mean(own.accuracy_VG)[0]))
     rng = stream(experiment.seed, "selection", order.round, edge_round, site.index)
     mask_N = policy.act(work.selection, evidence, rng)
     loss_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
     if ask.training_losses:
         evidence = replace(evidence, loss_N=loss_N)
     if ask.accuracy is not None:
-        own = yield from _measure_own(work, ask.accuracy, site, experiment)
-        evidence = replace(evidence, accuracy=float(own.accuracy_V[0]))
+        own = yield from _survey_own(work, ask.accuracy, site, experiment)
+        evidence = replace(evidence, accuracy=float(own.mean(own.accuracy_VG)[0]))
         if ask.accuracy == "validation" and np.isfinite(loss_N).any():
-            work.overfitting = float(own.loss_V[0]) - work.losses[-1]
+            trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
+            asked = clients_to_ask(experiment.method, site, work.selection, trained)
+            work.overfitting = float(own.mean(own.loss_VG, asked)[0]) - work.losses[-1]
     # A client that failed had no part in the outcome: neither credit nor blame.
     work.selection = policy.learn(work.selection, evidence, np.isfinite(loss_N))
 
@@ -226,20 +247,38 @@ def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_
     return after
 
 
-def _measure_own(
-    work: Work, split: Split, site: EdgeSite, experiment: Experiment
-) -> Generator[Request, Result, MeasureReport]:
-    """a_m, the accuracy of the edge's model on the split a selection policy asked for, and the loss."""
-    report = yield from _measure(MeasureOrder(site.index, (work.parts,), split, site.clients), site, experiment)
+def clients_to_ask(method: Method, site: EdgeSite, selection: Any, selected: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the clients of an edge whose measurements count (``method.measurement.clients``)."""
+    if method.measurement.clients == "selected":
+        return selected or site.clients
+    if method.measurement.clients == "trusted" and isinstance(method.selection, Trusting):
+        trusted_N = method.selection.trusted(selection)
+        return tuple(client for client, sound in zip(site.clients, trusted_N, strict=True) if sound) or site.clients
+    return site.clients
+
+
+def _survey_own(work: Work, split: Split, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, Survey]:
+    """Measure the edge's model with all its clients, on the split that a selection policy asked for."""
+    survey = yield from _survey(MeasureOrder(site.index, (work.parts,), split, site.clients), site, experiment)
     # The edge measures its own model: only what it sends to clients travels, nothing to or from the cloud.
-    for key, num_bytes in report.traffic.entries.items():
+    for key, num_bytes in survey.traffic.entries.items():
         if key[0] == "client":
             work.traffic.add(*key, num_bytes)
-    return report
+    return survey
 
 
 def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, MeasureReport]:
     """F_m = Σ_i (n_i / n_m) F_i for each model, on the clients' data or on the edge's test data."""
+    survey = yield from _survey(order, site, experiment)
+    return MeasureReport(
+        loss_V=survey.mean(survey.loss_VG),
+        accuracy_V=survey.mean(survey.accuracy_VG),
+        count=survey.count,
+        traffic=survey.traffic,
+    )
+
+
+def _survey(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Generator[Request, Result, Survey]:
     if order.split == "test":
         clients: tuple[int, ...] = ()
         weight_G = np.ones(1)
@@ -263,9 +302,4 @@ def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Gen
     if sound_G.any():
         weight_G = weight_G * sound_G
         measured = replace(measured, loss_VG=np.where(sound_G, measured.loss_VG, 0.0))
-    return MeasureReport(
-        loss_V=np.average(measured.loss_VG, axis=1, weights=weight_G),
-        accuracy_V=np.average(measured.accuracy_VG, axis=1, weights=weight_G),
-        count=int(measured.count_G.sum()),
-        traffic=ledger,
-    )
+    return Survey(clients, weight_G, measured.loss_VG, measured.accuracy_VG, int(measured.count_G.sum()), ledger)

@@ -147,8 +147,8 @@ class Method(Settings):
     clusters stay apart, at 1 all train from the mean; those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
     """Whether sharing is the same for all, or is multiplied by the square of how much an edge overfits: the loss of its
-    model on validation data less that of its clients in training, in nats, in the round before. A cluster of several
-    edges takes their mean."""
+    model on the validation data of the clients that measure (see below) less that of its clients in training, in nats,
+    in the round before. A cluster of several edges takes their mean."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""

@@ -14,10 +14,10 @@ import numpy as np
 from fedbac import metrics, models, trees
 from fedbac.aggregation import cloud_average, draw_together
 from fedbac.costs import BYTES_PER_NUMBER, Ledger, payload, state_bytes
-from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport
+from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport, clients_to_ask
 from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope, Trusting
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _losses(
                 edge=site.index,
                 models=candidates + own[site.index] if shares_M[site.index] else candidates,
                 split=wanted.split,
-                clients=_asked_clients(experiment.method, site, report),
+                clients=clients_to_ask(experiment.method, site, report.selection, report.selected),
                 max_samples=wanted.max_samples_per_client,
             )
             for site, report in zip(sites, reports, strict=True)
@@ -260,16 +260,6 @@ def _losses(
         if shares_M[m]:
             alone_M[m] = loss_V[-1]
     return loss_MK, alone_M
-
-
-def _asked_clients(method: Method, site: EdgeSite, report: TrainReport) -> tuple[int, ...]:
-    """Return the clients of an edge that measure."""
-    if method.measurement.clients == "selected":
-        return report.selected
-    if method.measurement.clients == "trusted" and isinstance(method.selection, Trusting):
-        trusted_N = method.selection.trusted(report.selection)
-        return tuple(client for client, sound in zip(site.clients, trusted_N, strict=True) if sound) or site.clients
-    return site.clients
 
 
 def _furnish(experiment: Experiment, sites: Sequence[EdgeSite], state: State, label_M: IntArray) -> Parts:

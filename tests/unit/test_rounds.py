@@ -13,6 +13,7 @@ from fedbac import (
     Fixed,
     Hierarchical,
     LowestLoss,
+    Measurement,
     Method,
     Perceptron,
     PerCluster,
@@ -22,7 +23,7 @@ from fedbac import (
     Shared,
     Thompson,
     Training,
-)  # fmt: skip
+)
 from fedbac.edge import EdgeSite, TrainOrder, TrainReport, serve
 from fedbac.models import builder
 from fedbac.rng import Rng
@@ -118,6 +119,34 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
     assert report.loss == pytest.approx(5 / 3)
     assert report.overfitting == pytest.approx(7 - 5 / 3)  # on validation data less in training, at the end
+
+
+class Doubter(Observer):
+    """Trusts its second client only."""
+
+    kind: Literal["doubter"] = "doubter"  # type: ignore[assignment]
+
+    def trusted(self, state: NoState) -> BoolArray:
+        return np.array([False, True])
+
+
+@pytest.mark.parametrize(("clients", "expected"), [("all", 4.0), ("trusted", 3.0), ("selected", 6.0)])
+def test_overfitting_is_measured_by_the_clients_that_measure(
+    clients: Literal["all", "trusted", "selected"], expected: float
+) -> None:
+    """Validation losses are 8 and 5, of 1 and 2 examples; the second client fails in training, the first has loss 2."""
+    method = Method(name="x", selection=Doubter(), measurement=Measurement(clients=clients))
+    experiment = Experiment(task=tiny_task(), method=method)
+    site = EdgeSite(0, (5, 6), np.array([10, 10]), np.array([1, 2]))
+    parts = {"global": {"w": torch.zeros(2)}}
+    measured = Measured(np.array([[8.0, 5.0]]), np.zeros((1, 2)), np.array([1, 2]))
+    work = serve(TrainOrder(0, 1, parts, NoState(), moved=False), site, experiment)
+    next(work)
+    work.send(measured)
+    work.send(Averaged(parts, np.array([True, False]), np.array([2.0, np.nan])))
+    with pytest.raises(StopIteration) as done:
+        work.send(measured)
+    assert done.value.value.overfitting == pytest.approx(expected)
 
 
 class Overfitting(ScriptedEdges):
