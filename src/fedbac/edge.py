@@ -79,8 +79,8 @@ class TrainReport:
     traffic: Ledger
     momentum: Parts | None = None
     overfitting: float = float("nan")
-    """How much higher the loss of the edge's model is on validation data than its clients' in training; NaN if nobody
-    asked for validation data or nobody trained."""
+    """How much higher the loss of the edge's model is on validation data than its clients' in training; infinite if the
+    model is not finite there, NaN if nobody asked for validation data or nobody trained."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,10 @@ class Survey:
 
     def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
         """Return the mean over groups, weighted by their data; over the clients among these, if any of them count."""
-        weight_G = self.weight_G if among is None else self.weight_G * np.isin(self.clients, among)
-        mean_V: FloatArray = np.average(value_VG, axis=1, weights=weight_G if weight_G.any() else self.weight_G)
+        counts_G = np.ones(self.weight_G.size, dtype=bool)
+        if among is not None and self.weight_G[np.isin(self.clients, among)].any():
+            counts_G = np.isin(self.clients, among)
+        mean_V: FloatArray = np.average(value_VG[:, counts_G], axis=1, weights=self.weight_G[counts_G])
         return mean_V
 
 
@@ -193,7 +195,7 @@ def _edge_round(
     if ask.accuracy is not None:
         own = yield from _survey_own(work, ask.accuracy, site, experiment)
         evidence = replace(evidence, accuracy=float(own.mean(own.accuracy_VG)[0]))
-        if ask.accuracy == "validation" and np.isfinite(loss_N).any():
+        if ask.accuracy == "validation" and work.losses and np.isfinite(loss_N).any():
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
             asked = clients_to_ask(experiment.method, site, work.selection, trained)
             work.overfitting = float(own.mean(own.loss_VG, asked)[0]) - work.losses[-1]

@@ -143,12 +143,13 @@ class Method(Settings):
     """When an edge enters a cluster, it adopts the network it finds there (in an empty cluster: see above), or all
     members of the cluster start from the mean of the networks they come with, weighted by their data."""
     sharing: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down. At 0
-    clusters stay apart, at 1 all train from the mean; those that are kept, measured and judged are not drawn."""
+    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 is
+    not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
-    """Whether sharing is the same for all, or is multiplied by the square of how much an edge overfits: the loss of its
-    model on the validation data of the clients that measure (see below) less that of its clients in training, in nats,
-    in the round before. A cluster of several edges takes their mean."""
+    """Whether that is how far, or is to be multiplied by the square of how much an edge overfits and cut at 1. An edge
+    overfits by the loss of its model on validation data of the clients that measure (see below) less the loss of those
+    that trained, while they trained, in nats and as last reported; below 0 counts as 0. A cluster of several edges
+    goes as far as they do on average, weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -216,8 +217,8 @@ class Experiment(Settings):
         if self.method.sharing and self.method.sharing_by == "overfitting" and asked != "validation":
             raise ValueError(
                 f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
-                "nothing on validation data; choose 'constant', or 'thompson' or 'credit_thompson' with reward_split "
-                "'validation' as selection"
+                "nothing on validation data; choose 'constant', or a selection that is rewarded on validation data, "
+                "as 'thompson' and 'credit_thompson' are by default"
             )
         wanted = {"method.measurement.split": self.method.measurement.split, "method.selection": asked}
         for field, split in wanted.items():

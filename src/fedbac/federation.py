@@ -98,6 +98,6 @@ def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) ->
         if uses_validation and not site.validation_N.any():
             raise ConfigError(
                 f"edge {site.index} has no validation examples: task.partition.validation_fraction "
-                f"{experiment.task.partition.validation_fraction} leaves none of its clients' data; raise it, or let "
-                "method.selection.reward_split and method.measurement.split use another split"
+                f"{experiment.task.partition.validation_fraction} leaves none of its clients' data; raise it, or "
+                "choose a method.selection and a method.measurement.split that use other data"
             )

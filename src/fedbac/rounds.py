@@ -139,7 +139,7 @@ def _train_edges(
         ledger.add("cloud", "up", "train", payload([report.parts]))
         ledger.add("cloud", "down", "control", state_bytes(order.selection))
         ledger.add("cloud", "up", "control", state_bytes(report.selection) + 2 * BYTES_PER_NUMBER)
-        if method.sharing_by == "overfitting":
+        if method.sharing and method.sharing_by == "overfitting":
             ledger.add("cloud", "up", "control", BYTES_PER_NUMBER)
     return reports
 
@@ -182,7 +182,7 @@ def _aggregate(
 
 def _latest(before_M: FloatArray, reported: Sequence[float]) -> FloatArray:
     reported_M = np.array(reported, dtype=np.float64)
-    return np.where(np.isfinite(reported_M), reported_M, before_M)
+    return np.where(np.isnan(reported_M), before_M, reported_M)
 
 
 def _reassign(

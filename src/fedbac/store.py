@@ -264,7 +264,8 @@ def _load(promise: Path, template: State, experiment: Mapping[str, Any]) -> Stat
     if changed:
         raise RunFolderError(
             f"{promise.parent.parent}: the configuration has changed since the run began ({', '.join(changed)}). "
-            "A run goes on only as it began; put config.yaml back, or start a new run in another folder"
+            "A run goes on only as it began; put config.yaml back, use the version of fedbac that it began with, or "
+            "start a new run in another folder"
         )
     return unflatten(template, load_file(tensors), int(stated["round"]))
 

@@ -33,11 +33,11 @@ ACCURACY_TOLERANCE = 0.02
 
 
 def variants() -> dict[str, Method]:
-    """Return every preset, and those that assign only after five rounds once more, in a hurry."""
+    """Return every preset, and those that assign only when all is over once more, in a hurry."""
     found = {}
     for name, preset in METHODS.items():
         method = found[name] = preset(TASK)
-        if getattr(method.clustering, "period", 0) > TASK.rounds:
+        if getattr(method.clustering, "period", 0) >= TASK.rounds:
             hurried = method.clustering.model_copy(update={"period": 2})  # type: ignore[attr-defined]
             found[f"{name}, period 2"] = method.model_copy(update={"clustering": hurried})
     return found

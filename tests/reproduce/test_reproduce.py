@@ -12,8 +12,19 @@ from fedbac.experiment import Experiment, parse
 from fedbac.reproduce import results as store
 from fedbac.reproduce import settings
 from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
-from fedbac.reproduce.plan import Filter, Pass, experiment_of, identity, point_of, points, seconds_left, status, work
-from fedbac.runs import Inputs, Stop, finish, play
+from fedbac.reproduce.plan import (
+    REVISIONS,
+    Filter,
+    Pass,
+    experiment_of,
+    identity,
+    point_of,
+    points,
+    seconds_left,
+    status,
+    work,
+)
+from fedbac.runs import Inputs, Stop, configure, finish, play
 from fedbac.store import RunFolder
 from fedbac.tasks import TASKS
 from tests.reproduce import planted
@@ -103,6 +114,25 @@ def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
         experiment_of(Cell("fashion-mnist", "x", "ifca", ("method.clustering={kind: linucb}",)), 0, Pass()),
     ]
     assert len({identity(base), *map(identity, others)}) == 6
+
+
+def test_a_policy_whose_rule_has_changed_makes_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plus, plain = (configure(name, "fashion-mnist-mini") for name in ("fedbac-plus", "fed-bac"))
+    before = identity(plus), identity(plain)
+    monkeypatch.setitem(REVISIONS, "merging", "another rule")
+    assert identity(plus) != before[0]
+    assert identity(plain) == before[1]
+
+
+@pytest.mark.parametrize("name", sorted(ARTEFACTS))
+def test_the_repository_s_results_are_of_the_configurations_of_today(name: str) -> None:
+    """A preset or a default that changes leaves results behind that are not its own."""
+    results = store.read(name, Path(__file__).parents[2] / "results")
+    assert results is not None
+    cells = {(cell.task, cell.variant): cell for cell in ARTEFACTS[name].cells}
+    for found in results.findings:
+        experiment = experiment_of(cells[found.task, found.variant], found.seed, Pass())
+        assert found.config == identity(experiment), (found.task, found.variant, found.seed)
 
 
 def test_calibrated_settings_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:

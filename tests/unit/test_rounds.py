@@ -95,7 +95,7 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     for accuracy in ([0.1, 0.5], None, [0.2, 0.6], [0.3, 0.7], None, [0.4, 0.8]):
         if accuracy is None:
             average = {"global": {"w": torch.tensor([3.0, 3.0])}}
-            answers.append(Averaged(average, np.array([True, True]), np.array([1.0, 2.0])))
+            answers.append(Averaged(average, np.array([True, True]), np.array([1.0, 2.0 + len(answers)])))
         else:
             loss = 10 * np.array([accuracy])
             answers.append(Measured(loss, np.array([accuracy]), np.array([1, 3])))
@@ -112,13 +112,12 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
     assert [(e.round, e.num_rounds, e.moved) for e in SEEN] == [(4, 7, True), (4, 7, False)]
     assert [e.baseline for e in SEEN] == pytest.approx([0.4, 0.6])
     assert [e.accuracy for e in SEEN] == pytest.approx([0.5, 0.7])
-    for seen in SEEN:
-        np.testing.assert_array_equal(seen.loss_N, [1.0, 2.0, np.nan])
+    np.testing.assert_array_equal([seen.loss_N for seen in SEEN], [[1.0, 3.0, np.nan], [1.0, 6.0, np.nan]])
     starts = [request.train.start["global"]["w"].tolist() for request in training]
     assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
     assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
-    assert report.loss == pytest.approx(5 / 3)
-    assert report.overfitting == pytest.approx(7 - 5 / 3)  # on validation data less in training, at the end
+    assert report.loss == pytest.approx((7 / 3 + 13 / 3) / 2)
+    assert report.overfitting == pytest.approx(7 - 13 / 3)  # on validation data less in training, at the end
 
 
 class Doubter(Observer):
@@ -150,10 +149,10 @@ def test_overfitting_is_measured_by_the_clients_that_measure(
 
 
 class Overfitting(ScriptedEdges):
-    """Edges that report how much they overfit: the first in round 1, the second more, the third never, for it fails."""
+    """Edges that report how much they overfit: the first, the second beyond all bounds, the third never."""
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
-        told = {1: [0.5, 9.0, np.nan], 2: [-1.0, np.nan, np.nan]}.get(orders[0].round, [np.nan] * 3)
+        told = {1: [0.5, np.inf, np.nan], 2: [-1.0, np.nan, np.nan]}.get(orders[0].round, [np.nan] * 3)
         reports = super().train(orders)
         return [replace(report, overfitting=gap) for report, gap in zip(reports, told, strict=True)]
 
@@ -176,7 +175,9 @@ def test_clusters_share_by_as_much_as_their_edges_overfit(num_clusters: int, sha
     sites = [EdgeSite(m, (m,), np.array([size]), np.array([1])) for m, size in enumerate((10, 20, 30))]
     edges = Overfitting(np.zeros((3, 3, num_clusters)))
     begin = start(experiment, builder(Perceptron(hidden=()), None, (1,), 2, seed=0), sites)
-    states = [begin, *(state for _, state in rounds(experiment, sites, edges, begin))]
+    records, after = zip(*rounds(experiment, sites, edges, begin), strict=True)
+    assert [record["overfitting"] for record in records] == [[0.5, None, None], [-1.0, None, None], [None] * 3]
+    states = [begin, *after]
     size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
     for t in range(3):
         kept = states[t].parts["cluster"]["1.weight"]
@@ -222,6 +223,8 @@ def test_a_method_without_clusters_assigns_everybody_alike() -> None:
     run = tiny_run(Method(name="x", personalization=Shared()))
     assert [record["assignment"] for record in run.records] == [[0, 0], [0, 0]]
     assert [record["overfitting"] for record in run.records] == [[None, None], [None, None]]  # nobody asked
+    on_test_data = tiny_run("paper-text")
+    assert {gap for record in on_test_data.records for gap in record["overfitting"]} == {None}
     assert run.summary["moves"] == 0
     assert run.summary["active_clusters"] == 1
 

@@ -55,7 +55,7 @@ class Merging(Settings):
     """Merge only if the expected gain is above this."""
     part_below: NonNegativeFloat = 0.05
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.7
+    discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
     untrained_loss: PositiveFloat = math.log(10)
     """L_0, the loss of a network that knows nothing: ln(number of classes)."""
@@ -92,7 +92,7 @@ class Merging(Settings):
         gain_N = (alone_N - current_N) / self._unit(alone_N)
         gain_N[~np.isfinite(gain_N)] = np.nan  # on its own, if only because all others left
         known_N = turn_N & ~np.isnan(gain_N)
-        before_N = np.nan_to_num(state.gain_N, nan=0.0)  # so that no edge leaves by a single measurement
+        before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
         for gap in np.unique(state.gap_N[known_N & np.isfinite(state.gap_N)]):
@@ -116,7 +116,7 @@ class Merging(Settings):
         gap_N, gain_N, blame_NN = state.gap_N.copy(), state.gain_N.copy(), state.blame_NN.copy()
         for m in self._leavers(label_N, np.where(turn_N, gain_N, np.nan)):
             others = np.flatnonzero((label_N == label_N[m]) & (np.arange(label_N.size) != m))
-            blame_NN[m, others] += -gain_N[m] / PRIOR_SLOPE  # a gap that would have foretold this gain
+            blame_NN[m, others] += -gain_N[m] / PRIOR_SLOPE  # a gap that would have foretold its gain
             after_N[m] = np.setdiff1d(np.arange(label_N.size), after_N)[0]
             gap_N[m] = gain_N[m] = np.nan
         stirred = label_N[after_N != label_N]
