@@ -98,13 +98,11 @@ EdgeReport = TrainReport | MeasureReport
 
 @dataclass(frozen=True)
 class Survey:
-    """Loss and accuracy of each model with each of the clients that measured; the edge's test data are one group."""
+    """What each of the clients measured, and how much it counts; the edge's test data are one group."""
 
     clients: tuple[int, ...]
     weight_G: FloatArray
-    loss_VG: FloatArray
-    accuracy_VG: FloatArray
-    count: int
+    measured: Measured
     traffic: Ledger
 
     def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
@@ -186,7 +184,7 @@ def _edge_round(
     ask = policy.ask(work.selection, order.round)
     if ask.accuracy is not None and ask.baseline:
         own = yield from _survey_own(work, ask.accuracy, site, experiment)
-        evidence = replace(evidence, baseline=float(own.mean(own.accuracy_VG)[0]))
+        evidence = replace(evidence, baseline=float(own.mean(own.measured.accuracy_VG)[0]))
     rng = stream(experiment.seed, "selection", order.round, edge_round, site.index)
     mask_N = policy.act(work.selection, evidence, rng)
     loss_N = yield from _train_and_average(work, mask_N, edge_round, order, site, experiment)
@@ -194,11 +192,11 @@ def _edge_round(
         evidence = replace(evidence, loss_N=loss_N)
     if ask.accuracy is not None:
         own = yield from _survey_own(work, ask.accuracy, site, experiment)
-        evidence = replace(evidence, accuracy=float(own.mean(own.accuracy_VG)[0]))
+        evidence = replace(evidence, accuracy=float(own.mean(own.measured.accuracy_VG)[0]))
         if ask.accuracy == "validation" and work.losses and np.isfinite(loss_N).any():
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
             asked = clients_to_ask(experiment.method, site, work.selection, trained)
-            work.overfitting = float(own.mean(own.loss_VG, asked)[0]) - work.losses[-1]
+            work.overfitting = float(own.mean(own.measured.loss_VG, asked)[0]) - work.losses[-1]
     # A client that failed had no part in the outcome: neither credit nor blame.
     work.selection = policy.learn(work.selection, evidence, np.isfinite(loss_N))
 
@@ -273,9 +271,9 @@ def _measure(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Gen
     """F_m = Σ_i (n_i / n_m) F_i for each model, on the clients' data or on the edge's test data."""
     survey = yield from _survey(order, site, experiment)
     return MeasureReport(
-        loss_V=survey.mean(survey.loss_VG),
-        accuracy_V=survey.mean(survey.accuracy_VG),
-        count=survey.count,
+        loss_V=survey.mean(survey.measured.loss_VG),
+        accuracy_V=survey.mean(survey.measured.accuracy_VG),
+        count=int(survey.measured.count_G.sum()),
         traffic=survey.traffic,
     )
 
@@ -304,4 +302,4 @@ def _survey(order: MeasureOrder, site: EdgeSite, experiment: Experiment) -> Gene
     if sound_G.any():
         weight_G = weight_G * sound_G
         measured = replace(measured, loss_VG=np.where(sound_G, measured.loss_VG, 0.0))
-    return Survey(clients, weight_G, measured.loss_VG, measured.accuracy_VG, int(measured.count_G.sum()), ledger)
+    return Survey(clients, weight_G, measured, ledger)
