@@ -1,10 +1,10 @@
-"""What docs/plus.md shows of runs on the tasks ``planted`` and ``noisy``: one row per method, over its seeds.
+"""What docs/plus.md shows of runs, most of them on ``planted`` and ``noisy``: one row per method, over its seeds.
 
     python benchmarks/plus.py FOLDER...        (folders of a sweep)
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one,
 clusters at the end, their adjusted Rand index against the planted groups, the share of selections in the second half of
-a run that went to noisy clients, and bytes.
+a run that went to noisy clients, by how much edges overfit in the last ten rounds (V − T in nats), and bytes.
 """
 
 import argparse
@@ -42,6 +42,11 @@ def last_move(run: Run) -> int:
     return max((record["round"] for record in run.records if record["moves"]), default=0)
 
 
+def overfitting(run: Run) -> float:
+    found = [edge for record in run.records[-10:] for edge in record.get("overfitting", []) if edge is not None]
+    return float(np.mean(found)) if found else float("nan")
+
+
 def _or_dash(value: Any, form: str) -> str:
     return "–" if np.isnan(value) else form.format(value)
 
@@ -58,6 +63,7 @@ def row(summary: dict[str, Any], runs: list[Run]) -> str:
         ", ".join(str(len(set(run.records[-1]["assignment_next"]))) for run in runs),
         _or_dash(np.mean([rand_index(run) for run in runs]), "{:.2f}"),
         _or_dash(100 * np.mean([noisy_share(run) for run in runs]), "{:.0f} %"),
+        _or_dash(np.mean([overfitting(run) for run in runs]), "{:.2f}"),
         f"{summary['bytes_total'] / 1e9:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -70,8 +76,10 @@ def main() -> None:
         runs = [fedbac.load(file.parent) for file in sorted(folder.glob("*/summary.json"))]
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
-        print("| run | accuracy | of each seed | worst edge | moves | last move | clusters | Rand index | noisy | GB |")
-        print("|---" * 10 + "|")
+        columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
+        columns += ("noisy", "V − T", "GB")
+        print("| " + " | ".join(columns) + " |")
+        print("|---" * len(columns) + "|")
         for summary in collect(runs):
             print(row(summary, [run for run in runs if run.folder and run.folder.name in summary["runs"]]))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedbac.reproduce import results as store
 from fedbac.reproduce.cells import NONE, table
 from fedbac.reproduce.claims import claims
+from fedbac.reproduce.own_claims import matches_the_best
 from fedbac.reproduce.paper import READINGS
 from fedbac.reproduce.verdicts import Verdict
 
@@ -36,6 +37,7 @@ OF_OTHERS = (
     ("table-2", "IFCA is above HierFAVG in all six settings"),
     ("ablation", "the additive part helps the bandits"),
     ("ablation", "frozen singletons are above IFCA"),
+    ("beyond", matches_the_best("fedbac-plus")),
     ("planted", "fedbac-plus is above singletons, where edges share distributions"),
     ("planted", "fedbac-plus settles to few moves"),
     ("noisy", "with noisy clients, p = 0.3, credit is above random clients"),
