@@ -148,7 +148,8 @@ def main_result() -> str:
         return ""
     parts = [
         "",
-        "The paper's main table, ours with the paper's number in brackets ([all results](docs/reproduce.md)):",
+        "The paper's main table, ours (± the standard deviation over seeds) with the paper's number in brackets "
+        "([all results](docs/reproduce.md)):",
         "",
     ]
     parts += [pages.main_table(found, results.read("beyond", RESULTS)), ""]

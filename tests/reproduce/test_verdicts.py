@@ -8,6 +8,7 @@ from scipy import stats
 
 from fedbac.reproduce.verdicts import (
     LEVEL,
+    MARGIN,
     Verdict,
     above,
     always,
@@ -81,7 +82,8 @@ def test_a_smaller_number_is_shown_as_ours_minus_theirs() -> None:
 @pytest.mark.parametrize(
     ("differences", "word"),
     [
-        ([0.01, -0.01, 0.002], "holds"),
+        ([0.003, -0.003, 0.001], "holds"),
+        ([0.01, -0.01, 0.002], "not clear"),  # a mean of zero, but too noisy to exclude a point
         ([-0.004, -0.006, 0.001], "holds"),
         ([-0.02, -0.025, -0.022], "does not hold"),
         ([-0.005, -0.006, -0.0055], "not clear"),  # surely lower, but by little
@@ -91,6 +93,13 @@ def test_a_smaller_number_is_shown_as_ours_minus_theirs() -> None:
 )
 def test_not_worse_allows_noise_and_a_point(differences: list[float], word: str) -> None:
     assert not_worse(differences).word == word
+
+
+def test_who_is_a_point_worse_rarely_passes_however_noisy() -> None:
+    rng = np.random.default_rng(2)
+    for noise in (0.001, 0.01, 0.1):
+        words = [not_worse(one).word for one in (rng.normal(size=(1000, 3)) * noise - MARGIN).tolist()]
+        assert words.count("holds") < 1.3 * LEVEL * len(words)
 
 
 def test_printed_numbers_and_ranges() -> None:
@@ -153,3 +162,4 @@ def test_one_of_many_parts_must_fail_clearly() -> None:
     assert every({"a": weak, "b": HOLDS}).word == "does not hold"
     assert every({"a": weak, "b": HOLDS, "c": HOLDS}).word == "not clear", "0.02 is above 0.05 / 3"
     assert every({"a": weak, "b": HOLDS, "c": NEVER}).word == "does not hold", "what was not judged does not count"
+    assert every({"a": weak, "b": weak, "c": HOLDS}).word == "does not hold", "two below 2 × 0.05 / 3 (Simes)"

@@ -13,6 +13,7 @@ SELECTION_TASKS = ("cifar10", "fashion-mnist")
 FRACTIONS = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)
 BASELINES = ("hierfavg", "ifca")
 SINGLETONS = "additive, frozen singletons"
+IFCA_EACH = "ifca, K = M"
 PLUS_VARIANTS = {
     "fedbac-plus": (),
     "fedbac-plus, a constant share": ("method.sharing=0.1", "method.sharing_by=constant"),
@@ -96,7 +97,7 @@ def _ablation(task: str) -> tuple[Cell, ...]:
         Cell(task, "LinUCB, not additive", "linucb-isolated"),
         Cell(task, "LinUCB, not additive, twice the weights", "linucb-isolated", (width,)),
         Cell(task, "ifca", "ifca"),
-        Cell(task, "ifca, K = M", "ifca", ("method.clustering.num_clusters=null",)),
+        Cell(task, IFCA_EACH, "ifca", ("method.clustering.num_clusters=null",)),
         Cell(task, "ifca, twice the weights", "ifca", (width,)),
         Cell(task, "ifca, networks start apart", "ifca", ("method.personalization.cluster_init=distinct",)),
         Cell(task, "hierfavg", "hierfavg"),
@@ -117,9 +118,11 @@ def _participation(task: str) -> tuple[Cell, ...]:
 
 
 def _beyond(task: str) -> tuple[Cell, ...]:
-    rivals = tuple(cell for cell in _ablation(task) if cell.variant.startswith("additive"))
+    """The preset, what each of its parts gives, and its rivals."""
     ours = tuple(Cell(task, name, "fedbac-plus", settings) for name, settings in PLUS_VARIANTS.items())
-    return (*ours, *_presets((task,), "ifca", *READINGS), *rivals)
+    share_only = Cell(task, "additive, frozen singletons, a constant share", "singletons", ("method.sharing=0.1",))
+    rivals = tuple(c for c in _ablation(task) if c.variant.startswith("additive") or c.variant == IFCA_EACH)
+    return (*ours, share_only, *_presets((task,), "ifca", *READINGS), *rivals)
 
 
 def _planted(task: str) -> tuple[Cell, ...]:

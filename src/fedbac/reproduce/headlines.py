@@ -20,7 +20,11 @@ OF_EACH_READING = (
         "figure-convergence",
         "{} converges “1.5–4.8× faster depending on dataset and accuracy target” than HierFAVG",
     ),
-    ("communication", "{} needs fewer bytes than HierFAVG there, however they are counted"),
+    (
+        "communication",
+        "{}: “convergence speedups more than compensate for the doubled model payload” "
+        "(training between clients and edges)",
+    ),
     (
         "table-fairness",
         "“improving cross-server fairness”: {} has a smaller σ than HierFAVG and IFCA in all six settings",

@@ -8,7 +8,7 @@ from fedbac.report import canvas
 from fedbac.reproduce import results as store
 from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, SINGLETONS, SIX, Artefact
 from fedbac.reproduce.bodies import body
-from fedbac.reproduce.cells import NONE, fixed, mean, runs, table
+from fedbac.reproduce.cells import NONE, fixed, mean, runs, std, table
 from fedbac.reproduce.claims import Claim, claims
 from fedbac.reproduce.figures import figure, has_figure
 from fedbac.reproduce.names import FORMAT_1, task_name
@@ -105,7 +105,7 @@ def tally(judged: Sequence[Claim]) -> str:
 
 
 def main_table(results: Results, beyond: Results | None = None) -> str:
-    """Return the main result in short, a column per setting: ours, with the paper's in brackets where it has one.
+    """Return the main result in short, a column per setting: ours ± std over seeds, the paper's in brackets.
 
     Rows that the paper does not have, and that were run, come last.
     """
@@ -120,7 +120,8 @@ def main_table(results: Results, beyond: Results | None = None) -> str:
             mark = "" if len(shares) >= FEWEST_SEEDS else FEW
             printed = look_up("accuracy", task, printed_as(variant))
             theirs = "" if printed is None else f" ({fixed(printed, 1)})"
-            cells.append(f"{mean(shares, digits=1)}{mark}{theirs}" if shares else NONE)
+            spread = f" ± {std(shares, digits=1)}" if len(shares) > 1 else ""
+            cells.append(f"{mean(shares, digits=1)}{spread}{mark}{theirs}" if shares else NONE)
         rows.append([variant, *cells])
     text = table(["ours (paper), %", *(task_name(task, full=True) for task in SIX)], rows)
     return f"{text}\n\n{FEW} fewer than {FEWEST_SEEDS} seeds so far" if FEW in text else text

@@ -22,23 +22,23 @@ Bound = Literal["", ">", "<", "~"]
 
 RULES = (
     "A comparison is made seed by seed; both sides have the same data, except where two values of α or N are "
-    "compared. It **holds** if the difference has the claimed sign in every seed and its mean passes a one-sided t "
-    f"test at the {100 * LEVEL:.0f} % level; it **does not hold** if both are so with the opposite sign; otherwise it "
-    "is **not clear**. A claim of several parts holds if each part holds. It does not hold if one part fails at "
-    f"{100 * LEVEL:.0f} % divided by the number of parts that are judged. So “above” and “below” are wrongly "
-    f"said to hold, or wrongly said not to, at most {100 * LEVEL:.0f} times in a hundred each; with three seeds and "
-    "several parts even a large difference may stay not clear. A part that was not run leaves a claim not clear. "
-    f"Fewer than {FEWEST_SEEDS} "
-    f"seeds give no verdict. A printed number holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: "
-    f"within a factor {1 + TOLERANCE:g}) and its standard error is no larger than that. If the mean is not within it, "
-    "the number does not hold where a two-sided t test at "
-    f"{100 * LEVEL:.0f} % tells the two apart, and is not clear otherwise. Ratios are averaged and tested as "
-    "logarithms; > and < mark bounds, "
-    "where a run never reaches its target, and a bound decides only what lies beyond it. A yes or no of every seed "
-    "holds if it is always yes and does not hold if it is always no; a target that a method never reaches and the "
-    f"paper's does, does not hold. “Not worse” holds if the mean difference is above −{100 * MARGIN:g} point and not "
-    f"below zero by a one-sided t test at {100 * LEVEL:.0f} %, and does not hold if neither is so. ± is the standard "
-    "error over seeds (of a ratio: the factor ×/÷)."
+    "compared. It **holds** if the difference has the claimed sign in every seed and its mean passes a one-sided "
+    f"t test at the {100 * LEVEL:.0f} % level; it **does not hold** if both are so with the opposite sign; "
+    "otherwise it is **not clear**. A claim of several parts holds if each part holds. It does not hold if k "
+    f"parts fail at k times {100 * LEVEL:.0f} % divided by the number of parts that are judged, for any k (Simes' "
+    f"test). So “above” and “below” are wrongly said to hold, or wrongly said not to, at most {100 * LEVEL:.0f} "
+    "times in a hundred each; with three seeds and several parts even a large difference may stay not clear. A "
+    f"part that was not run leaves a claim not clear. Fewer than {FEWEST_SEEDS} seeds give no verdict. A printed "
+    f"number holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor {1 + TOLERANCE:g}) "
+    "and its standard error is no larger than that; of a range, if our mean is in it or as near to it, with a "
+    "standard error of no more than half the width of that. If the mean is not within it, the number does not "
+    f"hold where a two-sided t test at {100 * LEVEL:.0f} % tells the two apart, and is not clear otherwise. "
+    "Ratios are averaged and tested as logarithms; > and < mark bounds, where a run never reaches its target, "
+    "and a bound decides only what lies beyond it. A yes or no of every seed holds if it is always yes and does "
+    "not hold if it is always no; a target that a method never reaches and the paper's does, does not hold. “Not "
+    f"worse” holds if by one-sided t tests at {100 * LEVEL:.0f} % the difference is above −{100 * MARGIN:g} point "
+    f"and is not below zero, and does not hold if its mean is not above −{100 * MARGIN:g} point and it is below "
+    "zero. ± is the standard error over seeds (of a ratio: the factor ×/÷)."
 )
 
 
@@ -82,13 +82,18 @@ def positive(
 
 
 def not_worse(differences: Sequence[float], unit: str = "points", scale: float = 100) -> Verdict:
-    """Judge "a is not worse than b by more than noise" on a − b, one per seed."""
+    """Judge "a is not worse than b by more than noise" on a − b, one per seed.
+
+    Both tests are needed: without the first, any difference would pass if only it is noisy enough.
+    """
     verdict = positive(differences, unit, scale)
     if verdict.word in {"not run", "too few seeds"}:
         return verdict
-    close, doubt = float(np.mean(differences)) > -MARGIN, _chance([-one for one in differences])
-    if close == (doubt >= LEVEL):
-        return Verdict("holds" if close else "does not hold", verdict.detail, 0.0 if close else doubt)
+    doubt = _chance([-one for one in differences])
+    if _chance([one + MARGIN for one in differences]) < LEVEL <= doubt:
+        return Verdict("holds", verdict.detail)
+    if float(np.mean(differences)) <= -MARGIN and doubt < LEVEL:
+        return Verdict("does not hold", verdict.detail, doubt)
     return Verdict("not clear", verdict.detail)
 
 
@@ -153,8 +158,8 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]
-    failed = [verdict.doubt for verdict in judged if verdict.word == "does not hold"]
-    if failed and min(failed) < LEVEL / len(judged):
+    failed = sorted(verdict.doubt for verdict in judged if verdict.word == "does not hold")
+    if any(doubt < LEVEL * k / len(judged) for k, doubt in enumerate(failed, start=1)):
         return Verdict("does not hold", detail)
     if "too few seeds" in words:
         return Verdict("too few seeds", detail)
