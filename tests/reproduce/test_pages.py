@@ -121,11 +121,11 @@ def test_the_index_and_the_short_table(tmp_path: Path) -> None:
     assert pages.progress(planted.results("calibration", seeds=1)) == "77 runs"
     short = pages.main_table(planted.results("table-2"))
     assert "(88.9)" in short, "the paper's 88.85, a half rounded up"
-    assert "| hierfavg | 62.0 (57.5) |" in short
+    assert "| hierfavg | 62.0 ± 2.0 (57.5) |" in short
     assert "seeds" not in short
     assert "singletons" not in short
     longer = pages.main_table(planted.results("table-2"), planted.results("beyond")).splitlines()
-    assert longer[-2].startswith("| additive, frozen singletons | 82.0 | 87.0 |"), "no number of the paper's"
+    assert longer[-2].startswith("| additive, frozen singletons | 82.0 ± 2.0 | 87.0 ± 2.0 |"), "none of the paper's"
     assert longer[-1].startswith("| fedbac-plus | ")
     few = pages.main_table(planted.results("table-2", seeds=2))
     assert "† (57.5) |" in few
