@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fedbac.cli import main
+from fedbac.store import RunFolder
 
 COMMAND = [sys.executable, "-c", "from fedbac.cli import main; main()"]
 SMALL = [
@@ -110,6 +111,24 @@ def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: 
         assert method in text
         assert json.loads((tmp_path / "c" / method / "summary.json").read_text())["finished"]
     assert "ifca" in (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_leaves_no_worker_behind(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["sweep", "hierfavg", "--rounds", "5000", "--seed", "0", "--seed", "1", "--jobs", "2", "--out", "s"]
+    command = [*COMMAND, *words, *SMALL[2:]]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    folders = [tmp_path / "s" / f"hierfavg_seed{seed}" for seed in (0, 1)]
+    while not all((folder / "rounds.jsonl").exists() for folder in folders):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command" in errors
+    for folder in folders:
+        with RunFolder(folder).locked():  # else somebody is still at it
+            pass
 
 
 @pytest.mark.parametrize(

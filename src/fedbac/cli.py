@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -457,16 +458,32 @@ def _run_folders(folders: Sequence[Path]) -> list[RunFolder]:
     return found
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM, under a name that typer does not take for itself, so that there is a word about it."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise Interrupted
+
+
 def main() -> None:
     """Run the command; errors that a person can mend are one message, not a traceback."""
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=err, show_path=False)]
     )
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         app()
-    except KeyboardInterrupt:
-        err.print("stopped at once; complete rounds are saved, fedbac resume goes on from there", highlight=False)
+    except Interrupted:
+        err.print(
+            "stopped at once; complete rounds are saved, fedbac resume (of a sweep: the same command) goes on there",
+            highlight=False,
+            soft_wrap=True,
+        )
         sys.exit(130)
     except (ConfigError, PartitionError, FederationError) as error:
         err.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
         sys.exit(2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
