@@ -43,7 +43,7 @@ def last_move(run: Run) -> int:
 
 
 def overfitting(run: Run) -> float:
-    found = [edge for record in run.records[-10:] for edge in record.get("overfitting", []) if edge is not None]
+    found = [record["overfitting"] for record in run.records[-10:] if record["overfitting"] is not None]
     return float(np.mean(found)) if found else float("nan")
 
 

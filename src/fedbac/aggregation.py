@@ -124,13 +124,13 @@ def cloud_average(
     return after
 
 
-def draw_together(parts: Parts, share_K: FloatArray, weight_K: FloatArray, scopes: Mapping[str, Scope]) -> Parts:
-    """Draw the network of every cluster towards their weighted mean: (1 − ρ_k) Θ_k + ρ_k Σ_j w_j Θ_j, ρ_k its share.
+def draw_together(parts: Parts, share: float, weight_K: FloatArray, scopes: Mapping[str, Scope]) -> Parts:
+    """Draw the network of every cluster towards their weighted mean: (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, ρ the share.
 
     Clusters without members have weight zero: they do not draw. All networks are finite, as averages are of those that
     are (``EdgeAverage``).
     """
     return {
-        part: trees.towards_mean(stacked, weight_K, share_K) if scopes[part] == "cluster" else stacked
+        part: trees.towards_mean(stacked, weight_K, share) if scopes[part] == "cluster" else stacked
         for part, stacked in parts.items()
     }

@@ -78,9 +78,9 @@ class TrainReport:
     loss: float
     traffic: Ledger
     momentum: Parts | None = None
-    overfitting: float = float("nan")
-    """How much higher the loss of the edge's model is on validation data than its clients' in training; infinite if the
-    model is not finite there, NaN if nobody asked for validation data or nobody trained."""
+    validation_loss: float = float("nan")
+    """That of the edge's model on the clients that measure; infinite if the model is not finite there, NaN if nobody
+    asked for validation data or nobody trained."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Work:
     selected: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)
-    overfitting: float = float("nan")
+    validation_loss: float = float("nan")
     traffic: Ledger = field(default_factory=Ledger)
 
 
@@ -171,7 +171,7 @@ def _edge_rounds(order: TrainOrder, site: EdgeSite, experiment: Experiment) -> G
         loss=float(np.mean(work.losses)) if work.losses else float("nan"),
         traffic=work.traffic,
         momentum=work.momentum,
-        overfitting=work.overfitting,
+        validation_loss=work.validation_loss,
     )
 
 
@@ -196,7 +196,7 @@ def _edge_round(
         if ask.accuracy == "validation" and work.losses and np.isfinite(loss_N).any():
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
             asked = clients_to_ask(experiment.method, site, work.selection, trained)
-            work.overfitting = float(own.mean(own.measured.loss_VG, asked)[0]) - work.losses[-1]
+            work.validation_loss = float(own.mean(own.measured.loss_VG, asked)[0])
     # A client that failed had no part in the outcome: neither credit nor blame.
     work.selection = policy.learn(work.selection, evidence, np.isfinite(loss_N))
 

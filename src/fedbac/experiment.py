@@ -146,10 +146,9 @@ class Method(Settings):
     """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 is
     not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
-    """Whether that is how far, or is to be multiplied by the square of how much an edge overfits and cut at 1. An edge
-    overfits by the loss of its model on validation data of the clients that measure (see below) less the loss of those
-    that trained, while they trained, in nats and as last reported; below 0 counts as 0. A cluster of several edges
-    goes as far as they do on average, weighted by data."""
+    """Whether they always are, or only while they overfit: while the loss of the edges' models on validation data of
+    the clients that measure (see below) is more than twice the loss of those that trained, while they trained. Both
+    are means over edges, weighted by data, and as last reported."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -162,7 +161,7 @@ class Method(Settings):
     @property
     def shared(self) -> tuple[str, ...]:
         """What clusters share (the derived column "knowledge sharing" of Table I): parts, or a share of them."""
-        by = "" if self.sharing_by == "constant" else " by overfitting"
+        by = "" if self.sharing_by == "constant" else " while overfitting"
         drawn = {"cloud": "", "cluster": f" ({self.sharing:g}{by})"}
         scopes = self.personalization.scopes.items()
         return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)

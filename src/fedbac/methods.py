@@ -93,7 +93,7 @@ def fedbac_plus(task: Task) -> Method:
         name="fedbac-plus",
         clustering=Merging(),
         newcomers="average",
-        sharing=0.4,
+        sharing=0.1,
         sharing_by="overfitting",
         measurement=Measurement(clients="trusted"),
         selection=CreditThompson(),

@@ -19,6 +19,9 @@ from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
 from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
 
+OVERFIT = 2.0
+"""How many times the loss in training the loss on validation data is when clusters begin to share."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -35,8 +38,8 @@ class State:
     clustering: Any
     selection_M: tuple[Any, ...]
     momentum_M: tuple[Parts | None, ...]
-    overfitting_M: FloatArray
-    """What each edge reported last (``TrainReport.overfitting``); 0 as long as it has not."""
+    overfitting: float = float("nan")
+    """The loss on validation data by the loss in training, as last reported; NaN as long as nobody has."""
 
     @property
     def num_clusters(self) -> int:
@@ -70,7 +73,6 @@ def start(experiment: Experiment, build: models.Build, sites: Sequence[EdgeSite]
         clustering=method.clustering.init(num_edges),
         selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
         momentum_M=tuple(momentum(site) for site in sites),
-        overfitting_M=np.zeros(num_edges),
     )
 
 
@@ -90,7 +92,7 @@ def rounds(
             "round": after.round,
             **scores,
             "loss": _mean_loss(sites, reports),
-            "overfitting": [r.overfitting if np.isfinite(r.overfitting) else None for r in reports],
+            "overfitting": after.overfitting if np.isfinite(after.overfitting) else None,
             "assignment": labels.tolist(),
             "assignment_next": after.label_M.tolist(),
             "moves": int(after.moved_M.sum()),
@@ -146,17 +148,11 @@ def _train_edges(
 
 def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
     """Return the state with the networks of clusters drawn together as far as ``method.sharing`` says."""
-    if not method.sharing:
+    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > OVERFIT):
         return state
-    size_M = _sizes(sites)
-    share_M = np.full(len(sites), method.sharing)
-    if method.sharing_by == "overfitting":
-        share_M = np.minimum(method.sharing * np.maximum(state.overfitting_M, 0) ** 2, 1)
-    size_K, share_K = np.zeros((2, state.num_clusters))
-    np.add.at(size_K, state.label_M, size_M)
-    np.add.at(share_K, state.label_M, size_M * share_M)
-    share_K /= np.maximum(size_K, 1)  # nobody trains from a cluster without members
-    return replace(state, parts=draw_together(state.parts, share_K, size_K, method.personalization.scopes))
+    size_K = np.zeros(state.num_clusters)
+    np.add.at(size_K, state.label_M, _sizes(sites))
+    return replace(state, parts=draw_together(state.parts, method.sharing, size_K, method.personalization.scopes))
 
 
 def _aggregate(
@@ -176,13 +172,18 @@ def _aggregate(
         parts=cloud_average(state.parts, [report.parts for report in reports], weight_M, state.label_M, scopes),
         selection_M=tuple(report.selection for report in reports),
         momentum_M=tuple(report.momentum for report in reports),
-        overfitting_M=_latest(state.overfitting_M, [report.overfitting for report in reports]),
+        overfitting=_overfitting(state.overfitting, total_M, reports),
     )
 
 
-def _latest(before_M: FloatArray, reported: Sequence[float]) -> FloatArray:
-    reported_M = np.array(reported, dtype=np.float64)
-    return np.where(np.isnan(reported_M), before_M, reported_M)
+def _overfitting(before: float, size_M: FloatArray, reports: Sequence[TrainReport]) -> float:
+    """Return the loss on validation data by that in training, over the edges that measured; as before, if none did."""
+    validation_M, training_M = np.array([(report.validation_loss, report.loss) for report in reports]).T
+    told_M = ~np.isnan(validation_M)
+    if not told_M.any():
+        return before
+    validation, training = (float(size_M[told_M] @ loss_M[told_M]) for loss_M in (validation_M, training_M))
+    return validation / training if training else float("inf")
 
 
 def _reassign(

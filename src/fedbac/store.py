@@ -285,8 +285,9 @@ def flatten(state: State) -> dict[str, Tensor]:
     """Return a state as tensors named by their path."""
     flat: dict[str, Tensor] = {}
     _put_parts(flat, "parts", state.parts)
-    for name in ("label_M", "moved_M", "used_K", "overfitting_M"):
+    for name in ("label_M", "moved_M", "used_K"):
         flat[name] = torch.from_numpy(np.ascontiguousarray(getattr(state, name)))
+    flat["overfitting"] = torch.tensor(state.overfitting, dtype=torch.float64)
     for owner, policy in [("clustering", state.clustering), *_numbered("selection", state.selection_M)]:
         for field, array in policy._asdict().items():
             flat[f"{owner}/{field}"] = torch.from_numpy(np.array(array, order="C"))
@@ -310,7 +311,7 @@ def unflatten(template: State, flat: Mapping[str, Tensor], round_: int) -> State
             label_M=flat["label_M"].numpy(),
             moved_M=flat["moved_M"].numpy(),
             used_K=flat["used_K"].numpy(),
-            overfitting_M=flat["overfitting_M"].numpy(),
+            overfitting=flat["overfitting"].item(),
             clustering=policy("clustering", template.clustering),
             selection_M=tuple(policy(owner, like) for owner, like in _numbered("selection", template.selection_M)),
             momentum_M=tuple(

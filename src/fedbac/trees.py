@@ -102,10 +102,9 @@ def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before
     return like(unravel(out_K, take(before_K, 0)), before_K)
 
 
-def towards_mean(tree_N: Params, weight_N: FloatArray, share_N: FloatArray) -> Params:
-    """Return every row drawn towards the weighted mean by its share: (1 − s_i) θ_i + s_i · mean."""
+def towards_mean(tree_N: Params, weight_N: FloatArray, share: float) -> Params:
+    """Return every row drawn towards the weighted mean: (1 − share) θ_i + share · mean."""
     matrix_N = rows(tree_N)
-    share = torch.as_tensor(share_N, dtype=matrix_N.dtype, device=matrix_N.device)[:, None]
     drawn_N = torch.lerp(matrix_N, _mean(matrix_N, weight_N).expand_as(matrix_N), share)
     return like(unravel(drawn_N, take(tree_N, 0)), tree_N)
 

@@ -140,21 +140,21 @@ def test_when_every_edge_failed_everything_stays() -> None:
 
 
 def test_clusters_are_drawn_together_by_hand() -> None:
-    """The mean of those with members is 4, and each goes its share of the way; the last draws nobody."""
+    """The mean of those with members is 4, and all go the share of the way there; the last draws nobody."""
     parts: Parts = {"global": {"w": torch.tensor([[9.0]])}, "cluster": {"w": torch.tensor([[1.0], [5.0], [100.0]])}}
     scopes: dict[str, Scope] = {"global": "cloud", "cluster": "cluster"}
     weight_K = np.array([1.0, 3.0, 0.0])
-    drawn = draw_together(parts, np.array([0.25, 0.5, 0.25]), weight_K, scopes)
-    assert drawn["cluster"]["w"].tolist() == [[1.75], [4.5], [76.0]]
+    drawn = draw_together(parts, 0.25, weight_K, scopes)
+    assert drawn["cluster"]["w"].tolist() == [[1.75], [4.75], [76.0]]
     assert drawn["global"] is parts["global"]
     assert parts["cluster"]["w"].tolist() == [[1.0], [5.0], [100.0]]
-    assert draw_together(parts, np.array([1.0, 0, 0]), weight_K, scopes)["cluster"]["w"].tolist() == [[4], [5], [100]]
+    assert draw_together(parts, 1.0, weight_K, scopes)["cluster"]["w"].tolist() == [[4.0]] * 3
 
 
 def test_drawing_together_keeps_counters_whole() -> None:
     """Batch normalization counts batches in whole numbers."""
     parts: Parts = {"cluster": {"w": torch.tensor([1.0, 3.0]), "seen": torch.tensor([4, 8])}}
-    drawn = draw_together(parts, np.full(2, 0.5), np.ones(2), {"cluster": "cluster"})
+    drawn = draw_together(parts, 0.5, np.ones(2), {"cluster": "cluster"})
     assert drawn["cluster"]["w"].tolist() == [1.5, 2.5]
     assert drawn["cluster"]["seen"].tolist() == [5, 7]
     assert drawn["cluster"]["seen"].dtype == torch.int64
