@@ -4,7 +4,8 @@
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one,
 clusters at the end, their adjusted Rand index against the planted groups, the share of selections in the second half of
-a run that went to noisy clients, by how much edges overfit in the last ten rounds (V − T in nats), and bytes.
+a run that went to noisy clients, the loss on validation data by that in training in the
+last ten rounds (V / T), and bytes.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def main() -> None:
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "V − T", "GB")
+        columns += ("noisy", "V / T", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

@@ -76,6 +76,14 @@ def test_the_numbers_are_means_over_seeds() -> None:
     assert "\nfedbac reproduce table-2 --seeds 4 --results" in pages.page(planted.results("table-2", seeds=4))
 
 
+@pytest.mark.parametrize("name", ["table-2", "beyond"])
+def test_rows_over_other_seeds_are_not_to_be_compared(name: str) -> None:
+    whole = planted.results(name, seeds=4)
+    warning = "Rows with other seeds have other data"
+    assert warning not in pages.page(whole)
+    assert warning in pages.page(planted.without(whole, "svhn", "ifca", 3))
+
+
 def test_a_quick_pass_says_so_in_its_title() -> None:
     quick = planted.results("table-2").model_copy(update={"changes": ("5 rounds", "10 % of the data")})
     text = pages.page(quick)
@@ -127,6 +135,8 @@ def test_the_index_and_the_short_table(tmp_path: Path) -> None:
     longer = pages.main_table(planted.results("table-2"), planted.results("beyond")).splitlines()
     assert longer[-2].startswith("| additive, frozen singletons | 82.0 ± 2.0 | 87.0 ± 2.0 |"), "none of the paper's"
     assert longer[-1].startswith("| fedbac-plus | ")
+    six = pages.main_table(planted.results("table-2"), planted.results("beyond", seeds=6)).splitlines()
+    assert six == longer, "rows over other seeds could not be compared"
     few = pages.main_table(planted.results("table-2", seeds=2))
     assert "† (57.5) |" in few
     assert few.endswith("fewer than 3 seeds so far")

@@ -24,6 +24,7 @@ from fedbac.reproduce.paper import READINGS, look_up, period_of, printed_as, rou
 from fedbac.reproduce.results import Bytes, Finding, Results
 from fedbac.reproduce.settings import CANDIDATES, SETTINGS
 
+ACCURACY = "Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds."
 ACCURACY_HEADER = ["method", "paper", "ours", "std over seeds", "std over the last ten rounds", "difference", "seeds"]
 OURS = ["ours", "std over seeds", "difference"]
 BASE = "hierfavg"
@@ -49,7 +50,7 @@ def _accuracy_rows(results: Results, task: str, variants: Sequence[str]) -> list
 
 
 def _accuracy(results: Results) -> list[str]:
-    parts = ["Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds."]
+    parts = [f"{ACCURACY}{_uneven(results)}"]
     for task in ARTEFACTS[results.artefact].tasks:
         rows = _accuracy_rows(results, task, _variants(results, task))
         parts += [f"## {task_name(task, full=True)}", table(ACCURACY_HEADER, rows)]
@@ -58,16 +59,22 @@ def _accuracy(results: Results) -> list[str]:
 
 def _accuracy_and_moves(results: Results) -> list[str]:
     """Return accuracies, and how often edges were assigned to another cluster."""
-    parts = [
-        "Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds. Moves: how often "
-        "an edge was assigned to another cluster, the mean over seeds."
-    ]
+    moved = "Moves: how often an edge was assigned to another cluster, the mean over seeds."
+    parts = [f"{ACCURACY} {moved}{_uneven(results)}"]
     for task in ARTEFACTS[results.artefact].tasks:
         variants = _variants(results, task)
         moves = [mean([found.moves for found in results.of(task, v).values()], 1, 1) for v in variants]
         rows = [[*row, count] for row, count in zip(_accuracy_rows(results, task, variants), moves, strict=True)]
         parts += [f"## {task_name(task, full=True)}", table([*ACCURACY_HEADER, "moves"], rows)]
     return parts
+
+
+def _uneven(results: Results) -> str:
+    """Return a warning if rows of one table are over different seeds, which have different data."""
+    tasks = ARTEFACTS[results.artefact].tasks
+    seeds = [{tuple(results.of(task, v)) for v in _variants(results, task)} - {()} for task in tasks]
+    uneven = any(len(of_rows) > 1 for of_rows in seeds)
+    return " Rows with other seeds have other data: compare them by the verdicts, seed by seed." if uneven else ""
 
 
 def _variants(results: Results, task: str) -> list[str]:

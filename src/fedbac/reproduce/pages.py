@@ -107,7 +107,7 @@ def tally(judged: Sequence[Claim]) -> str:
 def main_table(results: Results, beyond: Results | None = None) -> str:
     """Return the main result in short, a column per setting: ours ± std over seeds, the paper's in brackets.
 
-    Rows that the paper does not have, and that were run, come last.
+    Rows that the paper does not have, and that were run, come last, with the seeds that the others have.
     """
     shown = [(results, variant) for variant in ARTEFACTS["table-2"].variants]
     if beyond is not None:
@@ -116,7 +116,8 @@ def main_table(results: Results, beyond: Results | None = None) -> str:
     for found_in, variant in shown:
         cells = []
         for task in SIX:
-            shares = [found.accuracy for found in found_in.of(task, variant).values()]
+            seeds = {found.seed for found in results.findings if found.task == task}
+            shares = [found.accuracy for seed, found in found_in.of(task, variant).items() if seed in seeds]
             mark = "" if len(shares) >= FEWEST_SEEDS else FEW
             printed = look_up("accuracy", task, printed_as(variant))
             theirs = "" if printed is None else f" ({fixed(printed, 1)})"
