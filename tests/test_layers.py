@@ -19,7 +19,7 @@ LAYERS = [
     {"methods", "store", "tasks"},
     {"runs", "report", "sweep"},
     {"reproduce", "terminal"},
-    {"cli_reproduce"},
+    {"cli_reproduce", "cli_sweep"},
     {"cli"},
     {"__main__"},
 ]
@@ -27,7 +27,7 @@ LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 COLUMNS = {"clustering", "selection", "personalization"}
 ALLOWED_ONLY_IN = {
     "matplotlib": {"report", "reproduce"},
-    "typer": {"cli", "cli_reproduce", "terminal"},
+    "typer": {"cli", "cli_reproduce", "cli_sweep", "terminal"},
     "loky": {"local", "sweep"},
     "pooch": {"data"},
     "ray": {"engines"},
