@@ -2,10 +2,9 @@
 
     python benchmarks/plus.py FOLDER...        (folders of a sweep)
 
-Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one,
-clusters at the end, their adjusted Rand index against the planted groups, the share of selections in the second half of
-a run that went to noisy clients, the loss on validation data by that in training in the
-last ten rounds (V / T), and bytes.
+Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one, clusters at the end, their
+adjusted Rand index against the planted groups, the share of selections in the second half of a run that went to noisy
+clients, the loss on validation data by that in training in the last ten rounds (V / T), and bytes.
 """
 
 import argparse
@@ -44,7 +43,8 @@ def last_move(run: Run) -> int:
 
 
 def overfitting(run: Run) -> float:
-    found = [record["overfitting"] for record in run.records[-10:] if record["overfitting"] is not None]
+    measured = [record.get("overfitting") for record in run.records[-10:]]
+    found = [ratio for ratio in measured if isinstance(ratio, float)]  # runs of earlier versions have something else
     return float(np.mean(found)) if found else float("nan")
 
 

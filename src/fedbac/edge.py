@@ -79,8 +79,8 @@ class TrainReport:
     traffic: Ledger
     momentum: Parts | None = None
     validation_loss: float = float("nan")
-    """That of the edge's model on the clients that measure; infinite if the model is not finite there, NaN if nobody
-    asked for validation data or nobody trained."""
+    """That of the edge's model on the clients that measure; NaN if nobody asked for validation data or nobody trained,
+    not finite if the model is not."""
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,8 @@ class Method(Settings):
     not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
     """Whether they always are, or only while they overfit: while the loss of the edges' models on validation data of
-    the clients that measure (see below) is more than twice the loss of those that trained, while they trained. Both
-    are means over edges, weighted by data, and as last reported."""
+    the clients that measure (see below) is more than twice the loss of those that trained, while they trained (in all
+    edge rounds). Both are means over the edges that measured in the last round in which any did, weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""

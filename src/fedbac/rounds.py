@@ -39,7 +39,7 @@ class State:
     selection_M: tuple[Any, ...]
     momentum_M: tuple[Parts | None, ...]
     overfitting: float = float("nan")
-    """The loss on validation data by the loss in training, as last reported; NaN as long as nobody has."""
+    """The loss on validation data by the loss in training, when last measured; NaN as long as nobody has."""
 
     @property
     def num_clusters(self) -> int:
@@ -92,7 +92,7 @@ def rounds(
             "round": after.round,
             **scores,
             "loss": _mean_loss(sites, reports),
-            "overfitting": after.overfitting if np.isfinite(after.overfitting) else None,
+            "overfitting": None if np.isnan(after.overfitting) else after.overfitting,
             "assignment": labels.tolist(),
             "assignment_next": after.label_M.tolist(),
             "moves": int(after.moved_M.sum()),
@@ -147,7 +147,7 @@ def _train_edges(
 
 
 def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
-    """Return the state with the networks of clusters drawn together as far as ``method.sharing`` says."""
+    """Return the state with the networks of clusters drawn together, if and as far as the method says."""
     if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > OVERFIT):
         return state
     size_K = np.zeros(state.num_clusters)
@@ -177,13 +177,14 @@ def _aggregate(
 
 
 def _overfitting(before: float, size_M: FloatArray, reports: Sequence[TrainReport]) -> float:
-    """Return the loss on validation data by that in training, over the edges that measured; as before, if none did."""
+    """Return the loss on validation data by that in training, over the edges that measured; as before, if none did.
+
+    An edge whose model has diverged does not count: it is no reason for the others to share.
+    """
     validation_M, training_M = np.array([(report.validation_loss, report.loss) for report in reports]).T
-    told_M = ~np.isnan(validation_M)
-    if not told_M.any():
-        return before
+    told_M = np.isfinite(validation_M)
     validation, training = (float(size_M[told_M] @ loss_M[told_M]) for loss_M in (validation_M, training_M))
-    return validation / training if training else float("inf")
+    return validation / training if training else before
 
 
 def _reassign(

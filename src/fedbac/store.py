@@ -320,7 +320,8 @@ def unflatten(template: State, flat: Mapping[str, Tensor], round_: int) -> State
             ),
         )
     except KeyError as error:
-        raise CheckpointError(f"the checkpoint has no tensor {error}; was the network or a policy changed?") from error
+        changed = "was the network or a policy changed, or was it written by another version?"
+        raise CheckpointError(f"the checkpoint has no tensor {error}; {changed}") from error
 
 
 def _numbered(name: str, items: Sequence[Any]) -> list[tuple[str, Any]]:

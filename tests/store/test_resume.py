@@ -137,10 +137,10 @@ def test_when_no_checkpoint_is_readable_nothing_is_touched(copy: Path) -> None:
 
 def test_a_changed_configuration_is_named(copy: Path) -> None:
     config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["experiment"]["task"]["training"]["learning_rate"] = 0.2
+    config["experiment"]["task"]["training"]["learning_rate"] = 0.5
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     before = (copy / "rounds.jsonl").read_bytes()
-    with pytest.raises(RunFolderError, match=r"learning_rate: 0\.05 is now 0\.2"):
+    with pytest.raises(RunFolderError, match=r"learning_rate: 0\.2 is now 0\.5"):
         worker.play(copy, resume=True)
     assert (copy / "rounds.jsonl").read_bytes() == before
 

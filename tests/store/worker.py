@@ -15,7 +15,8 @@ TASK = Task(
     rounds=ROUNDS,
     partition=fedbac.Partition(min_edge_test=5),
     network=fedbac.Perceptron(hidden=(16,)),
-    training=Training(epochs=1, batch_size=16, learning_rate=0.05, momentum_state="persist"),
+    # It soon overfits, so that clusters share.
+    training=Training(epochs=3, batch_size=16, learning_rate=0.2, momentum_state="persist"),
 )
 SETTINGS = (
     "method.clustering.period=2",

@@ -72,7 +72,7 @@ def _accuracy_and_moves(results: Results) -> list[str]:
 def _uneven(results: Results) -> str:
     """Return a warning if rows of one table are over different seeds, which have different data."""
     tasks = ARTEFACTS[results.artefact].tasks
-    seeds = [{tuple(results.of(task, v)) for v in _variants(results, task)} - {()} for task in tasks]
+    seeds = [{frozenset(results.of(task, v)) for v in _variants(results, task)} - {frozenset()} for task in tasks]
     uneven = any(len(of_rows) > 1 for of_rows in seeds)
     return " Rows with other seeds have other data: compare them by the verdicts, seed by seed." if uneven else ""
 

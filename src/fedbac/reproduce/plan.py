@@ -20,8 +20,8 @@ Status = Literal["finished", "begun", "missing"]
 SALT = "each network is clipped by itself"
 """Part of every hash. Another one makes all earlier runs and results other runs, which they are once a default has
 changed; ``tests/golden/test_golden_defaults.py`` watches over that."""
-REVISIONS = {"merging": "the running reward starts at 0"}
-"""Of policies whose rules have changed: part of the hash of every experiment that uses one of these kinds."""
+REVISIONS = {"merging": "the running reward starts at 0", "overfitting": "all clusters share or none"}
+"""Of rules that have changed: part of the hash of every experiment that uses a policy of this kind, or shares by it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Filter:
 def identity(experiment: Experiment) -> str:
     """Return the hash of an experiment: of what differs from the defaults, so that a new setting changes no hash."""
     method = experiment.method
-    kinds = (method.clustering.kind, method.selection.kind, method.personalization.kind)
+    kinds = (method.clustering.kind, method.selection.kind, method.personalization.kind, method.sharing_by)
     revised = "".join(REVISIONS.get(kind, "") for kind in kinds)
     stated = json.dumps(_stated(experiment), sort_keys=True)
     return hashlib.sha256((SALT + revised + stated).encode()).hexdigest()[:12]
