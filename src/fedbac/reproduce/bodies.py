@@ -25,7 +25,8 @@ from fedbac.reproduce.results import Bytes, Finding, Results
 from fedbac.reproduce.settings import CANDIDATES, SETTINGS
 
 ACCURACY = "Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds."
-ACCURACY_HEADER = ["method", "paper", "ours", "std over seeds", "std over the last ten rounds", "difference", "seeds"]
+SPREADS = ["std over seeds", "std over the last ten rounds"]
+ACCURACY_HEADER = ["method", "paper", "ours", *SPREADS, "difference", "seeds"]
 OURS = ["ours", "std over seeds", "difference"]
 BASE = "hierfavg"
 """What rounds and bytes are compared with."""
@@ -87,7 +88,7 @@ def _small(results: Results) -> list[str]:
     header = [
         "method",
         "accuracy",
-        "std over seeds",
+        *SPREADS,
         "worst edge",
         "moves",
         "last move in round",
@@ -103,7 +104,9 @@ def _small(results: Results) -> list[str]:
         moves, clusters = each([found.moves for found in cell]), each([found.active_clusters for found in cell])
         amount = mean([found.bytes.everything for found in cell], 1e-9)
         worst = mean([found.edge_min for found in cell])
-        rows.append([variant, mean(shares), std(shares), worst, moves, each(settled), clusters, amount, str(len(cell))])
+        spreads = [std(shares), mean([found.accuracy_std_last for found in cell])]
+        numbers = [mean(shares), *spreads, worst, moves, each(settled), clusters, amount]
+        rows.append([variant, *numbers, str(len(cell))])
     about = (
         f"{task_name(task, full=True)}. Accuracies in percent, over the last ten rounds, and gigabytes of all traffic: "
         "means over seeds. Moves, the round of the last one and clusters: of each seed. How the methods work, and what "
@@ -300,10 +303,8 @@ def _bytes(cell: Mapping[int, Finding], target: str, count: Callable[[Bytes], in
 def _participation(results: Results) -> list[str]:
     header = [
         "p",
-        "Thompson sampling",
-        "std over seeds",
-        "random clients",
-        "std over seeds",
+        *("Thompson sampling", *SPREADS),
+        *("random clients", *SPREADS),
         "σ, Thompson",
         "σ, random",
         "seeds (Thompson, random)",
@@ -315,7 +316,8 @@ def _participation(results: Results) -> list[str]:
             pair = [list(results.of(task, f"p = {fraction:g}{end}").values()) for end in ("", RANDOM_CLIENTS)]
             shares = [[found.accuracy for found in cell] for cell in pair]
             sigma = [mean([found.edge_std for found in cell]) for cell in pair]
-            numbers = [text for some in shares for text in (mean(some), std(some))]
+            last = [mean([found.accuracy_std_last for found in cell]) for cell in pair]
+            numbers = [text for some, late in zip(shares, last, strict=True) for text in (mean(some), std(some), late)]
             rows.append([f"{fraction:g}", *numbers, *sigma, each([len(cell) for cell in pair])])
         parts += [f"## {task_name(task, full=True)}", table(header, rows)]
     return parts
