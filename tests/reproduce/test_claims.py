@@ -6,7 +6,7 @@ import pytest
 
 from fedbac.reproduce.artefacts import ARTEFACTS, SINGLETONS, SIX, Cell
 from fedbac.reproduce.claims import bound, byte_ratios, claims, round_ratios
-from fedbac.reproduce.own_claims import RIVALS
+from fedbac.reproduce.own_claims import RIVALS, matches_the_best
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Bytes, Finding, Results, Target
 from tests.reproduce import planted
@@ -292,6 +292,21 @@ def test_a_policy_is_held_against_the_best_rival_of_each_setting() -> None:
     some = cells | {(SIX[0], "fedbac-plus"): 0.8}
     detail = claims(hand_made("beyond", some))[0].verdict.detail
     assert "best rival additive, frozen singletons: holds" in detail
+
+
+def test_seeds_that_nothing_was_chosen_by_are_judged_by_themselves() -> None:
+    """What is lost there alone is seen, whatever the other seeds say."""
+    cells = {(task, name): 0.6 for task in SIX for name in ("fedbac-plus", *RIVALS)}
+    held_out = matches_the_best("fedbac-plus", held_out=True)
+    few = words(hand_made("beyond", cells, seeds=5))
+    assert (few[matches_the_best("fedbac-plus")], few[held_out]) == ("holds", "too few seeds")
+    whole = hand_made("beyond", cells, seeds=6)
+    assert words(whole)[held_out] == "holds"
+    lost = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed >= 3)})
+    assert words(lost)[held_out] == "does not hold"
+    kept = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed < 3)})
+    assert words(kept)[held_out] == "holds"
+    assert words(hand_made("beyond", cells))[held_out] == "not run"
 
 
 def test_planted_groups_and_few_moves() -> None:

@@ -42,6 +42,7 @@ OF_OTHERS = (
     ("ablation", "the additive part helps the bandits"),
     ("ablation", "frozen singletons are above IFCA"),
     ("beyond", matches_the_best("fedbac-plus")),
+    ("beyond", matches_the_best("fedbac-plus", held_out=True)),
     ("planted", "fedbac-plus is above singletons, where edges share distributions"),
     ("planted", "fedbac-plus settles to few moves"),
     ("noisy", "with noisy clients, p = 0.3, credit is above random clients"),
