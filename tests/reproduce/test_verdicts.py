@@ -38,12 +38,13 @@ NO = [
         ([-0.02, -0.03, -0.025], "does not hold"),
         ([0.01, 0.02, 0.06], "not clear"),  # every seed, but chance alone would do so too often
         ([0.007, 0.03, 0.035], "not clear"),  # beyond twice the standard error, which is 9 % of chance at three seeds
-        ([0.05, 0.05, 0.05, 0.05, 0.05, 0.05, -0.001], "not clear"),  # significant, but not in every seed
+        ([0.05, 0.05, 0.05, 0.05, 0.05, 0.05, -0.001], "holds"),  # one seed of many does not undo a clear mean
+        ([0.05, 0.05, 0.05, -0.05], "not clear"),
         ([0.0, 0.0, 0.0], "not clear"),
         *NO,
     ],
 )
-def test_a_comparison_needs_every_seed_and_the_t_test(differences: list[float], word: str) -> None:
+def test_a_comparison_needs_the_t_test(differences: list[float], word: str) -> None:
     assert positive(differences).word == word
     opposite = {"holds": "does not hold", "does not hold": "holds"}
     assert positive(differences, claimed=-1).word == opposite.get(word, word)

@@ -22,8 +22,8 @@ Bound = Literal["", ">", "<", "~"]
 
 RULES = (
     "A comparison is made seed by seed; both sides have the same data, except where two values of α or N are "
-    "compared. It **holds** if the difference has the claimed sign in every seed and its mean passes a one-sided "
-    f"t test at the {100 * LEVEL:.0f} % level; it **does not hold** if both are so with the opposite sign; "
+    "compared. It **holds** if the mean of the differences has the claimed sign by a one-sided t test at the "
+    f"{100 * LEVEL:.0f} % level; it **does not hold** if it has the opposite sign by the same test; "
     "otherwise it is **not clear**. A claim of several parts holds if each part holds. It does not hold if k "
     f"parts fail at k times {100 * LEVEL:.0f} % divided by the number of parts that are judged, for any k (Simes' "
     f"test). So “above” and “below” are wrongly said to hold, or wrongly said not to, at most {100 * LEVEL:.0f} "
@@ -73,10 +73,10 @@ def positive(
     if len(differences) < FEWEST_SEEDS:
         return Verdict("too few seeds", f"{_signed(scale * mean)} {unit}".strip() + f", {_seeds(len(differences))}")
     detail = f"{_signed(scale * mean)} ± {scale * error:.2f} {unit}".strip()
-    if min(signed) > 0 and _chance(signed) < LEVEL:
+    if _chance(signed) < LEVEL:
         return Verdict("holds", detail)
     doubt = _chance([-one for one in signed])
-    if max(signed) < 0 and doubt < LEVEL:
+    if doubt < LEVEL:
         return Verdict("does not hold", detail, doubt)
     return Verdict("not clear", detail)
 
