@@ -152,6 +152,8 @@ class Stop:
             self.wanted = True
             log.warning("stopping when this round is saved; Ctrl-C again stops at once")
             restore()
+            if before[signal.SIGINT] == signal.SIG_IGN:  # as shells start background jobs
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def restore() -> None:
             for known, handler in before.items():

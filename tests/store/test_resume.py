@@ -215,13 +215,20 @@ def test_ctrl_c_ends_after_saving(whole: Path, tmp_path: Path) -> None:
     assert_same(tmp_path, whole)
 
 
-def test_a_second_ctrl_c_interrupts_at_once() -> None:
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_a_second_ctrl_c_interrupts_at_once(before: Any) -> None:
+    """Also where a shell had it ignored, as for background jobs of a script; which it then is again."""
     stop = Stop()
-    with stop.caught():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wanted
-        with pytest.raises(KeyboardInterrupt):
+    outside = signal.signal(signal.SIGINT, before)
+    try:
+        with stop.caught():
             os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wanted
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == before
+    finally:
+        signal.signal(signal.SIGINT, outside)
 
 
 def test_no_run_and_no_folder(tmp_path: Path) -> None:
