@@ -19,8 +19,10 @@ from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
 from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
 
-OVERFIT = 2.0
-"""How many times the loss in training the loss on validation data is when clusters begin to share."""
+MUCH_TO_LOSE = 0.25
+"""Nats that validation data may cost more than training before clusters share, however much is left to learn."""
+NEWEST = 0.2
+"""Weight of the newest round in the running mean of ``overfitting``, so that no single round makes clusters share."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,10 @@ class State:
     selection_M: tuple[Any, ...]
     momentum_M: tuple[Parts | None, ...]
     overfitting: float = float("nan")
-    """The loss on validation data by the loss in training, when last measured; NaN as long as nobody has."""
+    """How much more validation data cost than training, a running mean; NaN as long as nobody has measured.
+
+    In units of the loss in training, but at most of ``MUCH_TO_LOSE``; clusters share above 1.
+    """
 
     @property
     def num_clusters(self) -> int:
@@ -148,7 +153,7 @@ def _train_edges(
 
 def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
     """Return the state with the networks of clusters drawn together, if and as far as the method says."""
-    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > OVERFIT):
+    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > 1):
         return state
     size_K = np.zeros(state.num_clusters)
     np.add.at(size_K, state.label_M, _sizes(sites))
@@ -177,14 +182,18 @@ def _aggregate(
 
 
 def _overfitting(before: float, size_M: FloatArray, reports: Sequence[TrainReport]) -> float:
-    """Return the loss on validation data by that in training, over the edges that measured; as before, if none did.
+    """Return the running mean of (V − T) / min(T, ``MUCH_TO_LOSE``) with this round; as it was, if no edge measured.
 
-    An edge whose model has diverged does not count: it is no reason for the others to share.
+    V, the loss on validation data, and T, the loss in training, are means over the edges that measured. An edge whose
+    model has diverged does not count: it is no reason for the others to share.
     """
     validation_M, training_M = np.array([(report.validation_loss, report.loss) for report in reports]).T
     told_M = np.isfinite(validation_M)
-    validation, training = (float(size_M[told_M] @ loss_M[told_M]) for loss_M in (validation_M, training_M))
-    return validation / training if training else before
+    if not size_M[told_M] @ training_M[told_M]:
+        return before
+    validation, training = (np.average(loss_M[told_M], weights=size_M[told_M]) for loss_M in (validation_M, training_M))
+    now = float((validation - training) / min(training, MUCH_TO_LOSE))
+    return now if np.isnan(before) else before + NEWEST * (now - before)
 
 
 def _reassign(
