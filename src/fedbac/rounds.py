@@ -43,8 +43,10 @@ class State:
     overfitting: float = float("nan")
     """How much more validation data cost than training, a running mean; NaN as long as nobody has measured.
 
-    In units of the loss in training, but at most of ``MUCH_TO_LOSE``; clusters share above 1.
+    In units of the loss in training, but at most of ``MUCH_TO_LOSE``.
     """
+    overfitted: bool = False
+    """Whether it ever was above 1. What clusters share makes it smaller, so that is no reason to stop."""
 
     @property
     def num_clusters(self) -> int:
@@ -153,7 +155,7 @@ def _train_edges(
 
 def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
     """Return the state with the networks of clusters drawn together, if and as far as the method says."""
-    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > 1):
+    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitted):
         return state
     size_K = np.zeros(state.num_clusters)
     np.add.at(size_K, state.label_M, _sizes(sites))
@@ -171,13 +173,15 @@ def _aggregate(
     ]
     weight_M = np.where(selected_M > 0, weight_M, 0.0)
     scopes = experiment.method.personalization.scopes
+    overfitting = _overfitting(state.overfitting, total_M, reports)
     return replace(
         state,
         round=state.round + 1,
         parts=cloud_average(state.parts, [report.parts for report in reports], weight_M, state.label_M, scopes),
         selection_M=tuple(report.selection for report in reports),
         momentum_M=tuple(report.momentum for report in reports),
-        overfitting=_overfitting(state.overfitting, total_M, reports),
+        overfitting=overfitting,
+        overfitted=state.overfitted or overfitting > 1,
     )
 
 

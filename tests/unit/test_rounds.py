@@ -171,7 +171,7 @@ class Overfitting(ScriptedEdges):
 
 @pytest.mark.parametrize("num_clusters", [2, 3])
 def test_clusters_share_when_they_overfit(num_clusters: int) -> None:
-    """While the running mean says so, which no single round decides; what nobody reports stays what it was."""
+    """From when the running mean says so, which no single round decides; what nobody reports stays what it was."""
     method = Method(
         name="x",
         clustering=Fixed(num_clusters=num_clusters),
@@ -189,7 +189,7 @@ def test_clusters_share_when_they_overfit(num_clusters: int) -> None:
     assert found == pytest.approx([0.8, 0.8 * 0.8 + 0.2 * 1.6, *[0.8 * 0.96 + 0.2 * 2] * 3, 0.8 * 1.168, 0.64 * 1.168])
     states = [begin, *after]
     size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
-    for t, share in enumerate([0, 0, 0, 0.4, 0.4, 0.4, 0]):
+    for t, share in enumerate([0, 0, 0, 0.4, 0.4, 0.4, 0.4]):
         kept = states[t].parts["cluster"]["1.weight"]
         mean = torch.as_tensor(size_K / size_K.sum(), dtype=torch.float32) @ kept.flatten(1)
         for order in edges.orders[3 * t : 3 * t + 3]:
