@@ -167,6 +167,16 @@ class Method(Settings):
         scopes = self.personalization.scopes.items()
         return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
 
+    @property
+    def splits(self) -> dict[str, Split | None]:
+        """What is measured on which split, by the field that decides it."""
+        asked = self.clustering.ask(self.clustering.init(1), 0)
+        return {
+            "method.measurement.split": self.measurement.split,
+            "method.selection": self.selection.ask(self.selection.init(1), 1).accuracy,
+            "method.clustering": asked.alone if asked else None,
+        }
+
 
 class Evaluation(Settings):
     """How a run is judged (C.13, C.14, C.33, C.37)."""
@@ -213,15 +223,15 @@ class Experiment(Settings):
                 f"method.sharing is {self.method.sharing:g} but method.personalization "
                 f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
             )
-        asked = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"
-        if self.method.sharing and self.method.sharing_by == "overfitting" and asked != "validation":
+        splits = self.method.splits
+        untold = splits["method.selection"] != "validation"
+        if self.method.sharing and self.method.sharing_by == "overfitting" and untold:
             raise ValueError(
                 f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
                 "nothing on validation data; choose 'constant', or a selection that is rewarded on validation data, "
                 "as 'thompson' and 'credit_thompson' are by default"
             )
-        wanted = {"method.measurement.split": self.method.measurement.split, "method.selection": asked}
-        for field, split in wanted.items():
+        for field, split in splits.items():
             if split == "validation" and self.task.partition.validation_fraction == 0:
                 raise ValueError(
                     f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "

@@ -17,7 +17,7 @@ from fedbac.costs import BYTES_PER_NUMBER, Ledger, payload, state_bytes
 from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport, clients_to_ask
 from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope, Split
 
 MUCH_TO_LOSE = 0.25
 """Nats that validation data may cost more than training before clusters share, however much is left to learn."""
@@ -219,8 +219,11 @@ def _reassign(
         used_K=state.used_K,
     )
     if ask.losses:
-        loss_NK, alone_N = _losses(experiment, sites, edges, state, reports, ask, ledger)
-        evidence = replace(evidence, loss_NK=loss_NK, alone_N=alone_N if ask.alone else None)
+        loss_NK = _losses(experiment, sites, edges, state, reports, ask, ledger)
+        evidence = replace(evidence, loss_NK=loss_NK)
+    if ask.alone is not None:
+        alone_N, together_N = _own_losses(experiment, sites, edges, state, reports, ask.alone, ledger).T
+        evidence = replace(evidence, alone_N=alone_N, together_N=together_N)
     turns = np.eye(num_edges, dtype=bool) if ask.one_by_one else np.ones((1, num_edges), dtype=bool)
     rng = stream(experiment.seed, "clustering", state.round)
     memory, label_M = state.clustering, state.label_M
@@ -241,40 +244,56 @@ def _reassign(
 def _losses(
     experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, reports: Sequence[TrainReport],
     ask: Ask, ledger: Ledger,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """L_m^(k): the loss of every cluster's model on every edge's data; and that of each edge's own network there."""
-    wanted = experiment.method.measurement
+) -> FloatArray:  # fmt: skip
+    """L_m^(k): the loss of every cluster's model on every edge's data."""
+    asked_K = np.unique(state.label_M) if ask.occupied else np.arange(state.num_clusters)
+    candidates = models_of(state, experiment.method.personalization.scopes, asked_K.tolist())
+    everywhere = dict.fromkeys(range(len(sites)), candidates)
+    loss_MK = np.full((len(sites), state.num_clusters), np.inf)
+    loss_MK[:, asked_K] = _measured(
+        experiment, sites, edges, reports, everywhere, experiment.method.measurement.split, ledger
+    )
+    return loss_MK
+
+
+def _own_losses(
+    experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, reports: Sequence[TrainReport],
+    split: Split, ledger: Ledger,
+) -> FloatArray:  # fmt: skip
+    """Return what each member of a shared cluster has with its own network and with its cluster's; NaN for others."""
     scopes = experiment.method.personalization.scopes
-    label_M = state.label_M
-    asked_K = np.unique(label_M) if ask.occupied else np.arange(state.num_clusters)
-    candidates = models_of(state, scopes, asked_K.tolist())
-    shares_M = (np.bincount(label_M)[label_M] > 1) & ask.alone
-    own = [
-        ({part: (report.parts if scope == "cluster" else candidates[0])[part] for part, scope in scopes.items()},)
-        for report in reports
-    ]
+    sharing = np.flatnonzero(np.bincount(state.label_M)[state.label_M] > 1)
+    loss_M2 = np.full((len(sites), 2), np.nan)
+    models = {}
+    for m, together in zip(sharing.tolist(), models_of(state, scopes, state.label_M[sharing].tolist()), strict=True):
+        own = {part: (reports[m].parts if scope == "cluster" else together)[part] for part, scope in scopes.items()}
+        models[m] = (own, together)
+    if models:
+        loss_M2[sharing] = _measured(experiment, sites, edges, reports, models, split, ledger)
+    return loss_M2
+
+
+def _measured(
+    experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, reports: Sequence[TrainReport],
+    models: Mapping[int, tuple[Parts, ...]], split: Split, ledger: Ledger,
+) -> FloatArray:  # fmt: skip
+    """Return the losses of these models of edges on the edges' data, a row for each edge that has any."""
     measured = edges.measure(
         [
             MeasureOrder(
-                edge=site.index,
-                models=candidates + own[site.index] if shares_M[site.index] else candidates,
-                split=wanted.split,
-                clients=clients_to_ask(experiment.method, site, report.selection, report.selected),
-                max_samples=wanted.max_samples_per_client,
+                edge=m,
+                models=own,
+                split=split,
+                clients=clients_to_ask(experiment.method, sites[m], reports[m].selection, reports[m].selected),
+                max_samples=experiment.method.measurement.max_samples_per_client,
             )
-            for site, report in zip(sites, reports, strict=True)
+            for m, own in models.items()
         ]
     )
-    loss_MK = np.full((len(sites), state.num_clusters), np.inf)
-    alone_M = np.full(len(sites), np.nan)
-    for m, report in enumerate(measured):
+    for report in measured:
         ledger.merge(report.traffic)
-        # A model that has diverged fits nothing: infinitely bad, not undefined.
-        loss_V = np.nan_to_num(report.loss_V, nan=np.inf, posinf=np.inf)
-        loss_MK[m, asked_K] = loss_V[: asked_K.size]
-        if shares_M[m]:
-            alone_M[m] = loss_V[-1]
-    return loss_MK, alone_M
+    # A model that has diverged fits nothing: infinitely bad, not undefined.
+    return np.nan_to_num([report.loss_V for report in measured], nan=np.inf, posinf=np.inf)
 
 
 def _furnish(experiment: Experiment, sites: Sequence[EdgeSite], state: State, label_M: IntArray) -> Parts:

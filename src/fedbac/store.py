@@ -313,7 +313,7 @@ def unflatten(template: State, flat: Mapping[str, Tensor], round_: int) -> State
             moved_M=flat["moved_M"].numpy(),
             used_K=flat["used_K"].numpy(),
             overfitting=flat["overfitting"].item(),
-            overfitted=flat["overfitted"].item(),
+            overfitted=bool(flat["overfitted"]),
             clustering=policy("clustering", template.clustering),
             selection_M=tuple(policy(owner, like) for owner, like in _numbered("selection", template.selection_M)),
             momentum_M=tuple(

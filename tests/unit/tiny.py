@@ -66,6 +66,7 @@ def clustering_evidence(
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
         alone_N=alone_N,
+        together_N=np.take_along_axis(loss, label[:, None], axis=1)[:, 0],
     )
 
 
