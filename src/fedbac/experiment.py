@@ -168,13 +168,14 @@ class Method(Settings):
         return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
 
     @property
-    def splits(self) -> dict[str, Split | None]:
-        """What is measured on which split, by the field that decides it."""
+    def splits(self) -> dict[str, tuple[Split, ...]]:
+        """The splits that are measured on, by the field that decides it."""
         asked = self.clustering.ask(self.clustering.init(1), 0)
+        rewarded = self.selection.ask(self.selection.init(1), 1).accuracy
         return {
-            "method.measurement.split": self.measurement.split,
-            "method.selection": self.selection.ask(self.selection.init(1), 1).accuracy,
-            "method.clustering": asked.alone if asked else None,
+            "method.measurement.split": (self.measurement.split,),
+            "method.selection": (rewarded,) if rewarded else (),
+            "method.clustering": asked.alone if asked else (),
         }
 
 
@@ -224,15 +225,15 @@ class Experiment(Settings):
                 f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
             )
         splits = self.method.splits
-        untold = splits["method.selection"] != "validation"
+        untold = "validation" not in splits["method.selection"]
         if self.method.sharing and self.method.sharing_by == "overfitting" and untold:
             raise ValueError(
                 f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
                 "nothing on validation data; choose 'constant', or a selection that is rewarded on validation data, "
                 "as 'thompson' and 'credit_thompson' are by default"
             )
-        for field, split in splits.items():
-            if split == "validation" and self.task.partition.validation_fraction == 0:
+        for field, asked in splits.items():
+            if "validation" in asked and self.task.partition.validation_fraction == 0:
                 raise ValueError(
                     f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
                     "(0.1 is usual) or choose another split"

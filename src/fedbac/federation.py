@@ -86,7 +86,7 @@ def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) ->
         raise ConfigError(
             f"shards: they describe clients {[len(s.clients) for s in sites]} per edge, the task {list(expected)}"
         )
-    uses_validation = "validation" in experiment.method.splits.values()
+    uses_validation = any("validation" in asked for asked in experiment.method.splits.values())
     for site in sites:
         if not site.size_N.any():
             raise ConfigError(f"edge {site.index} has no training examples; every edge needs some")

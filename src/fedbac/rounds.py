@@ -221,9 +221,10 @@ def _reassign(
     if ask.losses:
         loss_NK = _losses(experiment, sites, edges, state, reports, ask, ledger)
         evidence = replace(evidence, loss_NK=loss_NK)
-    if ask.alone is not None:
-        alone_N, together_N = _own_losses(experiment, sites, edges, state, reports, ask.alone, ledger).T
-        evidence = replace(evidence, alone_N=alone_N, together_N=together_N)
+    if ask.alone:
+        of_splits = [_own_losses(experiment, sites, edges, state, reports, split, ledger).T for split in ask.alone]
+        alone_NS, together_NS = (np.stack(losses, axis=1) for losses in zip(*of_splits, strict=True))
+        evidence = replace(evidence, alone_NS=alone_NS, together_NS=together_NS)
     turns = np.eye(num_edges, dtype=bool) if ask.one_by_one else np.ones((1, num_edges), dtype=bool)
     rng = stream(experiment.seed, "clustering", state.round)
     memory, label_M = state.clustering, state.label_M

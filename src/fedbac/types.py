@@ -46,9 +46,9 @@ class Ask:
     """The loss of every cluster's model on every member (clustering)."""
     occupied: bool = False
     """Only of clusters that have members; the loss of the others is infinite (clustering)."""
-    alone: Split | None = None
-    """Also the loss on this split that each member of a shared cluster has with its own network, as it was before it
-    was averaged with the others', and with the average (clustering)."""
+    alone: tuple[Split, ...] = ()
+    """Also the losses on these splits that each member of a shared cluster has with its own network, as it was before
+    it was averaged with the others', and with the average (clustering)."""
     accuracy: Split | None = None
     """The accuracy of the edge's new model on this split, after training (selection)."""
     training_losses: bool = False
@@ -74,10 +74,10 @@ class Evidence:
     used_K: BoolArray | None = None
     """Which clusters have ever had a member."""
     loss_NK: FloatArray | None = None
-    alone_N: FloatArray | None = None
-    """The loss with a member's own network; NaN for one that has its cluster for itself, here and below."""
-    together_N: FloatArray | None = None
-    """The loss with the average of the networks of a member's cluster, on the same data."""
+    alone_NS: FloatArray | None = None
+    """The losses with a member's own network; NaN for one that has its cluster for itself, here and below."""
+    together_NS: FloatArray | None = None
+    """The losses with the average of the networks of a member's cluster, on the same splits."""
     loss_N: FloatArray | None = None
     """NaN for a member that did not train, or failed."""
     moved: bool = False

@@ -17,7 +17,7 @@ from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
 from fedbac.rounds import models_of, rounds, start
 from fedbac.selection import Random
-from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization
+from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization, Split
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -236,7 +236,7 @@ class Onlooker(Scripted):
     kind: Literal["onlooker"] = "onlooker"  # type: ignore[assignment]
 
     def ask(self, state: NoState, round_: int) -> Ask | None:
-        return Ask(losses=True, occupied=True, alone="validation") if round_ < len(self.script) else None
+        return Ask(losses=True, occupied=True, alone=SPLITS) if round_ < len(self.script) else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         SHOWN.append(evidence)
@@ -244,12 +244,13 @@ class Onlooker(Scripted):
 
 
 SHOWN: list[Evidence] = []
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
     """Only what is asked for is measured: a shared cluster's member also with its own network beside the new global,
 
-    and that on the split that the policy names.
+    and that on the splits that the policy names.
     """
     labels = (2, 0, 2)
     clustering = Onlooker(num_clusters=3, script=(labels, labels))
@@ -264,10 +265,11 @@ def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
     [(record, after)] = list(rounds(experiment, federation.sites, edges, before))
     (shown,) = SHOWN
     assert shown.loss_NK is not None
-    assert shown.alone_N is not None
-    assert shown.together_N is not None
+    assert shown.alone_NS is not None
+    assert shown.together_NS is not None
     assert np.isinf(shown.loss_NK[:, 1]).all()
-    assert np.isnan(shown.alone_N).tolist() == np.isnan(shown.together_N).tolist() == [False, True, False]
+    for loss_NS in (shown.alone_NS, shown.together_NS):
+        assert np.isnan(loss_NS).tolist() == [[False, False], [True, True], [False, False]]
     orders = [
         TrainOrder(m, 1, parts, before.selection_M[m], moved=False)
         for m, parts in enumerate(models_of(before, scheme.scopes, labels))
@@ -278,10 +280,10 @@ def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
         clients = federation.sites[m].clients
         (measured,) = edges.measure([MeasureOrder(m, (together,), "train", clients)])
         assert shown.loss_NK[m, labels[m]] == pytest.approx(measured.loss_V[0])
-        if labels[m] == 2:
-            (measured,) = edges.measure([MeasureOrder(m, (own, together), "validation", clients)])
-            assert [shown.alone_N[m], shown.together_N[m]] == pytest.approx(measured.loss_V)
+        for s, split in enumerate(SPLITS) if labels[m] == 2 else ():
+            (measured,) = edges.measure([MeasureOrder(m, (own, together), split, clients)])
+            assert [shown.alone_NS[m, s], shown.together_NS[m, s]] == pytest.approx(measured.loss_V)
     size = sum(value[0].numel() for value in after.parts["global"].values())
-    # Global and two clusters for each of three edges; global, own and the cluster's for two of them.
-    networks = 3 * (1 + 2) + 2 * 3
+    # Global and two clusters for each of three edges; global, own and the cluster's for two of them, twice.
+    networks = 3 * (1 + 2) + 2 * 2 * 3
     assert record["bytes"]["cloud"]["down"]["evaluate"] == networks * 4 * size

@@ -65,8 +65,8 @@ def clustering_evidence(
         turn_N=np.ones(label.size, bool) if turn_N is None else turn_N,
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
-        alone_N=alone_N,
-        together_N=np.take_along_axis(loss, label[:, None], axis=1)[:, 0],
+        alone_NS=None if alone_N is None else alone_N[:, None],
+        together_NS=np.take_along_axis(loss, label[:, None], axis=1),
     )
 
 

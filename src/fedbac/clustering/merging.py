@@ -47,8 +47,9 @@ class Merging(Settings):
 
     kind: Literal["merging"] = "merging"
     adaptive: ClassVar[bool] = True
-    reward_split: Split = "validation"
-    """Where gains are measured. Training data flatter an edge's own network, which was just trained on them."""
+    reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
+    """Where gains are measured; the largest counts. Training data flatter an edge's own network, which was just trained
+    on them, and validation data are few, so an edge leaves only if both speak for it."""
     period: PositiveInt = 5
     """Rounds from one look to the next; doubles for as long as nobody moves."""
     tolerance: NonNegativeFloat = 0.25
@@ -85,15 +86,17 @@ class Merging(Settings):
         """Ask for the losses of the clusters in use, and of each edge's own network beside its cluster's."""
         if round_ % self.period or round_ < state.due[0]:
             return None
-        return Ask(losses=True, occupied=True, alone=self.reward_split)
+        return Ask(losses=True, occupied=True, alone=self.reward_splits)
 
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
-        assert evidence.alone_N is not None
-        assert evidence.together_N is not None
+        assert evidence.alone_NS is not None
+        assert evidence.together_NS is not None
         _, _, turn_N = _given(evidence)
-        gain_N = (evidence.alone_N - evidence.together_N) / self._unit(evidence.alone_N)
-        gain_N[~np.isfinite(gain_N)] = np.nan  # on its own, if only because all others left
+        with np.errstate(invalid="ignore"):
+            gain_NS = (evidence.alone_NS - evidence.together_NS) / self._unit(evidence.alone_NS)
+        gain_N = np.where(np.isfinite(gain_NS), gain_NS, -np.inf).max(axis=1)
+        gain_N[np.isinf(gain_N)] = np.nan  # on its own, if only because all others left
         known_N = turn_N & ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
