@@ -21,7 +21,7 @@ SALT = "each network is clipped by itself"
 """Part of every hash. Another one makes all earlier runs and results other runs, which they are once a default has
 changed; ``tests/golden/test_golden_defaults.py`` watches over that."""
 REVISIONS = {
-    "merging": "the running reward starts at 0, on validation data",
+    "merging": "the running reward starts at 0, on all data",
     "overfitting": "all clusters share or none, and for good",
 }
 """Of rules that have changed: part of the hash of every experiment that uses a policy of this kind, or shares by it."""
