@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedbac.report import canvas
 from fedbac.reproduce import results as store
-from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, SINGLETONS, SIX, Artefact
+from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, IFCA_EACH, SINGLETONS, SIX, Artefact
 from fedbac.reproduce.bodies import body
 from fedbac.reproduce.cells import NONE, fixed, mean, runs, std, table
 from fedbac.reproduce.claims import Claim, claims
@@ -111,7 +111,7 @@ def main_table(results: Results, beyond: Results | None = None) -> str:
     """
     shown = [(results, variant) for variant in ARTEFACTS["table-2"].variants]
     if beyond is not None:
-        shown += [(beyond, variant) for variant in (SINGLETONS, "fedbac-plus") if beyond.of(SIX[0], variant)]
+        shown += [(beyond, variant) for variant in (IFCA_EACH, SINGLETONS, "fedbac-plus") if beyond.of(SIX[0], variant)]
     rows = []
     for found_in, variant in shown:
         cells = []
