@@ -4,7 +4,7 @@
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one, clusters at the end, their
 adjusted Rand index against the planted groups, the share of selections in the second half of a run that went to noisy
-clients, ``overfitting`` in the last ten rounds, the share of rounds in which it was above 1, and bytes.
+clients, ``overfitting`` in the last ten rounds, the share of rounds after it was first above 1, and bytes.
 """
 
 import argparse
@@ -44,7 +44,9 @@ def last_move(run: Run) -> int:
 
 def overfitting(run: Run) -> tuple[float, float]:
     found = np.array([record["overfitting"] for record in run.records], dtype=float)  # None becomes NaN
-    return float(found[-10:].mean()), float((found[:-1] > 1).mean()) if np.isfinite(found).any() else float("nan")
+    if np.isnan(found).all():
+        return float("nan"), float("nan")
+    return float(found[-10:].mean()), float((np.fmax.accumulate(found)[:-1] > 1).mean())
 
 
 def _or_dash(value: Any, form: str) -> str:
@@ -78,7 +80,7 @@ def main() -> None:
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "overfitting", "rounds above 1", "GB")
+        columns += ("noisy", "overfitting", "rounds that share", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

@@ -22,7 +22,7 @@ from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params,
 MUCH_TO_LOSE = 0.25
 """Nats that validation data may cost more than training before clusters share, however much is left to learn."""
 NEWEST = 0.2
-"""Weight of the newest round in the running mean of ``overfitting``, so that no single round makes clusters share."""
+"""Weight of the newest round in the running mean of ``overfitting``: one noisy round seldom makes clusters share."""
 
 
 @dataclass(frozen=True)
@@ -283,12 +283,12 @@ def _measured(
         [
             MeasureOrder(
                 edge=m,
-                models=own,
+                models=candidates,
                 split=split,
                 clients=clients_to_ask(experiment.method, sites[m], reports[m].selection, reports[m].selected),
                 max_samples=experiment.method.measurement.max_samples_per_client,
             )
-            for m, own in models.items()
+            for m, candidates in models.items()
         ]
     )
     for report in measured:

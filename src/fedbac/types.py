@@ -1,7 +1,8 @@
 """Value types and protocols that the columns, the round loop and the engines share.
 
 Axes, as suffixes of array names: M edges, K clusters, N members (the edges of a clustering policy, the clients of a
-selection policy), C clients in a request, V models, G groups of examples, B batch, F features.
+selection policy), C clients in a request, V models, S splits, G groups of
+examples, B batch, F features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,8 @@ class Ask:
     """Only of clusters that have members; the loss of the others is infinite (clustering)."""
     alone: tuple[Split, ...] = ()
     """Also the losses on these splits that each member of a shared cluster has with its own network, as it was before
-    it was averaged with the others', and with the average (clustering)."""
+    it was averaged with the others', and with the average (clustering). Each split is measured by itself, and the
+    networks are sent and counted anew."""
     accuracy: Split | None = None
     """The accuracy of the edge's new model on this split, after training (selection)."""
     training_losses: bool = False

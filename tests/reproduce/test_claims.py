@@ -318,6 +318,11 @@ def test_planted_groups_and_few_moves() -> None:
     assert set(others.values()) == {"not run"}
     assert {word for text, word in calm.items() if text not in others} == {"holds"}
     assert words(with_moves(results, 17, 1))["fedbac-plus settles to few moves"] == "not clear"
+    for seeds, word in ((3, "not clear"), (8, "holds")):  # one late move in one of so many seeds
+        many = hand_made("planted", cells, seeds=seeds)
+        pairs = zip(with_moves(many, 16, 1).findings, with_moves(many, 16, 0).findings, strict=True)
+        mixed = many.model_copy(update={"findings": tuple(late if late.seed == 0 else calm for late, calm in pairs)})
+        assert words(mixed)["fedbac-plus settles to few moves"] == word
     assert words(with_moves(results, 17, 2))["fedbac-plus settles to few moves"] == "does not hold"
     assert words(with_moves(results, 30, 0))["fedbac-plus settles to few moves"] == "does not hold"
     worse = words(hand_made("planted", cells | {("planted", "fedbac-plus"): 0.68}))

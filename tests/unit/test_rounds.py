@@ -154,7 +154,7 @@ class Overfitting(ScriptedEdges):
     script = (
         ((1.0, 1.0, 2.0), (1.1, 1.1, 2.3)),  # T = 90 / 60, V = 102 / 60: 0.2 more, counted in quarters
         ((1.0, 1.0, np.nan), (np.inf, 1.4, np.nan)),  # the first has diverged, the third did not train
-        ((0.1, np.nan, 9.0), (0.3, np.nan, np.nan)),  # of the one that says both: twice what training costs it
+        ((0.1, np.nan, 9.0), (0.22, np.nan, np.nan)),  # of the one that says both: 1.2 times what training costs it
         ((1.0, 1.0, 1.0), (np.nan, np.nan, np.nan)),
         ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
         ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
@@ -186,7 +186,8 @@ def test_clusters_share_when_they_overfit(num_clusters: int) -> None:
     begin = start(experiment, builder(Perceptron(hidden=()), None, (1,), 2, seed=0), sites)
     records, after = zip(*rounds(experiment, sites, edges, begin), strict=True)
     found = [record["overfitting"] for record in records]
-    assert found == pytest.approx([0.8, 0.8 * 0.8 + 0.2 * 1.6, *[0.8 * 0.96 + 0.2 * 2] * 3, 0.8 * 1.168, 0.64 * 1.168])
+    last = 0.8 * 0.96 + 0.2 * 1.2
+    assert found == pytest.approx([0.8, 0.8 * 0.8 + 0.2 * 1.6, last, last, last, 0.8 * last, 0.64 * last])
     states = [begin, *after]
     size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
     for t, share in enumerate([0, 0, 0, 0.4, 0.4, 0.4, 0.4]):

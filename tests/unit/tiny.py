@@ -66,7 +66,7 @@ def clustering_evidence(
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
         alone_NS=None if alone_N is None else alone_N[:, None],
-        together_NS=np.take_along_axis(loss, label[:, None], axis=1),
+        together_NS=np.where(np.bincount(label)[label] > 1, loss[np.arange(label.size), label], np.nan)[:, None],
     )
 
 

@@ -48,8 +48,8 @@ class Merging(Settings):
     kind: Literal["merging"] = "merging"
     adaptive: ClassVar[bool] = True
     reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
-    """Where gains are measured; the largest counts. Training data flatter an edge's own network, which was just trained
-    on them, and validation data are few, so an edge leaves only if both speak for it."""
+    """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
+    validation data are few, so an edge leaves only if all of them speak for it."""
     period: PositiveInt = 5
     """Rounds from one look to the next; doubles for as long as nobody moves."""
     tolerance: NonNegativeFloat = 0.25
@@ -92,18 +92,21 @@ class Merging(Settings):
         """Pair the gap of every past merger with the gain that came of it."""
         assert evidence.alone_NS is not None
         assert evidence.together_NS is not None
-        _, _, turn_N = _given(evidence)
+        label_N, loss_NK, turn_N = _given(evidence)
         with np.errstate(invalid="ignore"):
-            gain_NS = (evidence.alone_NS - evidence.together_NS) / self._unit(evidence.alone_NS)
-        gain_N = np.where(np.isfinite(gain_NS), gain_NS, -np.inf).max(axis=1)
-        gain_N[np.isinf(gain_N)] = np.nan  # on its own, if only because all others left
+            gain_NS = (evidence.alone_NS - evidence.together_NS) / self._unit(_own(loss_NK, label_N))[:, None]
+        gain_N = np.where(np.isnan(gain_NS), -np.inf, gain_NS).max(axis=1)
+        # On its own, if only because all others left; or its own network has diverged, and it had better stay.
+        gain_N[~np.isfinite(gain_N)] = np.nan
         known_N = turn_N & ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
-        for gap in np.unique(state.gap_N[known_N & np.isfinite(state.gap_N)]):
+        mean_N = gain_NS.mean(axis=1)  # the largest would make the regression hope for too much
+        told_N = known_N & np.isfinite(mean_N)
+        for gap in np.unique(state.gap_N[told_N & np.isfinite(state.gap_N)]):
             x = np.array([1.0, gap])
-            reward = float(gain_N[known_N & (state.gap_N == gap)].mean())
+            reward = float(mean_N[told_N & (state.gap_N == gap)].mean())
             A, b = bandits.ridge_update(A, b, x, reward - float(self._prior(gap)), self.discount)
         return state._replace(
             A_FF=A,
@@ -169,7 +172,7 @@ class Merging(Settings):
     def _gaps(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> FloatArray:
         """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""
         label_N, loss_NK, _ = _given(evidence)
-        own_N = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
+        own_N = _own(loss_NK, label_N)
         with np.errstate(invalid="ignore"):
             gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N)[:, None]
         # A network that has diverged fits nobody, and is not averaged with anything.
@@ -194,6 +197,12 @@ class Merging(Settings):
         """λ_m."""
         unit_N: FloatArray = np.maximum(np.minimum(self.untrained_loss - loss_N, loss_N), LEAST_UNIT)
         return unit_N
+
+
+def _own(loss_NK: FloatArray, label_N: IntArray) -> FloatArray:
+    """L_m^(k_m)."""
+    own_N: FloatArray = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
+    return own_N
 
 
 def _given(evidence: Evidence) -> tuple[IntArray, FloatArray, BoolArray]:

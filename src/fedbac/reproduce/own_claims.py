@@ -99,8 +99,8 @@ def planted(results: Results) -> list[Claim]:
         moves = {seed: float(run.moves) for seed, run in found.items()}
         first = {seed: by for seed, run in found.items() if (by := moves_by(run, run.rounds // 2)) is not None}
         settled = {
-            f"fewer than {edges} moves, one an edge": below(moves, dict.fromkeys(moves, edges), "moves", 1),
-            "fewer than one move in the second half": below(
+            f"on average fewer than {edges} moves, one an edge": below(moves, dict.fromkeys(moves, edges), "moves", 1),
+            "on average fewer than one move in the second half": below(
                 {seed: moves[seed] - by for seed, by in first.items()}, dict.fromkeys(first, 1.0), "moves", 1
             ),
         }
