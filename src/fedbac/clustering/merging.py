@@ -102,11 +102,9 @@ class Merging(Settings):
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
-        mean_N = gain_NS.mean(axis=1)  # the largest would make the regression hope for too much
-        told_N = known_N & np.isfinite(mean_N)
-        for gap in np.unique(state.gap_N[told_N & np.isfinite(state.gap_N)]):
+        for gap in np.unique(state.gap_N[known_N & np.isfinite(state.gap_N)]):
             x = np.array([1.0, gap])
-            reward = float(mean_N[told_N & (state.gap_N == gap)].mean())
+            reward = float(gain_N[known_N & (state.gap_N == gap)].mean())
             A, b = bandits.ridge_update(A, b, x, reward - float(self._prior(gap)), self.discount)
         return state._replace(
             A_FF=A,
