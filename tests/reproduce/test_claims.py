@@ -298,13 +298,17 @@ def test_seeds_that_nothing_was_chosen_by_are_judged_by_themselves() -> None:
     """What is lost there alone is seen, whatever the other seeds say."""
     cells = {(task, name): 0.6 for task in SIX for name in ("fedbac-plus", *RIVALS)}
     held_out = matches_the_best("fedbac-plus", held_out=True)
-    few = words(hand_made("beyond", cells, seeds=5))
+    few = words(hand_made("beyond", cells, seeds=HELD_OUT + 2))
     assert (few[matches_the_best("fedbac-plus")], few[held_out]) == ("holds", "too few seeds")
-    whole = hand_made("beyond", cells, seeds=6)
+    whole = hand_made("beyond", cells, seeds=HELD_OUT + 3)
     assert words(whole)[held_out] == "holds"
-    lost = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed >= 3)})
+    lost = changed(
+        whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed >= HELD_OUT)}
+    )
     assert words(lost)[held_out] == "does not hold"
-    kept = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed < 3)})
+    kept = changed(
+        whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed < HELD_OUT)}
+    )
     assert words(kept)[held_out] == "holds"
     assert words(hand_made("beyond", cells))[held_out] == "not run"
 
