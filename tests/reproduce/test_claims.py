@@ -6,7 +6,7 @@ import pytest
 
 from fedbac.reproduce.artefacts import ARTEFACTS, SINGLETONS, SIX, Cell
 from fedbac.reproduce.claims import bound, byte_ratios, claims, round_ratios
-from fedbac.reproduce.own_claims import RIVALS, matches_the_best
+from fedbac.reproduce.own_claims import HELD_OUT, RIVALS, matches_the_best
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Bytes, Finding, Results, Target
 from tests.reproduce import planted
