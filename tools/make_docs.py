@@ -28,8 +28,7 @@ from fedbac.experiment import (
 from fedbac.methods import METHODS
 from fedbac.reproduce import own_claims, pages, results
 from fedbac.reproduce.artefacts import ARTEFACTS
-from fedbac.reproduce.headlines import headlines
-from fedbac.reproduce.verdicts import Verdict
+from fedbac.reproduce.headlines import headlines, in_short
 from fedbac.types import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,16 +164,14 @@ def main_result() -> str:
 def trust(beyond: results.Results) -> str:
     """Return how far the row of fedbac-plus is to be trusted: the verdicts by all seeds, and by those not tuned on."""
     verdict = {claim.text: claim.verdict for claim in own_claims.beyond(beyond)}
-    held_out, every_seed = (verdict[own_claims.matches_the_best("fedbac-plus", held_out=one)] for one in (True, False))
-    return (
-        " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column **"
-        f"{held_out.word}** ({_in_short(held_out)}) by seeds from {own_claims.HELD_OUT} on, and by all: **"
-        f"{every_seed.word}** ({_in_short(every_seed)}; [evidence](docs/plus.md#clusters-that-share-methodsharing))."
+    held_out, every_seed = (
+        in_short(verdict[own_claims.matches_the_best("fedbac-plus", held_out=one)]) for one in (True, False)
     )
-
-
-def _in_short(verdict: Verdict) -> str:
-    return verdict.detail.partition(";")[0]
+    return (
+        " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column: "
+        f"{held_out}, by seeds from {own_claims.HELD_OUT} on; {every_seed}, by all "
+        "([evidence](docs/plus.md#clusters-that-share-methodsharing))."
+    )
 
 
 def overview() -> str:

@@ -71,10 +71,11 @@ def headlines(results_folder: Path, pages: str) -> str:
 
 
 def _short(judged: Mapping[str, Mapping[str, Verdict]], name: str, text: str) -> str:
-    """Return a verdict, and in how many parts or by how much."""
-    if name not in judged:
-        return NONE
-    verdict = judged[name][text]
+    return in_short(judged[name][text]) if name in judged else NONE
+
+
+def in_short(verdict: Verdict) -> str:
+    """Return a verdict's word, and in how many parts or by how much."""
     much = verdict.detail.partition(";")[0]
     if verdict.word == "holds":
         much = much.removeprefix("holds ")
