@@ -4,7 +4,7 @@
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one, clusters at the end, their
 adjusted Rand index against the planted groups, the share of selections in the second half of a run that went to noisy
-clients, the loss on validation data by that in training in the last ten rounds (V / T), and bytes.
+clients, ``overfitting`` in the last ten rounds, the share of rounds after it was first above 1, and bytes.
 """
 
 import argparse
@@ -42,10 +42,11 @@ def last_move(run: Run) -> int:
     return max((record["round"] for record in run.records if record["moves"]), default=0)
 
 
-def overfitting(run: Run) -> float:
-    measured = [record.get("overfitting") for record in run.records[-10:]]
-    found = [ratio for ratio in measured if isinstance(ratio, float)]  # runs of earlier versions have something else
-    return float(np.mean(found)) if found else float("nan")
+def overfitting(run: Run) -> tuple[float, float]:
+    found = np.array([record["overfitting"] for record in run.records], dtype=float)  # None becomes NaN
+    if np.isnan(found).all():
+        return float("nan"), float("nan")
+    return float(found[-10:].mean()), float((np.fmax.accumulate(found)[:-1] > 1).mean())
 
 
 def _or_dash(value: Any, form: str) -> str:
@@ -64,7 +65,8 @@ def row(summary: dict[str, Any], runs: list[Run]) -> str:
         ", ".join(str(len(set(run.records[-1]["assignment_next"]))) for run in runs),
         _or_dash(np.mean([rand_index(run) for run in runs]), "{:.2f}"),
         _or_dash(100 * np.mean([noisy_share(run) for run in runs]), "{:.0f} %"),
-        _or_dash(np.mean([overfitting(run) for run in runs]), "{:.2f}"),
+        _or_dash(np.mean([overfitting(run)[0] for run in runs]), "{:.2f}"),
+        _or_dash(100 * np.mean([overfitting(run)[1] for run in runs]), "{:.0f} %"),
         f"{summary['bytes_total'] / 1e9:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -78,7 +80,7 @@ def main() -> None:
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "V / T", "GB")
+        columns += ("noisy", "overfitting", "rounds that share", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

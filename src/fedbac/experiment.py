@@ -146,9 +146,10 @@ class Method(Settings):
     """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 is
     not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
-    """Whether they always are, or only while they overfit: while the loss of the edges' models on validation data of
-    the clients that measure (see below) is more than twice the loss of those that trained, while they trained (in all
-    edge rounds). Both are means over the edges that measured in the last round in which any did, weighted by data."""
+    """Whether they always are, or only once they have overfitted, which is when V − T > min(T, 0.25) by a running mean
+    over rounds. V is the loss of the edges' models on validation data of the clients that measure (see below), T that
+    of the clients that trained, while they trained (in all edge rounds); both are means over the edges that measured,
+    weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
@@ -161,10 +162,21 @@ class Method(Settings):
     @property
     def shared(self) -> tuple[str, ...]:
         """What clusters share (the derived column "knowledge sharing" of Table I): parts, or a share of them."""
-        by = "" if self.sharing_by == "constant" else " while overfitting"
+        by = "" if self.sharing_by == "constant" else " once overfitted"
         drawn = {"cloud": "", "cluster": f" ({self.sharing:g}{by})"}
         scopes = self.personalization.scopes.items()
         return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
+
+    @property
+    def splits(self) -> dict[str, tuple[Split, ...]]:
+        """The splits that are measured on, by the field that decides it."""
+        asked = self.clustering.ask(self.clustering.init(1), 0)
+        rewarded = self.selection.ask(self.selection.init(1), 1).accuracy
+        return {
+            "method.measurement.split": (self.measurement.split,),
+            "method.selection": (rewarded,) if rewarded else (),
+            "method.clustering": asked.alone if asked else (),
+        }
 
 
 class Evaluation(Settings):
@@ -212,16 +224,16 @@ class Experiment(Settings):
                 f"method.sharing is {self.method.sharing:g} but method.personalization "
                 f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
             )
-        asked = self.method.selection.ask(self.method.selection.init(1), 1).accuracy or "train"
-        if self.method.sharing and self.method.sharing_by == "overfitting" and asked != "validation":
+        splits = self.method.splits
+        untold = "validation" not in splits["method.selection"]
+        if self.method.sharing and self.method.sharing_by == "overfitting" and untold:
             raise ValueError(
                 f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
                 "nothing on validation data; choose 'constant', or a selection that is rewarded on validation data, "
                 "as 'thompson' and 'credit_thompson' are by default"
             )
-        wanted = {"method.measurement.split": self.method.measurement.split, "method.selection": asked}
-        for field, split in wanted.items():
-            if split == "validation" and self.task.partition.validation_fraction == 0:
+        for field, asked in splits.items():
+            if "validation" in asked and self.task.partition.validation_fraction == 0:
                 raise ValueError(
                     f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
                     "(0.1 is usual) or choose another split"

@@ -86,10 +86,7 @@ def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) ->
         raise ConfigError(
             f"shards: they describe clients {[len(s.clients) for s in sites]} per edge, the task {list(expected)}"
         )
-    uses_validation = "validation" in (
-        experiment.method.measurement.split,
-        experiment.method.selection.ask(experiment.method.selection.init(1), 1).accuracy,
-    )
+    uses_validation = any("validation" in asked for asked in experiment.method.splits.values())
     for site in sites:
         if not site.size_N.any():
             raise ConfigError(f"edge {site.index} has no training examples; every edge needs some")
@@ -99,5 +96,5 @@ def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) ->
             raise ConfigError(
                 f"edge {site.index} has no validation examples: task.partition.validation_fraction "
                 f"{experiment.task.partition.validation_fraction} leaves none of its clients' data; raise it, or "
-                "choose a method.selection and a method.measurement.split that use other data"
+                "have method.selection, method.clustering and method.measurement.split use other data"
             )

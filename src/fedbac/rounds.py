@@ -17,10 +17,12 @@ from fedbac.costs import BYTES_PER_NUMBER, Ledger, payload, state_bytes
 from fedbac.edge import Edges, EdgeSite, MeasureOrder, TrainOrder, TrainReport, clients_to_ask
 from fedbac.experiment import Experiment, Method
 from fedbac.rng import stream
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Params, Parts, Scope, Split
 
-OVERFIT = 2.0
-"""How many times the loss in training the loss on validation data is when clusters begin to share."""
+MUCH_TO_LOSE = 0.25
+"""Nats that validation data may cost more than training before clusters share, however much is left to learn."""
+NEWEST = 0.2
+"""Weight of the newest round in the running mean of ``overfitting``: one noisy round seldom makes clusters share."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,12 @@ class State:
     selection_M: tuple[Any, ...]
     momentum_M: tuple[Parts | None, ...]
     overfitting: float = float("nan")
-    """The loss on validation data by the loss in training, when last measured; NaN as long as nobody has."""
+    """How much more validation data cost than training, a running mean; NaN as long as nobody has measured.
+
+    In units of the loss in training, but at most of ``MUCH_TO_LOSE``.
+    """
+    overfitted: bool = False
+    """Whether it ever was above 1. What clusters share makes it smaller, so that is no reason to stop."""
 
     @property
     def num_clusters(self) -> int:
@@ -148,7 +155,7 @@ def _train_edges(
 
 def _shared(method: Method, sites: Sequence[EdgeSite], state: State) -> State:
     """Return the state with the networks of clusters drawn together, if and as far as the method says."""
-    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitting > OVERFIT):
+    if not method.sharing or (method.sharing_by == "overfitting" and not state.overfitted):
         return state
     size_K = np.zeros(state.num_clusters)
     np.add.at(size_K, state.label_M, _sizes(sites))
@@ -166,25 +173,31 @@ def _aggregate(
     ]
     weight_M = np.where(selected_M > 0, weight_M, 0.0)
     scopes = experiment.method.personalization.scopes
+    overfitting = _overfitting(state.overfitting, total_M, reports)
     return replace(
         state,
         round=state.round + 1,
         parts=cloud_average(state.parts, [report.parts for report in reports], weight_M, state.label_M, scopes),
         selection_M=tuple(report.selection for report in reports),
         momentum_M=tuple(report.momentum for report in reports),
-        overfitting=_overfitting(state.overfitting, total_M, reports),
+        overfitting=overfitting,
+        overfitted=state.overfitted or overfitting > 1,
     )
 
 
 def _overfitting(before: float, size_M: FloatArray, reports: Sequence[TrainReport]) -> float:
-    """Return the loss on validation data by that in training, over the edges that measured; as before, if none did.
+    """Return the running mean of (V − T) / min(T, ``MUCH_TO_LOSE``) with this round; as it was, if no edge measured.
 
-    An edge whose model has diverged does not count: it is no reason for the others to share.
+    V, the loss on validation data, and T, the loss in training, are means over the edges that measured. An edge whose
+    model has diverged does not count: it is no reason for the others to share.
     """
     validation_M, training_M = np.array([(report.validation_loss, report.loss) for report in reports]).T
     told_M = np.isfinite(validation_M)
-    validation, training = (float(size_M[told_M] @ loss_M[told_M]) for loss_M in (validation_M, training_M))
-    return validation / training if training else before
+    if not size_M[told_M] @ training_M[told_M]:
+        return before
+    validation, training = (np.average(loss_M[told_M], weights=size_M[told_M]) for loss_M in (validation_M, training_M))
+    now = float((validation - training) / min(training, MUCH_TO_LOSE))
+    return now if np.isnan(before) else before + NEWEST * (now - before)
 
 
 def _reassign(
@@ -206,8 +219,12 @@ def _reassign(
         used_K=state.used_K,
     )
     if ask.losses:
-        loss_NK, alone_N = _losses(experiment, sites, edges, state, reports, ask, ledger)
-        evidence = replace(evidence, loss_NK=loss_NK, alone_N=alone_N if ask.alone else None)
+        loss_NK = _losses(experiment, sites, edges, state, reports, ask, ledger)
+        evidence = replace(evidence, loss_NK=loss_NK)
+    if ask.alone:
+        of_splits = [_own_losses(experiment, sites, edges, state, reports, split, ledger).T for split in ask.alone]
+        alone_NS, together_NS = (np.stack(losses, axis=1) for losses in zip(*of_splits, strict=True))
+        evidence = replace(evidence, alone_NS=alone_NS, together_NS=together_NS)
     turns = np.eye(num_edges, dtype=bool) if ask.one_by_one else np.ones((1, num_edges), dtype=bool)
     rng = stream(experiment.seed, "clustering", state.round)
     memory, label_M = state.clustering, state.label_M
@@ -228,40 +245,56 @@ def _reassign(
 def _losses(
     experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, reports: Sequence[TrainReport],
     ask: Ask, ledger: Ledger,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """L_m^(k): the loss of every cluster's model on every edge's data; and that of each edge's own network there."""
-    wanted = experiment.method.measurement
+) -> FloatArray:  # fmt: skip
+    """L_m^(k): the loss of every cluster's model on every edge's data."""
+    asked_K = np.unique(state.label_M) if ask.occupied else np.arange(state.num_clusters)
+    candidates = models_of(state, experiment.method.personalization.scopes, asked_K.tolist())
+    everywhere = dict.fromkeys(range(len(sites)), candidates)
+    loss_MK = np.full((len(sites), state.num_clusters), np.inf)
+    loss_MK[:, asked_K] = _measured(
+        experiment, sites, edges, reports, everywhere, experiment.method.measurement.split, ledger
+    )
+    return loss_MK
+
+
+def _own_losses(
+    experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, state: State, reports: Sequence[TrainReport],
+    split: Split, ledger: Ledger,
+) -> FloatArray:  # fmt: skip
+    """Return what each member of a shared cluster has with its own network and with its cluster's; NaN for others."""
     scopes = experiment.method.personalization.scopes
-    label_M = state.label_M
-    asked_K = np.unique(label_M) if ask.occupied else np.arange(state.num_clusters)
-    candidates = models_of(state, scopes, asked_K.tolist())
-    shares_M = (np.bincount(label_M)[label_M] > 1) & ask.alone
-    own = [
-        ({part: (report.parts if scope == "cluster" else candidates[0])[part] for part, scope in scopes.items()},)
-        for report in reports
-    ]
+    sharing = np.flatnonzero(np.bincount(state.label_M)[state.label_M] > 1)
+    loss_M2 = np.full((len(sites), 2), np.nan)
+    models = {}
+    for m, together in zip(sharing.tolist(), models_of(state, scopes, state.label_M[sharing].tolist()), strict=True):
+        own = {part: (reports[m].parts if scope == "cluster" else together)[part] for part, scope in scopes.items()}
+        models[m] = (own, together)
+    if models:
+        loss_M2[sharing] = _measured(experiment, sites, edges, reports, models, split, ledger)
+    return loss_M2
+
+
+def _measured(
+    experiment: Experiment, sites: Sequence[EdgeSite], edges: Edges, reports: Sequence[TrainReport],
+    models: Mapping[int, tuple[Parts, ...]], split: Split, ledger: Ledger,
+) -> FloatArray:  # fmt: skip
+    """Return the losses of these models of edges on the edges' data, a row for each edge that has any."""
     measured = edges.measure(
         [
             MeasureOrder(
-                edge=site.index,
-                models=candidates + own[site.index] if shares_M[site.index] else candidates,
-                split=wanted.split,
-                clients=clients_to_ask(experiment.method, site, report.selection, report.selected),
-                max_samples=wanted.max_samples_per_client,
+                edge=m,
+                models=candidates,
+                split=split,
+                clients=clients_to_ask(experiment.method, sites[m], reports[m].selection, reports[m].selected),
+                max_samples=experiment.method.measurement.max_samples_per_client,
             )
-            for site, report in zip(sites, reports, strict=True)
+            for m, candidates in models.items()
         ]
     )
-    loss_MK = np.full((len(sites), state.num_clusters), np.inf)
-    alone_M = np.full(len(sites), np.nan)
-    for m, report in enumerate(measured):
+    for report in measured:
         ledger.merge(report.traffic)
-        # A model that has diverged fits nothing: infinitely bad, not undefined.
-        loss_V = np.nan_to_num(report.loss_V, nan=np.inf, posinf=np.inf)
-        loss_MK[m, asked_K] = loss_V[: asked_K.size]
-        if shares_M[m]:
-            alone_M[m] = loss_V[-1]
-    return loss_MK, alone_M
+    # A model that has diverged fits nothing: infinitely bad, not undefined.
+    return np.nan_to_num([report.loss_V for report in measured], nan=np.inf, posinf=np.inf)
 
 
 def _furnish(experiment: Experiment, sites: Sequence[EdgeSite], state: State, label_M: IntArray) -> Parts:

@@ -288,6 +288,7 @@ def flatten(state: State) -> dict[str, Tensor]:
     for name in ("label_M", "moved_M", "used_K"):
         flat[name] = torch.from_numpy(np.ascontiguousarray(getattr(state, name)))
     flat["overfitting"] = torch.tensor(state.overfitting, dtype=torch.float64)
+    flat["overfitted"] = torch.tensor(state.overfitted)
     for owner, policy in [("clustering", state.clustering), *_numbered("selection", state.selection_M)]:
         for field, array in policy._asdict().items():
             flat[f"{owner}/{field}"] = torch.from_numpy(np.array(array, order="C"))
@@ -312,6 +313,7 @@ def unflatten(template: State, flat: Mapping[str, Tensor], round_: int) -> State
             moved_M=flat["moved_M"].numpy(),
             used_K=flat["used_K"].numpy(),
             overfitting=flat["overfitting"].item(),
+            overfitted=bool(flat["overfitted"]),
             clustering=policy("clustering", template.clustering),
             selection_M=tuple(policy(owner, like) for owner, like in _numbered("selection", template.selection_M)),
             momentum_M=tuple(

@@ -1,7 +1,8 @@
 """Value types and protocols that the columns, the round loop and the engines share.
 
 Axes, as suffixes of array names: M edges, K clusters, N members (the edges of a clustering policy, the clients of a
-selection policy), C clients in a request, V models, G groups of examples, B batch, F features.
+selection policy), C clients in a request, V models, S splits, G groups of
+examples, B batch, F features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +47,10 @@ class Ask:
     """The loss of every cluster's model on every member (clustering)."""
     occupied: bool = False
     """Only of clusters that have members; the loss of the others is infinite (clustering)."""
-    alone: bool = False
-    """Also the loss that each member of a shared cluster has with its own network, as it was before it was averaged
-    with the others' (clustering)."""
+    alone: tuple[Split, ...] = ()
+    """Also the losses on these splits that each member of a shared cluster has with its own network, as it was before
+    it was averaged with the others', and with the average (clustering). Each split is measured by itself, and the
+    networks are sent and counted anew."""
     accuracy: Split | None = None
     """The accuracy of the edge's new model on this split, after training (selection)."""
     training_losses: bool = False
@@ -74,8 +76,10 @@ class Evidence:
     used_K: BoolArray | None = None
     """Which clusters have ever had a member."""
     loss_NK: FloatArray | None = None
-    alone_N: FloatArray | None = None
-    """NaN for a member that has its cluster for itself."""
+    alone_NS: FloatArray | None = None
+    """The losses with a member's own network; NaN for one that has its cluster for itself, here and below."""
+    together_NS: FloatArray | None = None
+    """The losses with the average of the networks of a member's cluster, on the same splits."""
     loss_N: FloatArray | None = None
     """NaN for a member that did not train, or failed."""
     moved: bool = False

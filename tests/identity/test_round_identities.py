@@ -17,7 +17,7 @@ from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
 from fedbac.rounds import models_of, rounds, start
 from fedbac.selection import Random
-from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization
+from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization, Split
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -236,7 +236,7 @@ class Onlooker(Scripted):
     kind: Literal["onlooker"] = "onlooker"  # type: ignore[assignment]
 
     def ask(self, state: NoState, round_: int) -> Ask | None:
-        return Ask(losses=True, occupied=True, alone=True) if round_ < len(self.script) else None
+        return Ask(losses=True, occupied=True, alone=SPLITS) if round_ < len(self.script) else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         SHOWN.append(evidence)
@@ -244,15 +244,20 @@ class Onlooker(Scripted):
 
 
 SHOWN: list[Evidence] = []
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
-    """Only what is asked for is measured: a shared cluster's member also with its own network beside the new global."""
+    """Only what is asked for is measured: a shared cluster's member also with its own network beside the new global,
+
+    and that on the splits that the policy names.
+    """
     labels = (2, 0, 2)
     clustering = Onlooker(num_clusters=3, script=(labels, labels))
     scheme = Additive(cluster_init="distinct")
     method = Method(name="test", clustering=clustering, personalization=scheme)
-    experiment, federation = prepare(method, DATA, UNEVEN, num_rounds=1)
+    held_out = deal(DATA, [[1, 3], [6, 2, 4], [8]], validation=3, test=[20, 20, 20])
+    experiment, federation = prepare(method, DATA, held_out, num_rounds=1)
     trainer = LoopTrainer(federation.network, scheme, federation.examples)
     edges = Simulator(experiment, federation.sites, trainer)
     SHOWN.clear()
@@ -260,9 +265,11 @@ def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
     [(record, after)] = list(rounds(experiment, federation.sites, edges, before))
     (shown,) = SHOWN
     assert shown.loss_NK is not None
-    assert shown.alone_N is not None
+    assert shown.alone_NS is not None
+    assert shown.together_NS is not None
     assert np.isinf(shown.loss_NK[:, 1]).all()
-    assert np.isnan(shown.alone_N).tolist() == [False, True, False]
+    for loss_NS in (shown.alone_NS, shown.together_NS):
+        assert np.isnan(loss_NS).tolist() == [[False, False], [True, True], [False, False]]
     orders = [
         TrainOrder(m, 1, parts, before.selection_M[m], moved=False)
         for m, parts in enumerate(models_of(before, scheme.scopes, labels))
@@ -270,10 +277,13 @@ def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
     for m, report in enumerate(edges.train(orders)):
         own = {"global": {n: v[0] for n, v in after.parts["global"].items()}, "cluster": report.parts["cluster"]}
         together = model_of_edge(after, scheme.scopes, m)
-        (measured,) = edges.measure([MeasureOrder(m, (together, own), "train", federation.sites[m].clients)])
+        clients = federation.sites[m].clients
+        (measured,) = edges.measure([MeasureOrder(m, (together,), "train", clients)])
         assert shown.loss_NK[m, labels[m]] == pytest.approx(measured.loss_V[0])
-        if labels[m] == 2:
-            assert shown.alone_N[m] == pytest.approx(measured.loss_V[1])
+        for s, split in enumerate(SPLITS) if labels[m] == 2 else ():
+            (measured,) = edges.measure([MeasureOrder(m, (own, together), split, clients)])
+            assert [shown.alone_NS[m, s], shown.together_NS[m, s]] == pytest.approx(measured.loss_V)
     size = sum(value[0].numel() for value in after.parts["global"].values())
-    networks = 3 * (1 + 2) + 2  # global and two clusters for each of three edges, own ones for two of them
+    # Global and two clusters for each of three edges; global, own and the cluster's for two of them, twice.
+    networks = 3 * (1 + 2) + 2 * 2 * 3
     assert record["bytes"]["cloud"]["down"]["evaluate"] == networks * 4 * size

@@ -6,7 +6,7 @@ import pytest
 
 from fedbac.reproduce.artefacts import ARTEFACTS, SINGLETONS, SIX, Cell
 from fedbac.reproduce.claims import bound, byte_ratios, claims, round_ratios
-from fedbac.reproduce.own_claims import RIVALS, matches_the_best
+from fedbac.reproduce.own_claims import HELD_OUT, RIVALS, matches_the_best
 from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
 from fedbac.reproduce.results import Bytes, Finding, Results, Target
 from tests.reproduce import planted
@@ -298,13 +298,17 @@ def test_seeds_that_nothing_was_chosen_by_are_judged_by_themselves() -> None:
     """What is lost there alone is seen, whatever the other seeds say."""
     cells = {(task, name): 0.6 for task in SIX for name in ("fedbac-plus", *RIVALS)}
     held_out = matches_the_best("fedbac-plus", held_out=True)
-    few = words(hand_made("beyond", cells, seeds=5))
+    few = words(hand_made("beyond", cells, seeds=HELD_OUT + 2))
     assert (few[matches_the_best("fedbac-plus")], few[held_out]) == ("holds", "too few seeds")
-    whole = hand_made("beyond", cells, seeds=6)
+    whole = hand_made("beyond", cells, seeds=HELD_OUT + 3)
     assert words(whole)[held_out] == "holds"
-    lost = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed >= 3)})
+    lost = changed(
+        whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed >= HELD_OUT)}
+    )
     assert words(lost)[held_out] == "does not hold"
-    kept = changed(whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed < 3)})
+    kept = changed(
+        whole, lambda f: {"accuracy": f.accuracy - 0.02 * (f.variant == "fedbac-plus" and f.seed < HELD_OUT)}
+    )
     assert words(kept)[held_out] == "holds"
     assert words(hand_made("beyond", cells))[held_out] == "not run"
 
@@ -317,7 +321,13 @@ def test_planted_groups_and_few_moves() -> None:
     others = {text: word for text, word in calm.items() if text.startswith("fedbac-plus, ")}
     assert set(others.values()) == {"not run"}
     assert {word for text, word in calm.items() if text not in others} == {"holds"}
-    assert words(with_moves(results, 17, 1))["fedbac-plus settles to few moves"] == "does not hold"
+    assert words(with_moves(results, 17, 1))["fedbac-plus settles to few moves"] == "not clear"
+    for seeds, word in ((3, "not clear"), (8, "holds")):  # one late move in one of so many seeds
+        many = hand_made("planted", cells, seeds=seeds)
+        pairs = zip(with_moves(many, 16, 1).findings, with_moves(many, 16, 0).findings, strict=True)
+        mixed = many.model_copy(update={"findings": tuple(late if late.seed == 0 else calm for late, calm in pairs)})
+        assert words(mixed)["fedbac-plus settles to few moves"] == word
+    assert words(with_moves(results, 17, 2))["fedbac-plus settles to few moves"] == "does not hold"
     assert words(with_moves(results, 30, 0))["fedbac-plus settles to few moves"] == "does not hold"
     worse = words(hand_made("planted", cells | {("planted", "fedbac-plus"): 0.68}))
     assert worse["fedbac-plus is above singletons, where edges share distributions"] == "does not hold"

@@ -68,6 +68,8 @@ BAD = [
      ["method.sharing is 0.5", "'shared' has no part per cluster", "leave it at 0"]),
     (["method.sharing=0.5", "method.sharing_by=overfitting", "method.selection.reward_split=test"],
      ["method.sharing_by is 'overfitting'", "'thompson' measures nothing on validation data", "choose 'constant'"]),
+    (["method.clustering=merging", "method.selection=random", "task.partition.validation_fraction=0"],
+     ["method.clustering asks for validation data", "validation_fraction is 0", "hold out some"]),
     (["method.selection.warmup=-1"], ["method.selection.warmup", "-1 is not allowed", "greater than or equal to 0"]),
     (["method.measurement.split=tset"],
      ["method.measurement.split", "'tset' is not allowed", "'train', 'validation' or 'test'"]),

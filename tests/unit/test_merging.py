@@ -129,6 +129,37 @@ def test_the_worst_served_edge_leaves_and_does_not_come_straight_back() -> None:
     assert after[0] not in after[1:], "though the losses look as they did when it joined"
 
 
+@pytest.mark.parametrize(
+    ("alone_NS", "leaves"),
+    [
+        ([[0.3, 0.3], [0.8, 0.8]], True),
+        ([[0.3, 0.8], [0.8, 0.8]], False),  # its own network is better only on the data that it was trained on
+        ([[0.8, 0.3], [0.8, 0.8]], False),  # or only on the few that were held out
+        ([[0.3, np.inf], [0.8, 0.8]], False),  # or it has diverged
+    ],
+)
+def test_an_edge_leaves_only_if_all_its_data_speak_for_it(alone_NS: list[list[float]], leaves: bool) -> None:
+    policy = Merging()
+    state, label = merged_then(0.0, num=2)
+    later = evidence(label, np.full((2, 2), 0.8), round_=10)
+    later = replace(later, alone_NS=np.array(alone_NS), together_NS=np.full((2, 2), 0.8))
+    _, after = policy.act(policy.learn(state, later), later, stream(0, "act"))
+    assert (after[0] != after[1]) == leaves
+
+
+def test_a_gain_is_counted_in_what_the_edge_has_learned_or_has_still_to_learn() -> None:
+    """Of its cluster's network on the data by which clusters are compared, whichever data the gain is measured on."""
+    state, label = merged_then(0.0, num=2)
+    for loss, unit in ((0.8, 0.8), (2.0, UNTRAINED - 2.0)):
+        later = replace(
+            evidence(label, np.full((2, 2), loss), round_=10),
+            alone_NS=np.array([[3.1, 3.2], [3.2, 3.1]]),
+            together_NS=np.array([[3.0, 3.0], [3.0, 3.0]]),
+        )
+        after = Merging().learn(state._replace(gain_N=np.zeros(2)), later)
+        np.testing.assert_allclose(after.gain_N, 0.3 * 0.2 / unit)
+
+
 def test_no_edge_leaves_by_a_single_measurement_unless_it_is_very_bad() -> None:
     policy = Merging()
     state, label = merged_then(-0.1)

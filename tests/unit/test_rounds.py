@@ -152,11 +152,12 @@ class Overfitting(ScriptedEdges):
     """Edges that report these losses: in training, and on validation data."""
 
     script = (
-        ((1.0, 1.0, 2.0), (2.0, 0.75, 5.0)),  # (10·2 + 20·0.75 + 30·5) / (10 + 20 + 60)
-        ((1.0, 1.0, np.nan), (np.inf, 3.0, np.nan)),  # the first has diverged, the third did not train
-        ((1.0, np.nan, 9.0), (2.0, np.nan, np.nan)),  # of the one that says both
+        ((1.0, 1.0, 2.0), (1.1, 1.1, 2.3)),  # T = 90 / 60, V = 102 / 60: 0.2 more, counted in quarters
+        ((1.0, 1.0, np.nan), (np.inf, 1.4, np.nan)),  # the first has diverged, the third did not train
+        ((0.1, np.nan, 9.0), (0.22, np.nan, np.nan)),  # of the one that says both: 1.2 times what training costs it
         ((1.0, 1.0, 1.0), (np.nan, np.nan, np.nan)),
         ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
+        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
         ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
     )
 
@@ -170,7 +171,7 @@ class Overfitting(ScriptedEdges):
 
 @pytest.mark.parametrize("num_clusters", [2, 3])
 def test_clusters_share_when_they_overfit(num_clusters: int) -> None:
-    """While the loss on validation data is above twice that in training; what nobody reports stays what it was."""
+    """From when the running mean says so, which no single round decides; what nobody reports stays what it was."""
     method = Method(
         name="x",
         clustering=Fixed(num_clusters=num_clusters),
@@ -179,15 +180,17 @@ def test_clusters_share_when_they_overfit(num_clusters: int) -> None:
         sharing=0.4,
         sharing_by="overfitting",
     )
-    experiment = Experiment(task=tiny_task(num_edges=3, rounds=6), method=method)
+    experiment = Experiment(task=tiny_task(num_edges=3, rounds=7), method=method)
     sites = [EdgeSite(m, (m,), np.array([size]), np.array([1])) for m, size in enumerate((10, 20, 30))]
-    edges = Overfitting(np.zeros((6, 3, num_clusters)))
+    edges = Overfitting(np.zeros((7, 3, num_clusters)))
     begin = start(experiment, builder(Perceptron(hidden=()), None, (1,), 2, seed=0), sites)
     records, after = zip(*rounds(experiment, sites, edges, begin), strict=True)
-    assert [record["overfitting"] for record in records] == [pytest.approx(185 / 90), 3.0, 2.0, 2.0, 2.0, 1.0]
+    found = [record["overfitting"] for record in records]
+    last = 0.8 * 0.96 + 0.2 * 1.2
+    assert found == pytest.approx([0.8, 0.8 * 0.8 + 0.2 * 1.6, last, last, last, 0.8 * last, 0.64 * last])
     states = [begin, *after]
     size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
-    for t, share in enumerate([0, 0.4, 0.4, 0, 0, 0]):
+    for t, share in enumerate([0, 0, 0, 0.4, 0.4, 0.4, 0.4]):
         kept = states[t].parts["cluster"]["1.weight"]
         mean = torch.as_tensor(size_K / size_K.sum(), dtype=torch.float32) @ kept.flatten(1)
         for order in edges.orders[3 * t : 3 * t + 3]:
@@ -217,7 +220,7 @@ def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
         assert record["round"] == t
         per_edge = record["accuracy_per_edge"]
         assert len(per_edge) == len(record["assignment"]) == len(record["selected"]) == 2
-        assert record["overfitting"] > 0
+        assert np.isfinite(record["overfitting"])
         assert record["accuracy"] == pytest.approx(np.mean(per_edge))
         assert record["accuracy_std"] == pytest.approx(np.std(per_edge))
         assert (record["accuracy_min"], record["accuracy_max"]) == (min(per_edge), max(per_edge))

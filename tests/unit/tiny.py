@@ -65,7 +65,8 @@ def clustering_evidence(
         turn_N=np.ones(label.size, bool) if turn_N is None else turn_N,
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
         loss_NK=loss,
-        alone_N=alone_N,
+        alone_NS=None if alone_N is None else alone_N[:, None],
+        together_NS=np.where(np.bincount(label)[label] > 1, loss[np.arange(label.size), label], np.nan)[:, None],
     )
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedbac import bandits
 from fedbac.clustering.fixed import start_labels
 from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Settings
+from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Settings, Split
 
 PRIOR_SLOPE = 0.25
 """Where loss is quadratic, the mean of two networks lies at half the way and so costs a quarter of the whole way."""
@@ -47,6 +47,9 @@ class Merging(Settings):
 
     kind: Literal["merging"] = "merging"
     adaptive: ClassVar[bool] = True
+    reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
+    """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
+    validation data are few, so an edge leaves only if all of them speak for it."""
     period: PositiveInt = 5
     """Rounds from one look to the next; doubles for as long as nobody moves."""
     tolerance: NonNegativeFloat = 0.25
@@ -80,17 +83,21 @@ class Merging(Settings):
         )
 
     def ask(self, state: MergingState, round_: int) -> Ask | None:
-        """Ask for the losses of the clusters in use, and of each edge's own network."""
+        """Ask for the losses of the clusters in use, and of each edge's own network beside its cluster's."""
         if round_ % self.period or round_ < state.due[0]:
             return None
-        return Ask(losses=True, occupied=True, alone=True)
+        return Ask(losses=True, occupied=True, alone=self.reward_splits)
 
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
-        label_N, loss_NK, alone_N, turn_N = _given(evidence)
-        current_N = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
-        gain_N = (alone_N - current_N) / self._unit(alone_N)
-        gain_N[~np.isfinite(gain_N)] = np.nan  # on its own, if only because all others left
+        assert evidence.alone_NS is not None
+        assert evidence.together_NS is not None
+        label_N, loss_NK, turn_N = _given(evidence)
+        with np.errstate(invalid="ignore"):
+            gain_NS = (evidence.alone_NS - evidence.together_NS) / self._unit(_own(loss_NK, label_N))[:, None]
+        gain_N = np.where(np.isnan(gain_NS), -np.inf, gain_NS).max(axis=1)
+        # On its own, if only because all others left; or its own network has diverged, and it had better stay.
+        gain_N[~np.isfinite(gain_N)] = np.nan
         known_N = turn_N & ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
@@ -109,7 +116,7 @@ class Merging(Settings):
 
     def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, IntArray]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
-        label_N, _, _, turn_N = _given(evidence)
+        label_N, _, turn_N = _given(evidence)
         if evidence.round >= evidence.num_rounds:
             return state, label_N  # no round is left in which a move could pay
         after_N = label_N.copy()
@@ -162,8 +169,8 @@ class Merging(Settings):
 
     def _gaps(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> FloatArray:
         """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""
-        label_N, loss_NK, _, _ = _given(evidence)
-        own_N = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
+        label_N, loss_NK, _ = _given(evidence)
+        own_N = _own(loss_NK, label_N)
         with np.errstate(invalid="ignore"):
             gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N)[:, None]
         # A network that has diverged fits nobody, and is not averaged with anything.
@@ -190,9 +197,14 @@ class Merging(Settings):
         return unit_N
 
 
-def _given(evidence: Evidence) -> tuple[IntArray, FloatArray, FloatArray, BoolArray]:
+def _own(loss_NK: FloatArray, label_N: IntArray) -> FloatArray:
+    """L_m^(k_m)."""
+    own_N: FloatArray = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
+    return own_N
+
+
+def _given(evidence: Evidence) -> tuple[IntArray, FloatArray, BoolArray]:
     assert evidence.label_N is not None
     assert evidence.loss_NK is not None
-    assert evidence.alone_N is not None
     assert evidence.turn_N is not None
-    return evidence.label_N, evidence.loss_NK, evidence.alone_N, evidence.turn_N
+    return evidence.label_N, evidence.loss_NK, evidence.turn_N

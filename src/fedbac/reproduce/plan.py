@@ -20,7 +20,10 @@ Status = Literal["finished", "begun", "missing"]
 SALT = "each network is clipped by itself"
 """Part of every hash. Another one makes all earlier runs and results other runs, which they are once a default has
 changed; ``tests/golden/test_golden_defaults.py`` watches over that."""
-REVISIONS = {"merging": "the running reward starts at 0", "overfitting": "all clusters share or none"}
+REVISIONS = {
+    "merging": "the running reward starts at 0, on all data",
+    "overfitting": "all clusters share or none, and for good",
+}
 """Of rules that have changed: part of the hash of every experiment that uses a policy of this kind, or shares by it."""
 
 
