@@ -80,7 +80,7 @@ def main() -> None:
         runs = [run for run in runs if run.summary["finished"]]
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "overfitting", "rounds that share", "GB")
+        columns += ("noisy", "overfitting", "rounds after 1", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

@@ -164,9 +164,7 @@ def main_result() -> str:
 def trust(beyond: results.Results) -> str:
     """Return how far the row of fedbac-plus is to be trusted: the verdicts by all seeds, and by those not tuned on."""
     verdict = {claim.text: claim.verdict for claim in own_claims.beyond(beyond)}
-    held_out, every_seed = (
-        in_short(verdict[own_claims.matches_the_best("fedbac-plus", held_out=one)]) for one in (True, False)
-    )
+    held_out, every_seed = (in_short(verdict[own_claims.matches_the_best(held_out=one)]) for one in (True, False))
     return (
         " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column: "
         f"{held_out}, by seeds from {own_claims.HELD_OUT} on; {every_seed}, by all "

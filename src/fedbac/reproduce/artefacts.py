@@ -118,11 +118,11 @@ def _participation(task: str) -> tuple[Cell, ...]:
 
 
 def _beyond(task: str) -> tuple[Cell, ...]:
-    """The preset, what each of its parts gives, and its rivals."""
-    ours = tuple(Cell(task, name, "fedbac-plus", settings) for name, settings in PLUS_VARIANTS.items())
+    """The preset, what sharing gives without the rest of it, and its rivals."""
+    ours = Cell(task, "fedbac-plus", "fedbac-plus")
     share_only = Cell(task, "additive, frozen singletons, a constant share", "singletons", ("method.sharing=0.1",))
     rivals = tuple(c for c in _ablation(task) if c.variant.startswith("additive") or c.variant == IFCA_EACH)
-    return (*ours, share_only, *_presets((task,), "ifca", *READINGS), *rivals)
+    return (ours, share_only, *_presets((task,), "ifca", *READINGS), *rivals)
 
 
 def _planted(task: str) -> tuple[Cell, ...]:
