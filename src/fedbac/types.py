@@ -1,8 +1,7 @@
 """Value types and protocols that the columns, the round loop and the engines share.
 
 Axes, as suffixes of array names: M edges, K clusters, N members (the edges of a clustering policy, the clients of a
-selection policy), C clients in a request, V models, S splits, G groups of
-examples, B batch, F features.
+selection policy), C clients in a request, V models, S splits, G groups of examples, B batch, F features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
