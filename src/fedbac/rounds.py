@@ -46,7 +46,8 @@ class State:
     In units of the loss in training, but at most of ``MUCH_TO_LOSE``.
     """
     overfitted: bool = False
-    """Whether it ever was above 1. What clusters share makes it smaller, so that is no reason to stop."""
+    """Whether it was above 1 in the first half of the run. Sharing costs at first and pays later, so a late start does
+    not pay; and it makes ``overfitting`` smaller, so that is no reason to stop."""
 
     @property
     def num_clusters(self) -> int:
@@ -174,14 +175,16 @@ def _aggregate(
     weight_M = np.where(selected_M > 0, weight_M, 0.0)
     scopes = experiment.method.personalization.scopes
     overfitting = _overfitting(state.overfitting, total_M, reports)
+    round_ = state.round + 1
+    early = 2 * round_ <= experiment.task.rounds
     return replace(
         state,
-        round=state.round + 1,
+        round=round_,
         parts=cloud_average(state.parts, [report.parts for report in reports], weight_M, state.label_M, scopes),
         selection_M=tuple(report.selection for report in reports),
         momentum_M=tuple(report.momentum for report in reports),
         overfitting=overfitting,
-        overfitted=state.overfitted or overfitting > 1,
+        overfitted=state.overfitted or (early and overfitting > 1),
     )
 
 

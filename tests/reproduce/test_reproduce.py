@@ -119,7 +119,7 @@ def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
 def test_a_policy_whose_rule_has_changed_makes_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     plus, plain = (configure(name, "fashion-mnist-mini") for name in ("fedbac-plus", "fed-bac"))
     before = identity(plus), identity(plain)
-    for kind in ("merging", "overfitting"):
+    for kind in ("merging", "overfitting", "credit_thompson"):
         with monkeypatch.context() as changed:
             changed.setitem(REVISIONS, kind, "another rule")
             assert identity(plus) != before[0]

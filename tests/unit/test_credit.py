@@ -82,6 +82,15 @@ def test_only_those_who_trained_are_judged_and_against_all_that_are_known() -> N
     np.testing.assert_array_equal(failed.loss_N, [0.5, 0.6, 2.2])
 
 
+def test_who_holds_little_is_neither_passed_nor_failed_nor_kept_out() -> None:
+    """A step or two an epoch teach little, with any labels; half of the mean, here 11, is enough to be judged by."""
+    policy, everybody = CreditThompson(fraction=0.3), np.ones(4, bool)
+    seen = selection_evidence([10, 11, 10, 57], 9, loss_N=np.array([2.2, 2.2, 0.5, 0.5]), accuracy=0.5)
+    state = policy.learn(policy.init(4), seen, everybody)
+    assert (state.pass_N.tolist(), state.fail_N.tolist()) == ([0, 0, 0, 1], [0, 1, 0, 0])
+    assert policy.trusted(state).tolist() == [True, False, True, True]
+
+
 def test_a_client_that_turned_sound_is_forgiven() -> None:
     state, _ = play(60, 0)
     policy = CreditThompson()

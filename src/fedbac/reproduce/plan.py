@@ -22,7 +22,8 @@ SALT = "each network is clipped by itself"
 changed; ``tests/golden/test_golden_defaults.py`` watches over that."""
 REVISIONS = {
     "merging": "the running reward starts at 0, on all data",
-    "overfitting": "all clusters share or none, and for good",
+    "overfitting": "all clusters share or none, and for good, from the first half on",
+    "credit_thompson": "who holds little is not judged",
 }
 """Of rules that have changed: part of the hash of every experiment that uses a policy of this kind, or shares by it."""
 

@@ -16,6 +16,8 @@ REFERENCE_QUANTILE = 0.25
 """The client that others are compared with learns better than three quarters: sound if a quarter of all are."""
 LEAST_LEARNED = 0.5
 """No credit is given before the reference client has learned this much: until then all losses are alike."""
+LITTLE_DATA = 0.5
+"""Who holds less than this share of the edge's mean is not judged: a step or two an epoch teach little, with any labels."""
 
 
 class CreditState(NamedTuple):
@@ -39,8 +41,8 @@ class CreditThompson(Settings):
     """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
     A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Where nobody fails this is the paper's
-    sampling, draw for draw.
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Who holds less than half of the edge's
+    mean number of examples is not judged. Where nobody fails this is the paper's sampling, draw for draw.
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"
@@ -79,7 +81,7 @@ class CreditThompson(Settings):
         return trusted_N
 
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
-        """Learn the shared reward; pass or fail everyone who trained, against all that is known of the others."""
+        """Learn the shared reward; pass or fail who trained on enough data, against all that is known."""
         assert evidence.loss_N is not None
         loss_N = np.where(mask_N, evidence.loss_N, state.loss_N)
         shared = self.shared.learn(state.shared, evidence, mask_N)
@@ -92,8 +94,9 @@ class CreditThompson(Settings):
         if reference < LEAST_LEARNED:
             return state
         sound_N = learned_N >= self.least_share * reference
+        judged_N = mask_N & (evidence.size_N >= LITTLE_DATA * evidence.size_N.mean())
 
         def count(before_N: FloatArray, hit_N: BoolArray) -> FloatArray:
-            return np.where(mask_N, self.discount * before_N + hit_N, before_N)
+            return np.where(judged_N, self.discount * before_N + hit_N, before_N)
 
         return state._replace(pass_N=count(state.pass_N, sound_N), fail_N=count(state.fail_N, ~sound_N))
