@@ -4,7 +4,7 @@
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one, clusters at the end, their
 adjusted Rand index against the planted groups, the share of selections in the second half of a run that went to noisy
-clients, ``overfitting`` in the last ten rounds, the share of rounds after it was first above 1, and bytes.
+clients, ``overfitting`` in the last ten rounds, the round from which clusters shared, and bytes.
 """
 
 import argparse
@@ -42,11 +42,17 @@ def last_move(run: Run) -> int:
     return max((record["round"] for record in run.records if record["moves"]), default=0)
 
 
-def overfitting(run: Run) -> tuple[float, float]:
-    found = np.array([record["overfitting"] for record in run.records], dtype=float)  # None becomes NaN
-    if np.isnan(found).all():
-        return float("nan"), float("nan")
-    return float(found[-10:].mean()), float((np.fmax.accumulate(found)[:-1] > 1).mean())
+def overfitting(run: Run) -> float:
+    return float(np.mean(np.array([record["overfitting"] for record in run.records[-10:]], dtype=float)))  # None is NaN
+
+
+def shares_from(run: Run) -> str:
+    method, half = run.config["experiment"]["method"], len(run.records) // 2
+    if not method["sharing"]:
+        return "–"
+    if method["sharing_by"] == "constant":
+        return "1"
+    return next((str(record["round"] + 1) for record in run.records[:half] if record["overfitting"] > 1), "–")
 
 
 def _or_dash(value: Any, form: str) -> str:
@@ -65,8 +71,8 @@ def row(summary: dict[str, Any], runs: list[Run]) -> str:
         ", ".join(str(len(set(run.records[-1]["assignment_next"]))) for run in runs),
         _or_dash(np.mean([rand_index(run) for run in runs]), "{:.2f}"),
         _or_dash(100 * np.mean([noisy_share(run) for run in runs]), "{:.0f} %"),
-        _or_dash(np.mean([overfitting(run)[0] for run in runs]), "{:.2f}"),
-        _or_dash(100 * np.mean([overfitting(run)[1] for run in runs]), "{:.0f} %"),
+        _or_dash(np.mean([overfitting(run) for run in runs]), "{:.2f}"),
+        ", ".join(map(shares_from, runs)),
         f"{summary['bytes_total'] / 1e9:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -78,9 +84,10 @@ def main() -> None:
     for folder in parser.parse_args().folders:
         runs = [fedbac.load(file.parent) for file in sorted(folder.glob("*/summary.json"))]
         runs = [run for run in runs if run.summary["finished"]]
+        runs.sort(key=lambda run: run.config["experiment"]["seed"])
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "overfitting", "rounds after 1", "GB")
+        columns += ("noisy", "overfitting", "shares from", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

@@ -147,9 +147,9 @@ class Method(Settings):
     not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
     """Whether they always are, or only once they have overfitted, which is when V − T > min(T, 0.25) by a running mean
-    over rounds, in the first half of a run. V is the loss of the edges' models on validation data of the clients that measure (see below), T that
-    of the clients that trained, while they trained (in all edge rounds); both are means over the edges that measured,
-    weighted by data."""
+    over rounds, in the first half of a run. V is the loss of the edges' models on validation data of the clients that
+    measure (see below), T that of the clients that trained, while they trained (in all edge rounds); both are means
+    over the edges that measured, weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
