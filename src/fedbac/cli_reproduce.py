@@ -20,7 +20,17 @@ from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, Artefact
 from fedbac.reproduce.plan import Filter, Pass, points, seconds_left, status, work
 from fedbac.runs import Stop
 from fedbac.sweep import Point
-from fedbac.terminal import DataOption, DeviceOption, OutOption, SetOption, TrainerOption, err, out, progress_bars
+from fedbac.terminal import (
+    DataOption,
+    DeviceOption,
+    OutOption,
+    SetOption,
+    TrainerOption,
+    err,
+    out,
+    progress_bars,
+    say_if_runs_take_turns,
+)
 
 SAY_SECONDS = 60
 """Where nobody watches a progress bar, how often to say how far things are."""
@@ -81,6 +91,7 @@ def reproduce(
         alone = parse(Runtime, {"device": device, "trainer": trainer, "workers": 1 if jobs > 1 else None}, "runtime")
         deadline = None if minutes is None else started + 60 * minutes
         if not collect_only:
+            say_if_runs_take_turns(device, jobs)
             stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
         for artefact in artefacts:
             found = results.collect(artefact, seeds, change, parent, before[artefact.name])

@@ -24,6 +24,7 @@ from fedbac.terminal import (
     err,
     out,
     progress_bars,
+    say_if_runs_take_turns,
 )
 
 
@@ -51,13 +52,15 @@ def sweep(
     # Each run stays in its own process, one core each; the engine spreads the runs.
     alone = parse(Runtime, {"device": device, "trainer": trainer, "workers": 1}, "runtime")
     spread = parse(Runtime, {"device": device, "engine": engine, "address": address}, "runtime")
+    jobs = jobs or num_cores()
+    say_if_runs_take_turns(device, jobs)
     sweeps.lay_out(points, alone)
     folders = [point.folder for point in points]
     total = sum(point.experiment.task.rounds for point in points)
     failures: dict[Path, Exception] = {}
     with progress_bars() as progress:
         line = progress.add_task(f"{len(points)} runs", total=total, note="")
-        for done in sweeps.run_all(folders, spread, jobs or num_cores(), data_folder, failures):
+        for done in sweeps.run_all(folders, spread, jobs, data_folder, failures):
             finished = sum(done[p.folder.path] == p.experiment.task.rounds for p in points)
             progress.update(line, completed=sum(done.values()), note=f"{finished} of {len(points)} runs finished")
     for path, error in failures.items():

@@ -1,10 +1,12 @@
 """What the commands share: the two consoles, progress bars, and the options that several of them take."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -45,3 +47,15 @@ def progress_bars() -> Iterator[Progress]:
     )
     with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
         yield progress
+
+
+def say_if_runs_take_turns(device: str, jobs: int) -> None:
+    """Say what several runs on one GPU lack: without NVIDIA's multi-process service their kernels only take turns."""
+    service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
+    if jobs > 1 and device != "cpu" and torch.cuda.is_available() and not service.exists():
+        err.print(
+            f"{jobs} runs at a time take turns on the GPU; with NVIDIA's multi-process service they run side by side: "
+            "nvidia-cuda-mps-control -d (docs/performance.md)",
+            highlight=False,
+            soft_wrap=True,
+        )
