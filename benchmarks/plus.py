@@ -52,7 +52,8 @@ def shares_from(run: Run) -> str:
         return "–"
     if method["sharing_by"] == "constant":
         return "1"
-    return next((str(record["round"] + 1) for record in run.records[:half] if record["overfitting"] > 1), "–")
+    # The rule of fedbac.rounds: nobody begins in the second half.
+    return next((str(record["round"] + 1) for record in run.records[:half] if (record["overfitting"] or 0) > 1), "–")
 
 
 def _or_dash(value: Any, form: str) -> str:

@@ -167,8 +167,8 @@ def trust(beyond: results.Results) -> str:
     held_out, every_seed = (in_short(verdict[own_claims.matches_the_best(held_out=one)]) for one in (True, False))
     return (
         " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column: "
-        f"{every_seed}, by all its seeds; {held_out}, by those from {own_claims.HELD_OUT} on, by which its rule of "
-        "sharing was not chosen ([evidence](docs/plus.md#clusters-that-share-methodsharing))."
+        f"{every_seed}, by all its seeds; {held_out}, by those from {own_claims.HELD_OUT} on, by which none of its "
+        "rules was chosen ([evidence](docs/plus.md#clusters-that-share-methodsharing))."
     )
 
 

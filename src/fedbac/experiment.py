@@ -146,10 +146,10 @@ class Method(Settings):
     """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 is
     not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
     sharing_by: Literal["constant", "overfitting"] = "constant"
-    """Whether they always are, or only once they have overfitted, which is when V − T > min(T, 0.25) by a running mean
-    over rounds, in the first half of a run. V is the loss of the edges' models on validation data of the clients that
-    measure (see below), T that of the clients that trained, while they trained (in all edge rounds); both are means
-    over the edges that measured, weighted by data."""
+    """Whether they always are, or only after they have overfitted in the first half of a run, from then on to its end.
+    They have when V − T > min(T, 0.25) by a running mean over rounds. V is the loss of the edges' models on validation
+    data of the clients that measure (see below), T that of the clients that trained, while they trained (in all edge
+    rounds); both are means over the edges that measured, weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""

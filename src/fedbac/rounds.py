@@ -46,8 +46,8 @@ class State:
     In units of the loss in training, but at most of ``MUCH_TO_LOSE``.
     """
     overfitted: bool = False
-    """Whether it was above 1 in the first half of the run. Sharing costs at first and pays later, so a late start does
-    not pay; and it makes ``overfitting`` smaller, so that is no reason to stop."""
+    """Whether it was above 1 in the first half of the run: sharing costs at first, so a start near the end cannot pay.
+    Once true it stays so: sharing makes ``overfitting`` smaller, which is no reason to stop."""
 
     @property
     def num_clusters(self) -> int:

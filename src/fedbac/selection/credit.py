@@ -17,7 +17,8 @@ REFERENCE_QUANTILE = 0.25
 LEAST_LEARNED = 0.5
 """No credit is given before the reference client has learned this much: until then all losses are alike."""
 LITTLE_DATA = 0.5
-"""Who holds less than this share of the edge's mean is not judged: few steps teach little, whatever the labels."""
+"""Who holds less than this share of the mean of the edge's clients is not judged: few steps teach little, whatever the
+labels."""
 
 
 class CreditState(NamedTuple):
@@ -53,7 +54,7 @@ class CreditThompson(Settings):
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of the reference client's learning that a sound client shows at least."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Forgetting factor of a client's own credit, each time it trains."""
+    """Forgetting factor of a client's own credit, each time it is judged."""
     untrained_loss: PositiveFloat = math.log(10)
     """L_0, the loss of a network that knows nothing: ln(number of classes)."""
 
