@@ -16,6 +16,7 @@ from fedbac.reproduce.cells import fixed, ratio
 from fedbac.reproduce.claims import claims
 from fedbac.reproduce.headlines import OF_EACH_READING, OF_OTHERS, headlines
 from fedbac.reproduce.names import task_name
+from fedbac.reproduce.own_claims import matches_the_best
 from fedbac.reproduce.paper import READINGS, printed, rounds_to
 from fedbac.reproduce.plan import Pass
 from fedbac.reproduce.results import Bytes, Results
@@ -113,6 +114,8 @@ def test_the_claims_in_short_are_those_of_the_pages(tmp_path: Path) -> None:
     words = [cell.split("**")[1] for cell in line.split(" | ")[1:4]]
     assert words == [judged[f"{reading} is above IFCA in all six settings"] for reading in READINGS]
     assert "| – | [noisy](reproduce/noisy.md) |" in text
+    few = f"| {matches_the_best(held_out=True)} | **not run** | [beyond](reproduce/beyond.md) |"
+    assert few in lines, "no count of parts where there is nothing to judge by"
 
 
 def test_the_index_and_the_short_table(tmp_path: Path) -> None:

@@ -75,7 +75,9 @@ def _short(judged: Mapping[str, Mapping[str, Verdict]], name: str, text: str) ->
 
 
 def in_short(verdict: Verdict) -> str:
-    """Return a verdict's word, and in how many parts or by how much."""
+    """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
+    if verdict.word in {"not run", "too few seeds"}:
+        return f"**{verdict.word}**"
     much = verdict.detail.partition(";")[0]
     if verdict.word == "holds":
         much = much.removeprefix("holds ")
