@@ -40,6 +40,9 @@ NAMES = ", ".join((*ARTEFACTS, "all"))
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="ARTEFACT...", help=f"{NAMES} (all but calibration).")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0 to n − 1; they set partition and start.")] = 3,
+    first_seed: Annotated[
+        int, typer.Option("--first-seed", min=0, help="Run only seeds from this one on; earlier results stay.")
+    ] = 0,
     out_folder: OutOption = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="A quick pass: so many rounds.")] = None,
     fraction: Annotated[
@@ -79,8 +82,10 @@ def reproduce(
     place, pages_place = results_folder or parent / "results", pages_folder or parent / "pages"
     keep = Filter(tuple(datasets), tuple(tasks), tuple(variants))
     keep.check(artefacts)
+    if first_seed >= seeds:
+        raise ConfigError(f"--first-seed {first_seed}: the last of --seeds {seeds} is {seeds - 1}; choose more seeds")
     if not render_only:
-        wanted = points(artefacts, seeds, change, parent, keep)
+        wanted = points(artefacts, range(first_seed, seeds), change, parent, keep)
         before = {artefact.name: results.read(artefact.name, place) for artefact in artefacts}
         for known in before.values():
             results.check_pass(known, change)

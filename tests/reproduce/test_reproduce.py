@@ -54,12 +54,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_runs_come_seed_by_seed_and_once(tmp_path: Path) -> None:
     everything = [ARTEFACTS[name] for name in EVERYTHING]
-    found = points(everything, 2, Pass(), tmp_path, Filter())
+    found = points(everything, range(2), Pass(), tmp_path, Filter())
     assert len({point.folder.path for point in found}) == len(found)
     assert [point.experiment.seed for point in found] == sorted(point.experiment.seed for point in found)
     shared = [ARTEFACTS[name] for name in ("table-2", "table-fairness", "figure-convergence", "communication")]
-    assert len(points(shared, 3, Pass(), tmp_path, Filter())) == 6 * 5 * 3
-    only = points(everything, 1, Pass(), tmp_path, Filter(datasets=("svhn",), variants=("ifca",)))
+    assert len(points(shared, range(3), Pass(), tmp_path, Filter())) == 6 * 5 * 3
+    only = points(everything, range(1), Pass(), tmp_path, Filter(datasets=("svhn",), variants=("ifca",)))
     assert {point.experiment.task.dataset for point in only} == {"svhn"}
     assert {point.experiment.method.name for point in only} == {"ifca"}
     with pytest.raises(ConfigError, match="--task 'cifar'"):
@@ -189,6 +189,10 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     assert untouched == {path: path.read_bytes() for path in (tmp_path / "out").rglob("rounds.jsonl")}
     assert (tmp_path / "out" / "pages" / "figure-convergence.svg").exists()
     assert "2 of 4 runs to go" in fedbac("reproduce", *words, "--task", "fashion-mnist", "--plan", "--seeds", "2")
+    later = ("--seeds", "2", "--first-seed", "1")
+    said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--plan", *later)
+    assert "2 of 2 runs to go" in said
+    assert "seed0" not in said
 
     for folder in tmp_path.joinpath("out").glob("fashion-mnist_*"):
         folder.rename(tmp_path / folder.name)
@@ -205,6 +209,7 @@ def test_bad_words_are_one_clear_message(fedbac: Shell) -> None:  # noqa: F811
     assert "did you mean 'table-2'" in fedbac("reproduce", "table2", code=2)
     assert "--variant 'ifka'" in fedbac("reproduce", "table-2", "--variant", "ifka", "--render-only", code=2)
     assert "--data-set 'mnist'" in fedbac("reproduce", "all", "--data-set", "mnist", code=2)
+    assert "the last of --seeds 3 is 2" in fedbac("reproduce", "table-2", "--first-seed", "3", "--plan", code=2)
     assert "30 of 30 runs to go" in fedbac("reproduce", "table-2", "communication", "--plan", "--seeds", "1")
 
 

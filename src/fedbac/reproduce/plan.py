@@ -67,10 +67,10 @@ def point_of(cell: Cell, seed: int, change: Pass, parent: Path) -> Point:
     return Point(experiment, RunFolder(parent / name), cell.settings)
 
 
-def points(artefacts: Sequence[Artefact], seeds: int, change: Pass, parent: Path, keep: "Filter") -> list[Point]:
+def points(artefacts: Sequence[Artefact], seeds: range, change: Pass, parent: Path, keep: "Filter") -> list[Point]:
     """Return every run once, all of the first seed before the second, so that a part of them is of use."""
     found: dict[Path, Point] = {}
-    for seed in range(seeds):
+    for seed in seeds:
         for artefact in artefacts:
             for cell in artefact.cells:
                 if keep.wants(cell):
