@@ -13,11 +13,11 @@ import argparse
 import numpy as np
 
 from fedbac import Merging, Random, Runtime, configure, method, task
-from fedbac.edge import MeasureOrder
+from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds import models_of, rounds, start
-from fedbac.types import BoolArray, FloatArray
+from fedbac.rounds.cloud import models_of, rounds, start
+from fedbac.rounds.edge import MeasureOrder
 
 
 def gaps(loss_MM: FloatArray) -> dict[str, FloatArray]:

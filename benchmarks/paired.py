@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbac.reproduce import measures, results
-from fedbac.reproduce.artefacts import ARTEFACTS
+from fedbac_paper import measures, results
+from fedbac_paper.artefacts import ARTEFACTS
 
 
 def main() -> None:

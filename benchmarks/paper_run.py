@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from fedbac import Dataset, configure, play
+from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import load
 from fedbac.errors import DataNotFoundError
-from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import assemble
 from fedbac.gpu.driver import Module
 from fedbac.gpu.network import GROUP
-from fedbac.runs import Inputs, parse
+from fedbac.runs.play import Inputs, parse
 
 
 def data(folder: Path | None) -> tuple[Dataset, bool]:

@@ -18,7 +18,7 @@ import fedbac
 from fedbac import Run
 from fedbac.data import load
 from fedbac.federation import assemble
-from fedbac.sweep import collect
+from fedbac.runs.sweep import collect
 
 
 def rand_index(run: Run) -> float:

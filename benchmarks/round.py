@@ -32,9 +32,10 @@ from safetensors.torch import load_file, save_file
 from work import RATE, Outcome, Work, train_client
 
 from fedbac import Runtime, Shared, trees
+from fedbac.core.parts import Params
+from fedbac.core.requests import Train
 from fedbac.local import make_trainer, num_cores
 from fedbac.models import weights
-from fedbac.types import Params, Train
 
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
 """The package, our module for it, and the processes to start; Flower starts its own."""

@@ -25,7 +25,7 @@ from fedbac import Dataset, Runtime, Shards, aggregation, configure, trees
 from fedbac import rounds as cloud
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.runs import Inputs
+from fedbac.runs.play import Inputs
 
 LOCAL = ("training", "measuring")
 CENTRAL = ("selection", "clustering", "aggregation", "other")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac import Dataset, LeNet5, Shards, Training
+from fedbac.core.parts import Params
 from fedbac.local import Examples
 from fedbac.models import builder
-from fedbac.types import Params
 
 CPU = torch.device("cpu")
 RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0

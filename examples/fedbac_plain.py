@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import Flatten, Linear, Module, ReLU, Sequential
 from torch.nn.functional import cross_entropy
 
+from fedbac.core.rng import stream, torch_seed
 from fedbac.data import Dataset, Partition, Shards, load, partition
-from fedbac.rng import stream, torch_seed
 
 EPSILON = 1e-8  # ε of Eqs. 7 and 9
 Examples = tuple[Tensor, Tensor]  # inputs and their classes

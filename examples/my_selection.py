@@ -9,9 +9,9 @@ from pydantic import NonNegativeFloat
 
 import fedbac
 from fedbac import Ask, Evidence, NoState, Settings
-from fedbac.bandits import budget, top
-from fedbac.rng import Rng
-from fedbac.types import BoolArray
+from fedbac.core.bandits import budget, top
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray
 
 
 class LargestFirst(Settings):

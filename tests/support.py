@@ -12,35 +12,22 @@ import torch
 from torch import nn
 
 from fedbac import gpu, native
+from fedbac.config.experiment import Evaluation, Experiment, Method, Task, Training
+from fedbac.core.parts import Apply, Params, Parts, Personalization, Phase, Scope
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
+from fedbac.core.rng import Rng
+from fedbac.core.settings import IntArray, Settings
 from fedbac.data import Augment, Dataset, Shards
 from fedbac.engines import Simulator
-from fedbac.experiment import Evaluation, Experiment, Method, Task, Training
 from fedbac.federation import Federation, assemble
 from fedbac.local import FusedTrainer, LoopTrainer, VmapTrainer, fused
 from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, NetworkChoice, Perceptron, UserNetwork
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rng import Rng
-from fedbac.rounds import State, models_of, rounds, start
-from fedbac.types import (
-    Apply,
-    Ask,
-    Evaluate,
-    Evidence,
-    IntArray,
-    Measured,
-    NoState,
-    Params,
-    Parts,
-    Personalization,
-    Phase,
-    Scope,
-    Settings,
-    Train,
-    Trained,
-    Trainer,
-)  # fmt: skip
+from fedbac.rounds.cloud import State, models_of, rounds, start
 from tests.emulator import NO_COMPILER, EmulatedModule
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedbac.cli import main
-from fedbac.store import RunFolder
+from fedbac.cli.main import main
+from fedbac.runs.store import RunFolder
 
-COMMAND = [sys.executable, "-c", "from fedbac.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from fedbac.cli.main import main; main()"]
 SMALL = [
     "--workers", "1", "--device", "cpu",
     "--set", "task.num_edges=5", "--set", "task.clients_per_edge=2",

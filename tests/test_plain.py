@@ -12,16 +12,16 @@ from examples.fedbac_plain import Config, fed_bac
 from torch import nn
 
 from fedbac.clustering import LinUCB
+from fedbac.config.experiment import Experiment, Measurement, Method, Runtime, Task, Training
+from fedbac.core.requests import Trainer
 from fedbac.data import Dataset, Partition, Shards, partition, toy
 from fedbac.engines import Simulator
-from fedbac.experiment import Experiment, Measurement, Method, Runtime, Task, Training
 from fedbac.federation import assemble
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.models import LeNet5, Perceptron
 from fedbac.personalization import Additive
-from fedbac.rounds import State, rounds, start
+from fedbac.rounds.cloud import State, rounds, start
 from fedbac.selection import Thompson
-from fedbac.types import Trainer
 
 NUM_EDGES, CLIENTS_PER_EDGE = 4, 3
 PARTITION = Partition(min_edge_test=10, min_client_samples=8, validation_fraction=0.3)

@@ -17,18 +17,18 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import fedbac
-from fedbac import metrics
-from fedbac.costs import Ledger
-from fedbac.experiment import Experiment
-from fedbac.methods import method
+from fedbac.config.experiment import Experiment
+from fedbac.core.links import Ledger
+from fedbac.presets.methods import method
+from fedbac.presets.tasks import task
 from fedbac.report import best, figures, final, outcome, save_figures, table, write_report
 from fedbac.report.canvas import apart
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import caveats
 from fedbac.report.page import inline_svg
 from fedbac.report.table import human_bytes
-from fedbac.store import Run
-from fedbac.tasks import task
+from fedbac.rounds import metrics
+from fedbac.runs.store import Run
 
 TOP = {"fed-bac": 0.88, "ifca": 0.8, "hierfavg": 0.7}
 LEAK = "leaks the test set into training"
@@ -328,7 +328,7 @@ def test_only_the_report_draws() -> None:
     """``import fedbac`` stays quick: no other module imports matplotlib, or the report, when it is itself imported."""
     package = Path(fedbac.__file__).parent
     for path in package.rglob("*.py"):
-        drawing = package / "report" in path.parents or (path.parent.name == "reproduce" and path.stem in DRAWING)
+        drawing = package / "report" in path.parents or (path.parent.name == "fedbac_paper" and path.stem in DRAWING)
         if not drawing:
             heavy = re.search(
                 r"^(import|from) (matplotlib|fedbac\.report|fedbac import .*\breport\b)", path.read_text(), re.M

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbac import sweep
+from fedbac.config.experiment import Runtime
 from fedbac.errors import ConfigError
-from fedbac.experiment import Runtime
+from fedbac.runs import sweep
 
 SMALL = (
     "task.num_edges=5",

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic_core import PydanticUndefined
 
-from fedbac import data, models, tasks, topology
-from fedbac.experiment import (
+from fedbac import data, models, topology
+from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
@@ -25,11 +25,12 @@ from fedbac.experiment import (
     Task,
     Training,
 )
-from fedbac.methods import METHODS
-from fedbac.reproduce import own_claims, pages, results
-from fedbac.reproduce.artefacts import ARTEFACTS
-from fedbac.reproduce.headlines import headlines, in_short
-from fedbac.types import Settings
+from fedbac.core.settings import Settings
+from fedbac.presets import tasks
+from fedbac.presets.methods import METHODS
+from fedbac_paper import own_claims, pages, results
+from fedbac_paper.artefacts import ARTEFACTS
+from fedbac_paper.headlines import headlines, in_short
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbac.core.rng import Rng, stream
 from fedbac.data import Dataset, load
-from fedbac.rng import Rng, stream
 
 PER_CLASS = {"train": 1000, "test": 300}
 MAX_BYTES = 4_900_000

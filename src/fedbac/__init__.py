@@ -1,17 +1,7 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
 from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
-from fedbac.data import Augment, Dataset, Noise, Partition, Shards
-from fedbac.errors import (
-    CheckpointError,
-    ConfigError,
-    DataNotFoundError,
-    FederationError,
-    PartitionError,
-    RunFolderError,
-    RunInUseError,
-)
-from fedbac.experiment import (
+from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
@@ -23,15 +13,27 @@ from fedbac.experiment import (
     Task,
     Training,
 )
-from fedbac.methods import METHODS, method
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.settings import Settings
+from fedbac.data import Augment, Dataset, Noise, Partition, Shards
+from fedbac.errors import (
+    CheckpointError,
+    ConfigError,
+    DataNotFoundError,
+    FederationError,
+    PartitionError,
+    RunFolderError,
+    RunInUseError,
+)
 from fedbac.models import LeNet5, Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.runs import configure, load, play, resume, run
+from fedbac.presets.methods import METHODS, method
+from fedbac.presets.tasks import TASKS, task
+from fedbac.runs.play import configure, load, play, resume, run
+from fedbac.runs.store import Run, RunFolder
 from fedbac.selection import CreditThompson, Random, Thompson
-from fedbac.store import Run, RunFolder
-from fedbac.tasks import TASKS, task
 from fedbac.topology import Hierarchical
-from fedbac.types import Ask, Evidence, NoState, Settings
 from fedbac.version import __version__
 
 __all__ = [

@@ -1,5 +1,5 @@
 """``python -m fedbac``: the command."""
 
-from fedbac.cli import main
+from fedbac.cli.main import main
 
 main()

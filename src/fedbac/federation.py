@@ -8,11 +8,11 @@ import numpy as np
 from torch import nn
 
 from fedbac import data, models
+from fedbac.config.experiment import Experiment
 from fedbac.data import Dataset, Shards
-from fedbac.edge import EdgeSite
 from fedbac.errors import ConfigError
-from fedbac.experiment import Experiment
 from fedbac.local import Examples
+from fedbac.rounds.edge import EdgeSite
 
 
 @dataclass(frozen=True, eq=False)

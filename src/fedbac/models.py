@@ -8,9 +8,10 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
+from fedbac.core.parts import Params
+from fedbac.core.rng import torch_seed
+from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError
-from fedbac.rng import torch_seed
-from fedbac.types import Params, Settings
 
 LENET_WIDTHS = (6, 16, 120, 84)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedbac import CLUSTERING
-from fedbac.rng import stream
-from fedbac.types import Ask, ClusterPolicy, Evidence
+from fedbac.core.policies import ClusterPolicy
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import stream
 from tests.contracts.variants import frozen, is_state, refuses_change, same, save_and_load, thawed, variants
 from tests.unit.tiny import clustering_evidence
 

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedbac import PERSONALIZATION, Additive, ConfigError, Experiment, Fixed, Method, Runtime, Training, native, trees
+from fedbac import PERSONALIZATION, Additive, ConfigError, Experiment, Fixed, Method, Runtime, Training, native
+from fedbac.core import trees
+from fedbac.core.parts import Apply, Parts, Personalization, Phase, Scope
+from fedbac.core.requests import Evaluate, Train, Trainer
+from fedbac.core.settings import Settings
 from fedbac.federation import Federation, assemble
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.models import builder, weights
-from fedbac.types import Apply, Evaluate, Parts, Personalization, Phase, Scope, Settings, Train, Trainer
 from tests.contracts.variants import refuses_change, variants
 from tests.unit.tiny import tiny_data, tiny_task
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fedbac import SELECTION, Random
-from fedbac.bandits import budget
-from fedbac.rng import stream
-from fedbac.types import Ask, Evidence, FloatArray, SelectionPolicy
+from fedbac.core.bandits import budget
+from fedbac.core.policies import SelectionPolicy
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray
 from tests.contracts.variants import frozen, is_state, refuses_change, same, save_and_load, thawed, variants
 from tests.unit.tiny import selection_evidence
 

@@ -8,12 +8,12 @@ import safetensors.torch
 from pydantic import ValidationError
 
 from fedbac import Experiment, Fixed, Method, Perceptron, PerCluster, Random
-from fedbac.choices import Choice
-from fedbac.edge import EdgeSite
+from fedbac.config.choices import Choice
+from fedbac.core.settings import Settings
 from fedbac.models import builder
-from fedbac.rounds import start
-from fedbac.store import flatten, unflatten
-from fedbac.types import Settings
+from fedbac.rounds.cloud import start
+from fedbac.rounds.edge import EdgeSite
+from fedbac.runs.store import flatten, unflatten
 from tests.unit.tiny import tiny_task
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedbac.core.rng import stream
 from fedbac.data import Augment
-from fedbac.rng import stream
 
 
 def one_by_one(x: torch.Tensor, offset: Any, flip: Any, padding: int) -> torch.Tensor:

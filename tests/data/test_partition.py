@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedbac.core.rng import stream
 from fedbac.data import Partition, Shards, class_counts, partition
 from fedbac.data.partition import Mode, proportions
 from fedbac.errors import ConfigError, PartitionError
-from fedbac.rng import stream
 
 MODES = get_args(Mode)
 

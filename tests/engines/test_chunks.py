@@ -8,17 +8,17 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fedbac.config.experiment import Method, Training
+from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
 from fedbac.engines.chunks import COPIES, GIB, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
-from fedbac.experiment import Method, Training
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Additive
-from fedbac.rounds import rounds, start
+from fedbac.rounds.cloud import rounds, start
 from fedbac.selection import Thompson
 from fedbac.topology import Hierarchical
-from fedbac.types import Train, Trained, Trainer
 from tests.support import Played, StubTrainer, prepare, without
 
 DATA, SHARDS, _ = planted_groups(3, 5, 2, train=6, validation=2, test=12)

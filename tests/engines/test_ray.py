@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedbac import sweep, trees
+from fedbac.config.experiment import Runtime
+from fedbac.core import trees
 from fedbac.data import toy
-from fedbac.edge import MeasureOrder
 from fedbac.errors import ConfigError
-from fedbac.experiment import Runtime
 from fedbac.federation import assemble
-from fedbac.rounds import rounds, start
-from fedbac.runs import Inputs, configure, finish, play
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.edge import MeasureOrder
+from fedbac.runs import sweep
+from fedbac.runs.play import Inputs, configure, finish, play
 from tests.store import worker
 
 # Ray's own code leaves sockets and files to the collector.

@@ -1,6 +1,6 @@
 """Runs are known by what differs from the defaults, so a default that changes must change every hash.
 
-When it does, choose another ``fedbac.reproduce.plan.SALT``, and write the file anew:
+When it does, choose another ``fedbac_paper.plan.SALT``, and write the file anew:
 
     python -m tests.golden.test_golden_defaults
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac import data, models, topology
-from fedbac.experiment import (
+from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
@@ -21,8 +21,8 @@ from fedbac.experiment import (
     Task,
     Training,
 )
-from fedbac.reproduce.plan import SALT
-from fedbac.types import Settings
+from fedbac.core.settings import Settings
+from fedbac_paper.plan import SALT
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 GROUPS: tuple[type[Settings], ...] = (

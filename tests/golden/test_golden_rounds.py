@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from fedbac.config.experiment import Method, Task, Training
 from fedbac.data import Partition, partition, toy
-from fedbac.experiment import Method, Task, Training
-from fedbac.methods import METHODS
-from fedbac.metrics import total_bytes
 from fedbac.models import Perceptron
-from fedbac.tasks import DEFAULT_TASK, task
+from fedbac.presets.methods import METHODS
+from fedbac.presets.tasks import DEFAULT_TASK, task
+from fedbac.rounds.metrics import total_bytes
 from tests.support import play
 
 ROUNDS = Path(__file__).with_name("rounds.json")

@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import trees
 from fedbac.clustering import Fixed, LowestLoss
+from fedbac.config.experiment import SELECTION, Method, Training
+from fedbac.core import trees
+from fedbac.core.parts import Params
+from fedbac.core.rng import stream
+from fedbac.core.settings import Settings
 from fedbac.data import Dataset, planted_groups
-from fedbac.experiment import SELECTION, Method, Training
 from fedbac.federation import Federation
-from fedbac.methods import fed_bac, fed_cam, singletons
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rng import stream
+from fedbac.presets.methods import fed_bac, fed_cam, singletons
 from fedbac.selection import Random
 from fedbac.topology import Hierarchical
-from fedbac.types import Params, Settings
 from tests.support import (
     PLAIN_SGD,
     OnlyClusterMoves,

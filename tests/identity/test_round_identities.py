@@ -8,16 +8,19 @@ import torch
 from torch import nn
 
 from fedbac.clustering import Fixed, LowestLoss
+from fedbac.config.experiment import Evaluation, Method, Training
+from fedbac.core.parts import Params, Personalization
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.requests import Evaluate
 from fedbac.data import Shards, planted_groups
-from fedbac.edge import MeasureOrder, TrainOrder
 from fedbac.engines import Simulator
-from fedbac.experiment import Evaluation, Method, Training
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds import models_of, rounds, start
+from fedbac.rounds.cloud import models_of, rounds, start
+from fedbac.rounds.edge import MeasureOrder, TrainOrder
 from fedbac.selection import Random
-from fedbac.types import Ask, Evaluate, Evidence, NoState, Params, Personalization, Split
 from tests.support import (
     PLAIN_SGD,
     Played,

@@ -7,13 +7,15 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from fedbac.clustering import Fixed, LowestLoss, Merging
+from fedbac.config.experiment import Measurement, Method, Training
+from fedbac.core.parts import Personalization
+from fedbac.core.queries import Evidence
+from fedbac.core.rng import stream
+from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards, planted_groups
-from fedbac.experiment import Measurement, Method, Training
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rng import stream
 from fedbac.selection import Thompson
-from fedbac.types import Evidence, IntArray, Personalization
 from tests.support import Played, in_order, play
 
 TRAINING = Training(epochs=2, batch_size=10, learning_rate=0.1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac.rng import stream, torch_seed
+from fedbac.core.rng import stream, torch_seed
 
 purposes = st.sampled_from(["batches", "selection", "clustering", "init", "dropout", "partition"])
 addresses = st.tuples(st.integers(0, 2**32), purposes, st.lists(st.integers(0, 2000), max_size=4))

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac import trees
-from fedbac.rng import stream
-from fedbac.types import FloatArray, Params
+from fedbac.core import trees
+from fedbac.core.parts import Params
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from fedbac.reproduce.artefacts import ARTEFACTS, Cell
-from fedbac.reproduce.results import Bytes, Curve, Finding, Results, Target
-from fedbac.tasks import TASKS
+from fedbac.presets.tasks import TASKS
+from fedbac_paper.artefacts import ARTEFACTS, Cell
+from fedbac_paper.results import Bytes, Curve, Finding, Results, Target
 
 Accuracy = Callable[[Cell, int], float]
 

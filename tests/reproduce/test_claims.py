@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fedbac.reproduce.artefacts import ARTEFACTS, SINGLETONS, SIX, Cell
-from fedbac.reproduce.claims import bound, byte_ratios, claims, round_ratios
-from fedbac.reproduce.own_claims import HELD_OUT, RIVALS, matches_the_best
-from fedbac.reproduce.paper import READINGS, look_up, printed_as, rounds_to
-from fedbac.reproduce.results import Bytes, Finding, Results, Target
+from fedbac_paper.artefacts import ARTEFACTS, SINGLETONS, SIX, Cell
+from fedbac_paper.claims import bound, byte_ratios, claims, round_ratios
+from fedbac_paper.own_claims import HELD_OUT, RIVALS, matches_the_best
+from fedbac_paper.paper import READINGS, look_up, printed_as, rounds_to
+from fedbac_paper.results import Bytes, Finding, Results, Target
 from tests.reproduce import planted
 
 NOISE = (-0.002, 0.0, 0.002)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from fedbac.errors import ConfigError
-from fedbac.reproduce import pages
-from fedbac.reproduce import results as store
-from fedbac.reproduce.artefacts import ARTEFACTS, SIX
-from fedbac.reproduce.cells import fixed, ratio
-from fedbac.reproduce.claims import claims
-from fedbac.reproduce.headlines import OF_EACH_READING, OF_OTHERS, headlines
-from fedbac.reproduce.names import task_name
-from fedbac.reproduce.own_claims import matches_the_best
-from fedbac.reproduce.paper import READINGS, printed, rounds_to
-from fedbac.reproduce.plan import Pass
-from fedbac.reproduce.results import Bytes, Results
+from fedbac_paper import pages
+from fedbac_paper import results as store
+from fedbac_paper.artefacts import ARTEFACTS, SIX
+from fedbac_paper.cells import fixed, ratio
+from fedbac_paper.claims import claims
+from fedbac_paper.headlines import OF_EACH_READING, OF_OTHERS, headlines
+from fedbac_paper.names import task_name
+from fedbac_paper.own_claims import matches_the_best
+from fedbac_paper.paper import READINGS, printed, rounds_to
+from fedbac_paper.plan import Pass
+from fedbac_paper.results import Bytes, Results
 from tests.reproduce import planted
 
 DRAWN = {"figure-convergence", "figure-dynamics", "communication", "participation"}

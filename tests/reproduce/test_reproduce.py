@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import yaml
 
+from fedbac.config.experiment import Experiment, parse
 from fedbac.errors import ConfigError, RunFolderError
-from fedbac.experiment import Experiment, parse
-from fedbac.reproduce import results as store
-from fedbac.reproduce import settings
-from fedbac.reproduce.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
-from fedbac.reproduce.plan import (
+from fedbac.presets.tasks import TASKS
+from fedbac.runs.play import Inputs, Stop, configure, finish, play
+from fedbac.runs.store import RunFolder
+from fedbac_paper import results as store
+from fedbac_paper import settings
+from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
+from fedbac_paper.plan import (
     REVISIONS,
     Filter,
     Pass,
@@ -24,9 +27,6 @@ from fedbac.reproduce.plan import (
     status,
     work,
 )
-from fedbac.runs import Inputs, Stop, configure, finish, play
-from fedbac.store import RunFolder
-from fedbac.tasks import TASKS
 from tests.reproduce import planted
 from tests.test_cli import Shell, fedbac  # noqa: F401 (a fixture)
 

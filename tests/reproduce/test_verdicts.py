@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbac.reproduce.verdicts import (
+from fedbac_paper.verdicts import (
     LEVEL,
     MARGIN,
     Verdict,

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 import fedbac
 from fedbac.data import toy
 from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
-from fedbac.runs import Inputs, Stop, configure, finish, play
-from fedbac.store import RunFolder, differences
+from fedbac.runs.play import Inputs, Stop, configure, finish, play, read_experiment
+from fedbac.runs.store import RunFolder, differences
 from tests.store import worker
 
 
@@ -106,7 +106,7 @@ def test_killed_between_any_two_writes(moment: str, copy: Path, whole: Path) -> 
 
 
 def test_a_run_repeats_from_its_configuration_alone(whole: Path, tmp_path: Path) -> None:
-    experiment, runtime = fedbac.runs.read_experiment(whole / "config.yaml", with_data=True)
+    experiment, runtime = read_experiment(whole / "config.yaml", with_data=True)
     folder = RunFolder(tmp_path / "again")
     finish(play(experiment, folder=folder, runtime=runtime, inputs=Inputs(dataset=toy(size=8))))
     assert_same(folder.path, whole)

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import fedbac
+from fedbac.config.experiment import Task, Training
 from fedbac.data import toy
-from fedbac.experiment import Task, Training
 
 ROUNDS = 14
 TASK = Task(

@@ -7,18 +7,20 @@ import pytest
 import torch
 
 import fedbac
-from fedbac import trees
 from fedbac.clustering import Fixed, LinUCB, LowestLoss
+from fedbac.config.experiment import Measurement, Method, Task, Training
+from fedbac.core import trees
+from fedbac.core.parts import Params, Personalization
+from fedbac.core.policies import ClusterPolicy
+from fedbac.core.requests import Train, Trainer
 from fedbac.data import Dataset, planted_groups
-from fedbac.experiment import Measurement, Method, Task, Training
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rounds import State
+from fedbac.rounds.cloud import State
 from fedbac.selection import Random, Thompson
 from fedbac.topology import Hierarchical
-from fedbac.types import ClusterPolicy, Params, Personalization, Train, Trainer
 from tests.support import (
     NO_KERNEL,
     ON_GPU,

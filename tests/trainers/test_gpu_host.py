@@ -8,14 +8,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedbac import trees
+from fedbac.core import trees
+from fedbac.core.parts import Parts
+from fedbac.core.requests import Evaluate, Train
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.fused import Schedule
 from fedbac.native import Layers
 from fedbac.personalization import Additive
-from fedbac.types import Evaluate, Parts, Train
 from tests.trainers.test_gpu_shapes import SIZES, setting
 
 LAYERS = Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7))

@@ -5,15 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedbac import trees
+from fedbac.config.experiment import Method, Training
+from fedbac.core import trees
+from fedbac.core.parts import Personalization
+from fedbac.core.requests import Evaluate, Train
 from fedbac.data import Augment, Dataset
-from fedbac.experiment import Method, Training
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import LoopTrainer
 from fedbac.native import Layers, lenet5
 from fedbac.personalization import Additive, Shared
-from fedbac.types import Evaluate, Personalization, Train
 from tests.emulator import NO_COMPILER
 from tests.support import NO_GPU, deal, on_gpu, prepare
 

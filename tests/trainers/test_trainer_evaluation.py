@@ -10,15 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac.clustering import LowestLoss
+from fedbac.config.experiment import Measurement, Method
+from fedbac.core.parts import Parts, Personalization
+from fedbac.core.queries import Split
+from fedbac.core.requests import Evaluate, Measured, Trainer
+from fedbac.core.settings import IntArray
 from fedbac.data import toy
 from fedbac.engines import Simulator
-from fedbac.experiment import Measurement, Method
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rounds import rounds, start
-from fedbac.types import Evaluate, IntArray, Measured, Parts, Personalization, Split, Trainer
+from fedbac.rounds.cloud import rounds, start
 from tests.support import NO_KERNEL, ON_GPU, deal, on_gpu, prepare
 
 DATA = toy(num_classes=4, train=80, test=21)

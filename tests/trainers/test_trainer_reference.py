@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedbac.config.experiment import Method, Training
+from fedbac.core.parts import Params, Parts, Personalization
+from fedbac.core.requests import Evaluate, Train, Trained, Trainer
+from fedbac.core.rng import stream, torch_seed
 from fedbac.data import Augment, Dataset, toy
 from fedbac.errors import ConfigError
-from fedbac.experiment import Method, Training
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, NativeTrainer, PoolTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rng import stream, torch_seed
-from fedbac.types import Evaluate, Params, Parts, Personalization, Train, Trained, Trainer
 from tests.support import (
     NO_GPU,
     NO_KERNEL,

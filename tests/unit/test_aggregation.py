@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.aggregation import BLOCK, EdgeAverage, cloud_average, cluster_average, draw_together, global_average
-from fedbac.types import Parts, Scope
+from fedbac.core.aggregation import BLOCK, EdgeAverage, cloud_average, cluster_average, draw_together, global_average
+from fedbac.core.parts import Parts, Scope
 
 NAN = float("nan")
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedbac import bandits
-from fedbac.rng import stream
+from fedbac.core import bandits
+from fedbac.core.rng import stream
 from tests.unit.tiny import inclusion_statistic
 
 losses = st.floats(1e-3, 1e3)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fedbac import Run
-from fedbac.costs import BYTES_PER_NUMBER, Ledger, client_numbers, payload, state_bytes
-from fedbac.metrics import total_bytes
+from fedbac.core.links import BYTES_PER_NUMBER, Ledger, client_numbers, payload, state_bytes
+from fedbac.core.policies import NoState
+from fedbac.rounds.metrics import total_bytes
 from fedbac.selection import CreditThompson, Thompson
-from fedbac.types import NoState
 from tests.unit.tiny import tiny_run, tiny_task
 
 # The tiny network: 64 inputs, 4 hidden, 10 classes.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedbac.rng import stream
+from fedbac.core.rng import stream
+from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.selection import CreditState, CreditThompson, Thompson
-from fedbac.types import BoolArray, FloatArray
 from tests.unit.tiny import selection_evidence
 
 NUM = 10

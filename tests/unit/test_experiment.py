@@ -27,10 +27,11 @@ from fedbac import (
     run,
     runs,
 )
-from fedbac.experiment import Runtime, override, parse
+from fedbac.config.experiment import Runtime, override, parse
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, IntArray
 from fedbac.models import Custom
-from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evidence, IntArray
 from tests.unit.tiny import tiny_data, tiny_run, tiny_task
 
 # ------------------------------------------------------------------------------------------- what is refused

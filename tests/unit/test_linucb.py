@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedbac import LinUCB
-from fedbac.rng import stream
-from fedbac.types import FloatArray
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray
 from tests.unit.tiny import clustering_evidence, scripted_rounds
 
 NO_RANDOMNESS = stream(0, "unused")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fedbac import Fixed, LowestLoss, Method, PerCluster
 from fedbac.clustering.fixed import start_labels
 from fedbac.clustering.loss import lowest_loss
-from fedbac.rng import stream
-from fedbac.types import NoState
+from fedbac.core.policies import NoState
+from fedbac.core.rng import stream
 from tests.unit.tiny import clustering_evidence, scripted_rounds, tiny_run, tiny_task
 
 cases = st.integers(1, 5).flatmap(

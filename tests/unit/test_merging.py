@@ -10,8 +10,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from fedbac import Merging
 from fedbac.clustering import MergingState
-from fedbac.rng import stream
-from fedbac.types import Evidence, FloatArray, IntArray
+from fedbac.core.queries import Evidence
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray, IntArray
 from tests.unit.tiny import clustering_evidence
 
 UNTRAINED = math.log(10)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac.metrics import distributed, rounds_to_target, summarize, total_bytes
+from fedbac.rounds.metrics import distributed, rounds_to_target, summarize, total_bytes
 
 
 def test_distributed_accuracy_by_hand() -> None:

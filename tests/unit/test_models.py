@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbac import Additive, ConfigError, LeNet5, Perceptron, PerCluster, Shared, trees
+from fedbac import Additive, ConfigError, LeNet5, Perceptron, PerCluster, Shared
+from fedbac.core import trees
+from fedbac.core.parts import Params
 from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, builder, weights, zero_last_layer
-from fedbac.types import Params
 from tests.unit.tiny import tiny_run, tiny_task
 
 SHAPE, CLASSES = (1, 8, 8), 10

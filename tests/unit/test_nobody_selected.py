@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 import fedbac
+from fedbac.core.queries import Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray
 from fedbac.data import toy
-from fedbac.rng import Rng
-from fedbac.types import BoolArray, Evidence
 from tests.store import worker
 
 

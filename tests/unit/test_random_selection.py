@@ -5,8 +5,9 @@ import pytest
 from scipy import stats
 
 from fedbac import Random
-from fedbac.rng import stream
-from fedbac.types import IntArray, NoState
+from fedbac.core.policies import NoState
+from fedbac.core.rng import stream
+from fedbac.core.settings import IntArray
 from tests.unit.tiny import inclusion_statistic, selection_evidence
 
 

@@ -24,11 +24,14 @@ from fedbac import (
     Thompson,
     Training,
 )
-from fedbac.edge import EdgeSite, TrainOrder, TrainReport, serve
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Result
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray
 from fedbac.models import builder
-from fedbac.rng import Rng
-from fedbac.rounds import rounds, start
-from fedbac.types import Ask, Average, Averaged, BoolArray, Evaluate, Evidence, Measured, NoState, Result
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.edge import EdgeSite, TrainOrder, TrainReport, serve
 from tests.unit.tiny import ScriptedEdges, scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {

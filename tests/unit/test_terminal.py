@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbac.terminal import say_if_runs_take_turns
+from fedbac.cli.terminal import say_if_runs_take_turns
 
 
 @pytest.mark.parametrize(

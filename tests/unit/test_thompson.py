@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from fedbac import Thompson
-from fedbac.rng import stream
+from fedbac.core.rng import stream
+from fedbac.core.settings import BoolArray
 from fedbac.selection import ThompsonState
-from fedbac.types import BoolArray
 from tests.unit.tiny import inclusion_statistic, selection_evidence
 
 SIZES = [10] * 10

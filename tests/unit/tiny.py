@@ -7,12 +7,14 @@ import numpy as np
 import torch
 
 from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
-from fedbac.costs import Ledger
+from fedbac.core.links import Ledger
+from fedbac.core.policies import ClusterPolicy
+from fedbac.core.queries import Evidence
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.data import Dataset, toy
-from fedbac.edge import EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 from fedbac.models import builder
-from fedbac.rounds import State, rounds, start
-from fedbac.types import BoolArray, ClusterPolicy, Evidence, FloatArray, IntArray
+from fedbac.rounds.cloud import State, rounds, start
+from fedbac.rounds.edge import EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 
 
 def tiny_task(**changes: Any) -> Task:

@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedbac import bandits
 from fedbac.clustering.fixed import Start, start_labels
-from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Settings
+from fedbac.core import bandits
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
 
 NUM_FEATURES = 4
 TIE_TOLERANCE = 1e-12

@@ -5,8 +5,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from fedbac.rng import Rng
-from fedbac.types import Ask, Evidence, IntArray, NoState, Settings
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import IntArray, Settings
 
 Start = Literal["round_robin", "uniform", "random"]
 """How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""

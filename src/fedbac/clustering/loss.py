@@ -6,8 +6,10 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from fedbac.clustering.fixed import Start, start_labels
-from fedbac.rng import Rng
-from fedbac.types import Ask, Evidence, FloatArray, IntArray, NoState, Settings
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import FloatArray, IntArray, Settings
 
 
 def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> IntArray:

@@ -10,10 +10,11 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from fedbac import bandits
 from fedbac.clustering.fixed import start_labels
-from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, IntArray, Settings, Split
+from fedbac.core import bandits
+from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
 
 PRIOR_SLOPE = 0.25
 """Where loss is quadratic, the mean of two networks lies at half the way and so costs a quarter of the whole way."""

@@ -4,8 +4,8 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from fedbac.rng import Rng
-from fedbac.types import BoolArray, IntArray, Settings
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, IntArray, Settings
 
 
 class Augment(Settings):

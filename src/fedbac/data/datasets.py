@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from fedbac.core.rng import stream
 from fedbac.errors import ConfigError
-from fedbac.rng import stream
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]

@@ -6,10 +6,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from fedbac.core.rng import stream
+from fedbac.core.settings import Settings
 from fedbac.data.datasets import Dataset
 from fedbac.data.partition import Shards
-from fedbac.rng import stream
-from fedbac.types import Settings
 
 Share = Annotated[float, Field(gt=0, le=1)]
 

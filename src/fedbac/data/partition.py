@@ -13,9 +13,9 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from scipy.special import log_softmax, softmax
 
+from fedbac.core.rng import Rng, stream
+from fedbac.core.settings import FloatArray, IntArray, Settings
 from fedbac.errors import ConfigError, PartitionError
-from fedbac.rng import Rng, stream
-from fedbac.types import FloatArray, IntArray, Settings
 
 # The lower bound keeps logarithms finite; below it every class has long gone to a single edge or client.
 Concentration = Annotated[float, Field(ge=1e-6)]

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from fedbac.core.rng import Rng, stream
+from fedbac.core.settings import IntArray
 from fedbac.data.datasets import Array, Dataset, Floats
 from fedbac.data.partition import Shards
 from fedbac.errors import ConfigError
-from fedbac.rng import Rng, stream
-from fedbac.types import IntArray
 
 SEPARATION = 4.0
 """Length of every class's mean in units of the noise: about one example in a hundred lies nearer to a wrong mean."""

@@ -1,10 +1,10 @@
 """Engines: how the cloud reaches its edges."""
 
-from fedbac.edge import Edges
+from fedbac.config.experiment import Experiment, Runtime
 from fedbac.engines.simulator import Simulator
-from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import Federation
 from fedbac.local import make_trainer
+from fedbac.rounds.edge import Edges
 
 
 def connect(experiment: Experiment, federation: Federation, runtime: Runtime) -> Edges:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from fedbac import trees
-from fedbac.aggregation import EdgeAverage
+from fedbac.core import trees
+from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.parts import Params, Parts
+from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
-from fedbac.types import Average, Averaged, Params, Parts, Train, Trained, Trainer
 
 COPIES = 4
 """A client in training takes about this many times the memory of its networks: weights, momentum, gradients, and

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fedbac.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.core.parts import Params, Parts
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
-from fedbac.experiment import Experiment, Runtime
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
-from fedbac.types import Params, Parts
+from fedbac.rounds.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
 
 try:
     import ray

@@ -2,11 +2,20 @@
 
 from collections.abc import Generator, Sequence
 
-from fedbac.edge import EdgeOrder, EdgeReport, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport, serve
+from fedbac.config.experiment import Experiment
+from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.chunks import GIB, Chunks
-from fedbac.experiment import Experiment
 from fedbac.local import one_thread
-from fedbac.types import Average, Evaluate, Request, Result, Trainer
+from fedbac.rounds.edge import (
+    EdgeOrder,
+    EdgeReport,
+    EdgeSite,
+    MeasureOrder,
+    MeasureReport,
+    TrainOrder,
+    TrainReport,
+    serve,
+)
 
 
 class Simulator:

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import numpy as np
 
+from fedbac.core.settings import IntArray
 from fedbac.native import Layers
-from fedbac.types import IntArray
 
 MAX_PARTS = 4
 GROUP, PITCH = 16, 20

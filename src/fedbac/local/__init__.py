@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from fedbac import gpu, native
+from fedbac.config.experiment import Runtime
+from fedbac.core.parts import Personalization
+from fedbac.core.requests import Trainer
 from fedbac.errors import ConfigError
-from fedbac.experiment import Runtime
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
 from fedbac.local.kernel import NativeTrainer, layers_of
@@ -18,7 +20,6 @@ from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
 from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
-from fedbac.types import Personalization, Trainer
 
 log = logging.getLogger("fedbac")
 

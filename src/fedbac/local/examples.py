@@ -8,10 +8,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedbac.config.experiment import Training
+from fedbac.core.queries import Split
+from fedbac.core.requests import Evaluate
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards
-from fedbac.experiment import Training
-from fedbac.rng import stream
-from fedbac.types import Evaluate, FloatArray, IntArray, Split
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbac import trees
+from fedbac.core import trees
+from fedbac.core.parts import Params, Parts, Personalization, Phase
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
 from fedbac.native import Layers
-from fedbac.types import Evaluate, FloatArray, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
 LEAST_ROOM = 64
 """Examples per client that buffers have room for at least, so that evaluation does not go in tiny steps."""

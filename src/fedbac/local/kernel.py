@@ -7,9 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedbac import native, trees
+from fedbac import native
+from fedbac.core import trees
+from fedbac.core.parts import Params, Parts, Personalization, Phase
+from fedbac.core.queries import Split
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples, rates
-from fedbac.types import Evaluate, IntArray, Measured, Params, Parts, Personalization, Phase, Split, Train, Trained
 
 
 class NativeTrainer:

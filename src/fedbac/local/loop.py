@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import trees
+from fedbac.core import trees
+from fedbac.core.parts import Apply, Params, Parts, Personalization, Phase
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.rng import torch_seed
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, rates
 from fedbac.local.threads import one_thread, seeded
-from fedbac.rng import torch_seed
-from fedbac.types import Apply, Evaluate, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
 EVALUATION_BATCH = 512
 

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbac import trees
+from fedbac.core import trees
+from fedbac.core.parts import Params, Parts, Personalization
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.local.examples import Examples
 from fedbac.local.loop import LoopTrainer, distinct, gather
-from fedbac.types import Evaluate, Measured, Params, Parts, Personalization, Train, Trained
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""

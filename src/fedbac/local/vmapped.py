@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from fedbac import trees
+from fedbac.core import trees
+from fedbac.core.parts import Params, Parts, Personalization, Phase
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.rng import torch_seed
+from fedbac.core.settings import IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, rates
 from fedbac.local.loop import distinct, recall
 from fedbac.local.threads import seeded
-from fedbac.rng import torch_seed
-from fedbac.types import Evaluate, IntArray, Measured, Params, Parts, Personalization, Phase, Train, Trained
 
 EVALUATION_BATCH = 2048
 GRAPH_SHRINK = 0.9

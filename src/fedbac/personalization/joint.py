@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 
-from fedbac import models, trees
-from fedbac.types import Apply, Params, Parts, Phase, Scope, Settings
+from fedbac import models
+from fedbac.core import trees
+from fedbac.core.parts import Apply, Params, Parts, Phase, Scope
+from fedbac.core.settings import Settings
 
 ClusterInit = Literal["shared", "distinct"]
 """Whether all cluster networks start from the same weights or each from its own (C.16)."""

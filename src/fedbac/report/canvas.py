@@ -15,8 +15,8 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedbac.core.settings import FloatArray
 from fedbac.report.theme import GRID, INK, MUTED, SURFACE
-from fedbac.types import FloatArray
 
 WIDTH, LEFT, TOP, BOTTOM, GAP = 11.0, 0.55, 0.42, 0.55, 0.5
 """Inches."""

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedbac.costs import PURPOSES, TIERS, Purpose, Tier
+from fedbac.core.links import PURPOSES, TIERS, Purpose, Tier
+from fedbac.core.settings import FloatArray
 from fedbac.report import canvas
 from fedbac.report.canvas import TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, finite_mean, groups, labels, numbers, rounds_of, summarized
 from fedbac.report.table import human_bytes, percent, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, MUTED, ON_COLOUR, SURFACE, TRAFFIC
-from fedbac.store import Run
-from fedbac.types import FloatArray
+from fedbac.runs.store import Run
 
 Values = Callable[[Run], FloatArray]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbac import metrics
+from fedbac.core.settings import FloatArray
 from fedbac.report.theme import Look
-from fedbac.store import Run
-from fedbac.types import FloatArray
+from fedbac.rounds import metrics
+from fedbac.runs.store import Run
 
 FLAGSHIPS = ("fed-bac", "ifca", "hierfavg")
 """Methods whose colour is the same in every report."""

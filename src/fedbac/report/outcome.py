@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.core.settings import FloatArray
 from fedbac.report.groups import Group, groups, last_rounds, look_up, numbers, summarized
 from fedbac.report.table import percent
-from fedbac.store import Run
-from fedbac.types import FloatArray
+from fedbac.runs.store import Run
 
 LEAK = "test data: leaks the test set into training"
 

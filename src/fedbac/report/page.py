@@ -18,7 +18,7 @@ from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, su
 from fedbac.report.outcome import caveats, leaks, outcome
 from fedbac.report.table import NONE, Table, best, ledger_table, seeds_table, table
 from fedbac.report.theme import SWAPS, style_sheet
-from fedbac.store import Run
+from fedbac.runs.store import Run
 
 CAPTIONS = {
     "accuracy": (

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbac.costs import DIRECTIONS, PURPOSES, TIERS
+from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.report.groups import Group, groups, labels, summarized
-from fedbac.store import Run
+from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"

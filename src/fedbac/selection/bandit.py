@@ -5,10 +5,11 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from fedbac import bandits
-from fedbac.rng import Rng
+from fedbac.core import bandits
+from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.simple import Fraction
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, Settings, Split
 
 
 class ThompsonState(NamedTuple):

@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, PositiveFloat
 
-from fedbac import bandits
-from fedbac.rng import Rng
+from fedbac.core import bandits
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.bandit import Thompson, ThompsonState
 from fedbac.selection.simple import Fraction
-from fedbac.types import Ask, BoolArray, Evidence, FloatArray, Settings
 
 REFERENCE_QUANTILE = 0.25
 """The client that others are compared with learns better than three quarters: sound if a quarter of all are."""

@@ -5,9 +5,11 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedbac import bandits
-from fedbac.rng import Rng
-from fedbac.types import Ask, BoolArray, Evidence, NoState, Settings
+from fedbac.core import bandits
+from fedbac.core.policies import NoState
+from fedbac.core.queries import Ask, Evidence
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, Settings
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """p, the share of an edge's clients that train in a round."""

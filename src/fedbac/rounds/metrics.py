@@ -1,0 +1,78 @@
+"""Numbers that judge a run: distributed accuracy, fairness, rounds to a target, cluster dynamics."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbac.core.settings import FloatArray, IntArray
+
+
+def distributed(accuracy_M: FloatArray, count_M: IntArray) -> dict[str, float]:
+    """Return the distributed accuracy (unweighted mean over edges, C.13) with its spread, and the weighted mean."""
+    return {
+        "accuracy": float(accuracy_M.mean()),
+        "accuracy_std": float(accuracy_M.std()),
+        "accuracy_min": float(accuracy_M.min()),
+        "accuracy_max": float(accuracy_M.max()),
+        "accuracy_weighted": float(np.average(accuracy_M, weights=count_M)),
+    }
+
+
+def rounds_to_target(accuracy_T: Sequence[float], target: float, patience: int) -> int | None:
+    """Return the first round of ``patience`` consecutive rounds at or above the target, counted from 1 (C.37)."""
+    streak = 0
+    for round_, accuracy in enumerate(accuracy_T, start=1):
+        streak = streak + 1 if accuracy >= target else 0
+        if streak == patience:
+            return round_ - patience + 1
+    return None
+
+
+def total_bytes(nested: Mapping[str, Any]) -> int:
+    """Return the sum over a nested ledger."""
+    return sum(total_bytes(value) if isinstance(value, Mapping) else int(value) for value in nested.values())
+
+
+def summarize(
+    records: Sequence[Mapping[str, Any]], targets: Sequence[float], last: int, patience: int
+) -> dict[str, Any]:
+    """Return what a run's table shows, from its round records."""
+    tail = records[-last:]
+    accuracy_T = [record["accuracy"] for record in records]
+    bytes_T = np.cumsum([total_bytes(record["bytes"]) for record in records])
+    reached = {f"{target:g}": rounds_to_target(accuracy_T, target, patience) for target in targets}
+    return {
+        "rounds": len(records),
+        "accuracy": float(np.mean([record["accuracy"] for record in tail])),
+        "accuracy_std_last": float(np.std([record["accuracy"] for record in tail])),
+        "accuracy_best": float(max(accuracy_T)),
+        "edge_std": float(np.mean([record["accuracy_std"] for record in tail])),
+        "edge_min": float(np.mean([record["accuracy_min"] for record in tail])),
+        "edge_max": float(np.mean([record["accuracy_max"] for record in tail])),
+        "accuracy_weighted": float(np.mean([record["accuracy_weighted"] for record in tail])),
+        "accuracy_global": float(np.mean([record["accuracy_global"] for record in tail])),
+        "loss": _mean_or_none([record["loss"] for record in tail if record["loss"] is not None]),
+        "moves": int(sum(record["moves"] for record in records)),
+        "active_clusters": int(records[-1]["active_clusters"]),
+        "failed_clients": int(sum(len(record["failed"]) for record in records)),
+        "rounds_to_target": reached,
+        "bytes_to_target": {key: None if at is None else int(bytes_T[at - 1]) for key, at in reached.items()},
+        "bytes": _sum([record["bytes"] for record in records]),
+        "bytes_total": int(bytes_T[-1]),
+        "seconds": float(sum(record["seconds"] for record in records)),
+    }
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _sum(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = ledgers[0]
+    return {
+        key: _sum([ledger[key] for ledger in ledgers])
+        if isinstance(first[key], Mapping)
+        else int(sum(ledger[key] for ledger in ledgers))
+        for key in first
+    }

@@ -1,0 +1,5 @@
+"""Column "Architecture" of Table I: who is attached to whom, and how often tiers meet."""
+
+from fedbac.topology.hierarchical import Hierarchical
+
+__all__ = ["Hierarchical"]
