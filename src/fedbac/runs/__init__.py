@@ -1,0 +1,1 @@
+"""Playing experiments: the federation, the run folder, single runs and sweeps."""
