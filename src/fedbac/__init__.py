@@ -1,10 +1,12 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
-from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
+    SHARING,
+    TOPOLOGY,
     Evaluation,
     Experiment,
     Measurement,
@@ -13,8 +15,9 @@ from fedbac.config.experiment import (
     Task,
     Training,
 )
-from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.parts import Part, Phase, Pull
+from fedbac.core.policies import Assignment, Exchange, NoState
+from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Dataset, Noise, Partition, Shards
 from fedbac.errors import (
@@ -23,17 +26,20 @@ from fedbac.errors import (
     DataNotFoundError,
     FederationError,
     PartitionError,
+    PolicyError,
     RunFolderError,
     RunInUseError,
 )
 from fedbac.models import LeNet5, Perceptron
-from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.presets.methods import METHODS, method
 from fedbac.presets.tasks import TASKS, task
-from fedbac.runs.play import configure, load, play, resume, run
+from fedbac.runs.configure import configure
+from fedbac.runs.play import load, play, resume, run
 from fedbac.runs.store import Run, RunFolder
 from fedbac.selection import CreditThompson, Random, Thompson
-from fedbac.topology import Hierarchical
+from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.topology import Flat, Hierarchical
 from fedbac.version import __version__
 
 __all__ = [
@@ -41,33 +47,51 @@ __all__ = [
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
+    "SHARING",
     "TASKS",
+    "TOPOLOGY",
+    "Accuracy",
     "Additive",
+    "Apart",
     "Ask",
+    "Assignment",
     "Augment",
     "CheckpointError",
     "ConfigError",
+    "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
     "Dataset",
     "Evaluation",
     "Evidence",
+    "Exchange",
     "Experiment",
     "FederationError",
     "Fixed",
+    "Flat",
+    "Gram",
     "Hierarchical",
     "LeNet5",
     "LinUCB",
+    "Loss",
     "LowestLoss",
     "Measurement",
     "Merging",
     "Method",
+    "Moment",
     "NoState",
     "Noise",
+    "OnceOverfitted",
+    "Part",
     "Partition",
     "PartitionError",
     "PerCluster",
     "Perceptron",
+    "Personal",
+    "PersonalHead",
+    "Phase",
+    "PolicyError",
+    "Pull",
     "Random",
     "Run",
     "RunFolder",
@@ -77,8 +101,10 @@ __all__ = [
     "Settings",
     "Shards",
     "Shared",
+    "Statistic",
     "Task",
     "Thompson",
+    "TowardsMean",
     "Training",
     "__version__",
     "configure",

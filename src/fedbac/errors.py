@@ -3,6 +3,7 @@
 ValueError
   ConfigError            a configuration that cannot run; names the field, the value and what is allowed
   PartitionError         no partition of the data meets the stated minimum sizes
+  PolicyError            a policy answered what cannot be done; names the policy and what is expected
 FederationError          what the world does
   DataNotFoundError      a data set is in none of the places tried
   EngineError            a distributed engine cannot be reached or gave up
@@ -22,6 +23,10 @@ class ConfigError(ValueError):
 
 class PartitionError(ValueError):
     """No partition of the data meets the stated minimum sizes."""
+
+
+class PolicyError(ValueError):
+    """A policy answered what cannot be done; the message names the policy and what is expected."""
 
 
 class FederationError(Exception):

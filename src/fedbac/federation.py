@@ -12,7 +12,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
-from fedbac.rounds.edge import EdgeSite
+from fedbac.rounds.orders import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Federation:
 
     dataset: Dataset
     shards: Shards
-    sites: tuple[EdgeSite, ...]
+    sites: tuple[Site, ...]
     examples: Examples
     build: models.Build
 
@@ -60,7 +60,10 @@ def assemble(
         )
     if task.noise is not None:
         dataset, shards = data.add_noise(dataset, shards, task.noise, experiment.seed)
-    sites = tuple(_site(m, clients, shards) for m, clients in enumerate(shards.clients))
+    sites = tuple(
+        _site(index, edges, shards, dataset.num_classes)
+        for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients)))
+    )
     _check(experiment, sites, shards)
     return Federation(
         dataset=dataset,
@@ -71,30 +74,32 @@ def assemble(
     )
 
 
-def _site(index: int, clients: Sequence[int], shards: Shards) -> EdgeSite:
-    return EdgeSite(
+def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int) -> Site:
+    clients = [client for edge in edges for client in shards.clients[edge]]
+    return Site(
         index=index,
         clients=tuple(clients),
         size_N=np.array([shards.train[client].size for client in clients]),
         validation_N=np.array([shards.validation[client].size for client in clients]),
+        num_classes=num_classes,
+        edge_N=np.repeat(edges, [len(shards.clients[edge]) for edge in edges]),
     )
 
 
-def _check(experiment: Experiment, sites: Sequence[EdgeSite], shards: Shards) -> None:
-    expected = experiment.task.clients()
-    if tuple(len(site.clients) for site in sites) != expected:
-        raise ConfigError(
-            f"shards: they describe clients {[len(s.clients) for s in sites]} per edge, the task {list(expected)}"
-        )
-    uses_validation = any("validation" in asked for asked in experiment.method.splits.values())
+def _check(experiment: Experiment, sites: Sequence[Site], shards: Shards) -> None:
+    expected, found = experiment.task.clients(), tuple(len(clients) for clients in shards.clients)
+    if found != expected:
+        raise ConfigError(f"shards: they describe clients {list(found)} per edge, the task {list(expected)}")
+    for edge, clients in enumerate(shards.clients):
+        if not any(shards.train[client].size for client in clients):
+            raise ConfigError(f"edge {edge} has no training examples; every edge needs some")
+        if shards.test[edge].size == 0:
+            raise ConfigError(f"edge {edge} has no test examples, so its accuracy is undefined")
+    asking = [field for field in experiment.method.needs if "validation" in experiment.method.splits(field)]
     for site in sites:
-        if not site.size_N.any():
-            raise ConfigError(f"edge {site.index} has no training examples; every edge needs some")
-        if shards.test[site.index].size == 0:
-            raise ConfigError(f"edge {site.index} has no test examples, so its accuracy is undefined")
-        if uses_validation and not site.validation_N.any():
+        if asking and not site.validation_N.any():
             raise ConfigError(
                 f"edge {site.index} has no validation examples: task.partition.validation_fraction "
                 f"{experiment.task.partition.validation_fraction} leaves none of its clients' data; raise it, or "
-                "have method.selection, method.clustering and method.measurement.split use other data"
+                f"have {' and '.join(asking)} use other data"
             )

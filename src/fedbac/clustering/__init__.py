@@ -1,8 +1,18 @@
 """Column "Clustering" of Table I: one policy that gives every edge a cluster."""
 
 from fedbac.clustering.bandit import LinUCB, LinUCBState
+from fedbac.clustering.cosine import CosineSplits, CosineState
 from fedbac.clustering.fixed import Fixed
 from fedbac.clustering.loss import LowestLoss
 from fedbac.clustering.merging import Merging, MergingState
 
-__all__ = ["Fixed", "LinUCB", "LinUCBState", "LowestLoss", "Merging", "MergingState"]
+__all__ = [
+    "CosineSplits",
+    "CosineState",
+    "Fixed",
+    "LinUCB",
+    "LinUCBState",
+    "LowestLoss",
+    "Merging",
+    "MergingState",
+]

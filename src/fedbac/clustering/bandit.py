@@ -1,18 +1,52 @@
 """LinUCB at the cloud: one independent contextual bandit per edge, one arm per cluster (Eqs. 7 to 10)."""
 
+import math
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from fedbac.clustering.fixed import Start, start_labels
+from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.policies import Assignment
+from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+from fedbac.core.settings import FloatArray, IntArray, Settings
 
+CLUSTERS = Loss("clusters")
 NUM_FEATURES = 4
 TIE_TOLERANCE = 1e-12
+
+EPSILON = 1e-8
+"""ε of Eqs. 7 and 9."""
+
+
+WORST = 1e4
+"""Stands for the infinite loss of a diverged model, so that contexts and rewards stay finite."""
+
+
+def loss_log_ratio(current: float, alternative: float) -> float:
+    """First feature of Eq. 7: ln((L_current + ε) / (L_alternative + ε)), negative when the current one fits better."""
+    return math.log((min(current, WORST) + EPSILON) / (min(alternative, WORST) + EPSILON))
+
+
+def balance(current: int, alternative: int) -> float:
+    """Second feature of Eq. 7: (|C_current| − |C_alt|) / (|C_current| + |C_alt|), and 0 when both are empty."""
+    total = current + alternative
+    return (current - alternative) / total if total else 0.0
+
+
+def stability(rounds_in_cluster: int, period: int) -> float:
+    """Third feature of Eq. 7: min(τ_m / 2τ_re, 1)."""
+    return min(rounds_in_cluster / (2 * period), 1.0)
+
+
+def fit_reward(current: float, alternative: float) -> float:
+    """Eq. 9: r = (L_alternative − L_current) / (L_alternative + L_current + ε), in [−1, 1]."""
+    current, alternative = min(current, WORST), min(alternative, WORST)
+    return (alternative - current) / (alternative + current + EPSILON)
 
 
 class LinUCBState(NamedTuple):
@@ -53,6 +87,13 @@ class LinUCB(Settings):
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Forgetting factor of the ridge statistics; 1 never forgets (C.27)."""
 
+    empty_cluster: EmptyCluster = "keep"
+    """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of all clusters."""
+        return frozenset({CLUSTERS})
+
     def clusters(self, num_members: int) -> int:
         """Return K_max."""
         return self.num_clusters or num_members
@@ -71,17 +112,18 @@ class LinUCB(Settings):
             context_NF=np.zeros((num_members, NUM_FEATURES)),
         )
 
-    def ask(self, state: LinUCBState, round_: int) -> Ask | None:
+    def ask(self, state: LinUCBState, moment: Moment) -> Ask | None:
         """Ask for all losses when due."""
-        if round_ % self.period:
-            return None
-        return Ask(losses=True, one_by_one=self.updates == "sequential")
+        return None if moment.round % self.period else Ask(after=(CLUSTERS,))
 
     def learn(self, state: LinUCBState, evidence: Evidence) -> LinUCBState:
-        """Eqs. 9 and 10 for the current arm of every edge whose turn it is."""
-        label_N, loss_NK, turn_N = _given(evidence)
+        """Eqs. 9 and 10 for the current arm of every edge; in turns, each edge learns right before it acts."""
+        return state if self.updates == "sequential" else self._learn(state, evidence, range(evidence.labels.size))
+
+    def _learn(self, state: LinUCBState, evidence: Evidence, members: Iterable[int]) -> LinUCBState:
+        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
         A, b = state.A_NKFF.copy(), state.b_NKF.copy()
-        for m in np.flatnonzero(turn_N).tolist():
+        for m in members:
             k = int(label_N[m])
             alternative = self._alternative(m, k, evidence)
             if alternative is None:
@@ -90,15 +132,28 @@ class LinUCB(Settings):
                 x = state.context_NF[m]
             else:
                 x = self._context(state, m, k, alternative, evidence)
-            reward = bandits.fit_reward(float(loss_NK[m, k]), float(loss_NK[m, alternative]))
+            reward = fit_reward(float(loss_NK[m, k]), float(loss_NK[m, alternative]))
             A[m, k], b[m, k] = bandits.ridge_update(A[m, k], b[m, k], x, reward, self.discount)
         return state._replace(A_NKFF=A, b_NKF=b)
 
-    def act(self, state: LinUCBState, evidence: Evidence, rng: Rng) -> tuple[LinUCBState, IntArray]:
+    def act(self, state: LinUCBState, evidence: Evidence, rng: Rng) -> tuple[LinUCBState, Assignment]:
         """Eq. 8: k* = argmax_k of the upper confidence bound."""
-        label_N, _, turn_N = _given(evidence)
+        before_N = after_N = evidence.labels
+        if self.updates == "snapshot":
+            state, after_N = self._act(state, evidence, range(before_N.size), rng)
+        else:
+            for m in range(before_N.size):
+                seen = replace(evidence, label_N=after_N)
+                state, after_N = self._act(self._learn(state, seen, [m]), seen, [m], rng)
+        num_clusters = evidence[CLUSTERS].shape[1]
+        return state, Assignment(after_N, inherited(self.empty_cluster, before_N, after_N, num_clusters))
+
+    def _act(
+        self, state: LinUCBState, evidence: Evidence, members: Iterable[int], rng: Rng
+    ) -> tuple[LinUCBState, IntArray]:
+        label_N = evidence.labels
         after, entered, context = label_N.copy(), state.entered_N.copy(), state.context_NF.copy()
-        for m in np.flatnonzero(turn_N).tolist():
+        for m in members:
             x_KF = self._contexts(state, m, evidence)
             score_K = bandits.upper_confidence(state.A_NKFF[m], state.b_NKF[m], x_KF, self.ucb_alpha)
             after[m] = _break_tie(score_K, int(label_N[m]), self.tie, rng)
@@ -109,7 +164,7 @@ class LinUCB(Settings):
 
     def _contexts(self, state: LinUCBState, m: int, evidence: Evidence) -> FloatArray:
         """One context per arm: the edge's own, repeated, or each arm seen as if it were the current one."""
-        label_N, loss_NK, _ = _given(evidence)
+        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
         num_clusters = loss_NK.shape[1]
         if self.arm_features == "shared":
             current = int(label_N[m])
@@ -121,7 +176,7 @@ class LinUCB(Settings):
 
     def _alternative(self, m: int, k: int, evidence: Evidence) -> int | None:
         """k̄: the cluster other than k with the lowest loss for edge m, or None when none is eligible."""
-        _, loss_NK, _ = _given(evidence)
+        loss_NK = evidence[CLUSTERS]
         eligible = np.ones(loss_NK.shape[1], dtype=bool)
         if self.alternatives == "trained":
             assert evidence.used_K is not None
@@ -133,25 +188,18 @@ class LinUCB(Settings):
 
     def _context(self, state: LinUCBState, m: int, k: int, alternative: int | None, evidence: Evidence) -> FloatArray:
         """Eq. 7 for edge m in (or looked at as if in) cluster k; no alternative is as good as an empty one."""
-        label_N, loss_NK, _ = _given(evidence)
+        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
         size_K = np.bincount(label_N, minlength=loss_NK.shape[1])
         loss = float(loss_NK[m, k])
         stay = evidence.round - int(state.entered_N[m]) if k == label_N[m] else 0
         return np.array(
             [
-                bandits.loss_log_ratio(loss, loss if alternative is None else float(loss_NK[m, alternative])),
-                bandits.balance(int(size_K[k]), 0 if alternative is None else int(size_K[alternative])),
-                bandits.stability(stay, self.tau_norm),
+                loss_log_ratio(loss, loss if alternative is None else float(loss_NK[m, alternative])),
+                balance(int(size_K[k]), 0 if alternative is None else int(size_K[alternative])),
+                stability(stay, self.tau_norm),
                 evidence.round / evidence.num_rounds,
             ]
         )
-
-
-def _given(evidence: Evidence) -> tuple[IntArray, FloatArray, BoolArray]:
-    assert evidence.label_N is not None
-    assert evidence.loss_NK is not None
-    assert evidence.turn_N is not None
-    return evidence.label_N, evidence.loss_NK, evidence.turn_N
 
 
 def _break_tie(score_K: FloatArray, current: int, rule: str, rng: Rng) -> int:

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.policies import Assignment, NoState
+from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import IntArray, Settings
+from fedbac.core.settings import FloatArray, IntArray, Settings
 
 Start = Literal["round_robin", "uniform", "random"]
 """How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""
@@ -23,6 +23,21 @@ def start_labels(start: Start, num_members: int, num_clusters: int, rng: Rng) ->
     return rng.integers(num_clusters, size=num_members)
 
 
+EmptyCluster = Literal["keep", "clone"]
+"""The network that a member finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+
+
+def inherited(rule: EmptyCluster, before_N: IntArray, after_N: IntArray, num_clusters: int) -> FloatArray | None:
+    """Return where the networks of clusters come from that were empty and are entered: from their first new member."""
+    entered = np.setdiff1d(after_N, before_N)
+    if rule == "keep" or entered.size == 0:
+        return None
+    origin_KJ = np.eye(num_clusters)
+    for k in entered.tolist():
+        origin_KJ[k] = np.arange(num_clusters) == before_N[np.flatnonzero(after_N == k)[0]]
+    return origin_KJ
+
+
 class Fixed(Settings):
     """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
 
@@ -31,6 +46,10 @@ class Fixed(Settings):
     num_clusters: PositiveInt | None = None
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
+
+    def needs(self) -> frozenset[Query]:
+        """Need nothing."""
+        return frozenset()
 
     def clusters(self, num_members: int) -> int:
         """Return K."""
@@ -44,7 +63,7 @@ class Fixed(Settings):
         """Return the empty state."""
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask | None:
+    def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Never due."""
         return None
 
@@ -52,7 +71,6 @@ class Fixed(Settings):
         """Learn nothing."""
         return state
 
-    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, IntArray]:
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Keep the labels."""
-        assert evidence.label_N is not None
-        return state, evidence.label_N
+        return state, Assignment(evidence.labels)

@@ -5,11 +5,13 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from fedbac.clustering.fixed import Start, start_labels
-from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
+from fedbac.core.policies import Assignment, NoState
+from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import FloatArray, IntArray, Settings
+
+CLUSTERS = Loss("clusters")
 
 
 def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> IntArray:
@@ -35,6 +37,12 @@ class LowestLoss(Settings):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""
     start_labels: Start = "round_robin"
+    empty_cluster: EmptyCluster = "keep"
+    """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of all clusters."""
+        return frozenset({CLUSTERS})
 
     def clusters(self, num_members: int) -> int:
         """Return K."""
@@ -48,17 +56,16 @@ class LowestLoss(Settings):
         """Return the empty state."""
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask | None:
+    def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Ask for all losses when due."""
-        return Ask(losses=True) if round_ % self.period == 0 else None
+        return Ask(after=(CLUSTERS,)) if moment.round % self.period == 0 else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing: the rule looks only at the present."""
         return state
 
-    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, IntArray]:
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Return the lowest-loss labels."""
-        assert evidence.loss_NK is not None
-        assert evidence.label_N is not None
-        best_N = lowest_loss(evidence.loss_NK, evidence.label_N, self.threshold)
-        return state, best_N if evidence.turn_N is None else np.where(evidence.turn_N, best_N, evidence.label_N)
+        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
+        best_N = lowest_loss(loss_NK, label_N, self.threshold)
+        return state, Assignment(best_N, inherited(self.empty_cluster, label_N, best_N, loss_NK.shape[1]))

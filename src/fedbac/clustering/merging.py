@@ -12,10 +12,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fedbac.clustering.fixed import start_labels
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.policies import Assignment
+from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+from fedbac.core.settings import FloatArray, IntArray, Settings
 
+OCCUPIED = Loss("occupied")
 PRIOR_SLOPE = 0.25
 """Where loss is quadratic, the mean of two networks lies at half the way and so costs a quarter of the whole way."""
 LEAST_UNIT = 0.05
@@ -27,8 +29,10 @@ class MergingState(NamedTuple):
 
     A_FF: FloatArray
     b_F: FloatArray
+    merger_N: IntArray
+    """The number of the merger that made the cluster of each edge, until it is merged again; -1 where none did."""
     gap_N: FloatArray
-    """The gap at which the cluster of each edge was merged, until it is merged again; NaN where it never was."""
+    """The gap of that merger; NaN where there was none."""
     gain_N: FloatArray
     """What being averaged with others did for each edge, a running mean from 0; NaN for edges on their own."""
     blame_NN: FloatArray
@@ -61,8 +65,16 @@ class Merging(Settings):
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
-    untrained_loss: PositiveFloat = math.log(10)
-    """L_0, the loss of a network that knows nothing: ln(number of classes)."""
+    untrained_loss: PositiveFloat | None = None
+    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of the clusters in use, and of each edge's own network beside its cluster's."""
+        return frozenset(self._queries())
+
+    def _queries(self) -> tuple[Query, ...]:
+        pairs = [(Loss("unaveraged", split), Loss("own", split)) for split in self.reward_splits]
+        return (OCCUPIED, *(query for pair in pairs for query in pair))
 
     def clusters(self, num_members: int) -> int:
         """One per edge."""
@@ -77,69 +89,73 @@ class Merging(Settings):
         return MergingState(
             A_FF=np.eye(2),
             b_F=np.zeros(2),
+            merger_N=np.full(num_members, -1),
             gap_N=np.full(num_members, np.nan),
             gain_N=np.full(num_members, np.nan),
             blame_NN=np.zeros((num_members, num_members)),
             due=np.array([0, 1]),
         )
 
-    def ask(self, state: MergingState, round_: int) -> Ask | None:
-        """Ask for the losses of the clusters in use, and of each edge's own network beside its cluster's."""
-        if round_ % self.period or round_ < state.due[0]:
+    def ask(self, state: MergingState, moment: Moment) -> Ask | None:
+        """Ask when due; never after the last round, as no round is left in which a move could pay."""
+        if moment.round % self.period or moment.round < state.due[0] or moment.round >= moment.num_rounds:
             return None
-        return Ask(losses=True, occupied=True, alone=self.reward_splits)
+        return Ask(after=self._queries())
 
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
-        assert evidence.alone_NS is not None
-        assert evidence.together_NS is not None
-        label_N, loss_NK, turn_N = _given(evidence)
-        with np.errstate(invalid="ignore"):
-            gain_NS = (evidence.alone_NS - evidence.together_NS) / self._unit(_own(loss_NK, label_N))[:, None]
-        gain_N = np.where(np.isnan(gain_NS), -np.inf, gain_NS).max(axis=1)
-        # On its own, if only because all others left; or its own network has diverged, and it had better stay.
-        gain_N[~np.isfinite(gain_N)] = np.nan
-        known_N = turn_N & ~np.isnan(gain_N)
+        gain_N = self._gains(evidence)
+        known_N = ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
         running_N = self.discount * before_N + (1 - self.discount) * gain_N
         A, b = state.A_FF, state.b_F
-        for gap in np.unique(state.gap_N[known_N & np.isfinite(state.gap_N)]):
+        told_N = known_N & (state.merger_N >= 0)
+        for gap, merger in sorted(set(zip(state.gap_N[told_N].tolist(), state.merger_N[told_N].tolist(), strict=True))):
             x = np.array([1.0, gap])
-            reward = float(gain_N[known_N & (state.gap_N == gap)].mean())
+            reward = float(gain_N[told_N & (state.merger_N == merger)].mean())
             A, b = bandits.ridge_update(A, b, x, reward - float(self._prior(gap)), self.discount)
         return state._replace(
             A_FF=A,
             b_F=b,
-            gap_N=np.where(turn_N & ~known_N, np.nan, state.gap_N),
-            gain_N=np.where(turn_N, running_N, state.gain_N),
-            blame_NN=np.where(turn_N[:, None], self.discount * state.blame_NN, state.blame_NN),
+            merger_N=np.where(known_N, state.merger_N, -1),
+            gap_N=np.where(known_N, state.gap_N, np.nan),
+            gain_N=running_N,
+            blame_NN=self.discount * state.blame_NN,
         )
 
-    def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, IntArray]:
+    def _gains(self, evidence: Evidence) -> FloatArray:
+        """Return what being averaged did for each edge, by the split that speaks best of it; NaN where nothing did."""
+        label_N, unit_N = evidence.labels, self._unit(_own(evidence), evidence)
+        pairs = [(evidence[Loss("unaveraged", s)], evidence[Loss("own", s)]) for s in self.reward_splits]
+        with np.errstate(invalid="ignore"):
+            gain_NS = np.stack([(alone_N - together_N) / unit_N for alone_N, together_N in pairs], axis=1)
+        gain_N: FloatArray = np.where(np.isnan(gain_NS), -np.inf, gain_NS).max(axis=1)
+        # On its own, if only because all others left; or its own network has diverged, and it had better stay.
+        gain_N[~np.isfinite(gain_N) | (np.bincount(label_N)[label_N] == 1)] = np.nan
+        return gain_N
+
+    def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, Assignment]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
-        label_N, _, turn_N = _given(evidence)
-        if evidence.round >= evidence.num_rounds:
-            return state, label_N  # no round is left in which a move could pay
+        label_N = evidence.labels
         after_N = label_N.copy()
-        gap_N, gain_N, blame_NN = state.gap_N.copy(), state.gain_N.copy(), state.blame_NN.copy()
-        for m in self._leavers(label_N, np.where(turn_N, gain_N, np.nan)):
+        merger_N, gap_N = state.merger_N.copy(), state.gap_N.copy()
+        gain_N, blame_NN = state.gain_N.copy(), state.blame_NN.copy()
+        for m in self._leavers(label_N, gain_N):
             others = np.flatnonzero((label_N == label_N[m]) & (np.arange(label_N.size) != m))
             blame_NN[m, others] += -gain_N[m] / PRIOR_SLOPE  # a gap that would have foretold its gain
             after_N[m] = np.setdiff1d(np.arange(label_N.size), after_N)[0]
-            gap_N[m] = gain_N[m] = np.nan
+            merger_N[m], gap_N[m], gain_N[m] = -1, np.nan, np.nan
         stirred = label_N[after_N != label_N]
-        groups = [
-            np.flatnonzero(label_N == k)
-            for k in np.unique(label_N)
-            if k not in stirred and turn_N[label_N == k].all()
-        ]  # fmt: skip
-        for members, gap in self._mergers(state, groups, evidence):
+        groups = [np.flatnonzero(label_N == k) for k in np.unique(label_N) if k not in stirred]
+        first = int(state.merger_N.max()) + 1
+        for number, (members, gap) in enumerate(self._mergers(state, groups, evidence), start=first):
             label_K, size_K = np.unique(label_N[members], return_counts=True)
             after_N[members] = label_K[size_K.argmax()]
-            gap_N[members], gain_N[members] = gap, np.nan
+            merger_N[members], gap_N[members], gain_N[members] = number, gap, np.nan
         wait = 1 if (after_N != label_N).any() else 2 * int(state.due[1])
         due = np.array([evidence.round + wait * self.period, wait])
-        return state._replace(gap_N=gap_N, gain_N=gain_N, blame_NN=blame_NN, due=due), after_N
+        after = state._replace(merger_N=merger_N, gap_N=gap_N, gain_N=gain_N, blame_NN=blame_NN, due=due)
+        return after, Assignment(after_N, _brought(label_N, after_N, evidence.size_N))
 
     def _leavers(self, label_N: IntArray, gain_N: FloatArray) -> list[int]:
         """Return the edge of each cluster that lost most by it, if that is too much."""
@@ -170,10 +186,9 @@ class Merging(Settings):
 
     def _gaps(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> FloatArray:
         """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""
-        label_N, loss_NK, _ = _given(evidence)
-        own_N = _own(loss_NK, label_N)
+        label_N, loss_NK, own_N = evidence.labels, evidence[OCCUPIED], _own(evidence)
         with np.errstate(invalid="ignore"):
-            gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N)[:, None]
+            gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N, evidence)[:, None]
         # A network that has diverged fits nobody, and is not averaged with anything.
         gap_NK = np.where(np.isfinite(gap_NK), gap_NK, np.inf)
         one_way_GG = np.array([[gap_NK[a, label_N[b[0]]].mean() for b in groups] for a in groups])
@@ -192,20 +207,26 @@ class Merging(Settings):
     def _prior(self, gap: FloatArray | float) -> FloatArray | float:
         return PRIOR_SLOPE * (self.tolerance - gap)
 
-    def _unit(self, loss_N: FloatArray) -> FloatArray:
+    def _unit(self, loss_N: FloatArray, evidence: Evidence) -> FloatArray:
         """λ_m."""
-        unit_N: FloatArray = np.maximum(np.minimum(self.untrained_loss - loss_N, loss_N), LEAST_UNIT)
+        untrained = self.untrained_loss or math.log(evidence.num_classes)
+        unit_N: FloatArray = np.maximum(np.minimum(untrained - loss_N, loss_N), LEAST_UNIT)
         return unit_N
 
 
-def _own(loss_NK: FloatArray, label_N: IntArray) -> FloatArray:
+def _own(evidence: Evidence) -> FloatArray:
     """L_m^(k_m)."""
-    own_N: FloatArray = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
+    own_N: FloatArray = np.take_along_axis(evidence[OCCUPIED], evidence.labels[:, None], axis=1)[:, 0]
     return own_N
 
 
-def _given(evidence: Evidence) -> tuple[IntArray, FloatArray, BoolArray]:
-    assert evidence.label_N is not None
-    assert evidence.loss_NK is not None
-    assert evidence.turn_N is not None
-    return evidence.label_N, evidence.loss_NK, evidence.turn_N
+def _brought(before_N: IntArray, after_N: IntArray, size_N: IntArray) -> FloatArray | None:
+    """Every cluster that an edge enters goes on with the mean of what its members bring, weighted by their data."""
+    entered = np.unique(after_N[after_N != before_N])
+    if entered.size == 0:
+        return None
+    origin_KJ = np.eye(after_N.size)
+    for k in entered.tolist():
+        size_K = np.bincount(before_N[after_N == k], weights=size_N[after_N == k], minlength=after_N.size)
+        origin_KJ[k] = size_K / size_K.sum()
+    return origin_KJ

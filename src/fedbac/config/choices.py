@@ -7,7 +7,7 @@ from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from fedbac.core.settings import Settings
-from fedbac.errors import unknown
+from fedbac.errors import ConfigError, unknown
 
 
 class Choice:
@@ -20,8 +20,25 @@ class Choice:
 
     def register(self, cls: type[Settings]) -> type[Settings]:
         """Make a class of the user's known by its kind, so that configurations that name it can be read."""
-        self.kinds[kind_of(cls)] = cls
+        kind = kind_of(cls)
+        known = self.kinds.get(kind)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(
+                f"register: {known.__name__} is called {kind!r} already; give {cls.__name__} another kind"
+            )
+        lacking = self._lacking(cls)
+        if lacking:
+            raise ConfigError(f"register: {lacking}")
+        self.kinds[kind] = cls
         return cls
+
+    def _lacking(self, cls: type[Settings]) -> str | None:
+        """Return what a class lacks to follow the protocol, or None."""
+        members = {name for name in (*vars(self.protocol), *self.protocol.__annotations__) if not name.startswith("_")}
+        missing = sorted(name for name in members if not hasattr(cls, name) and name not in cls.model_fields)
+        return (
+            f"{cls.__name__} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for" if missing else None
+        )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         union = self.builtin[0]
@@ -35,26 +52,30 @@ class Choice:
         )
 
     def _validate(self, value: Any, inner: Callable[[Any], Any]) -> Any:
-        if isinstance(value, self.protocol) and isinstance(value, Settings):
-            return value
         if isinstance(value, Settings):
-            members = {*vars(self.protocol), *self.protocol.__annotations__}
-            missing = sorted(name for name in members if not name.startswith("_") and not hasattr(value, name))
-            if missing:
-                text = f"{type(value).__name__} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for"
-                raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
+            if isinstance(value, self.protocol):
+                return value
+            lacking = self._lacking(type(value))
+            if lacking:
+                raise PydanticCustomError("unknown_kind", "{text}", {"text": lacking})
+            return inner(value)
         if isinstance(value, str):
             value = {"kind": value}
-        if isinstance(value, Mapping) and "kind" in value:
-            kind = value["kind"]
-            if not isinstance(kind, str) or kind not in self.kinds:
-                raise PydanticCustomError("unknown_kind", "{text}", {"text": unknown("kind", kind, self.kinds)})
-            if self.kinds[kind] not in self.builtin:
-                for field in set(value) - set(self.kinds[kind].model_fields):
-                    text = unknown("field", field, self.kinds[kind].model_fields)
-                    raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
-                return self.kinds[kind].model_validate(value)
-        return inner(value)
+        if not isinstance(value, Mapping):
+            text = f"{value!r} is no choice; give a kind, such as {next(iter(self.kinds))!r}, or settings with a kind"
+            raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
+        if "kind" not in value:
+            return inner(value)
+        kind = value["kind"]
+        if not isinstance(kind, str) or kind not in self.kinds:
+            text = f"{unknown('kind', kind, self.kinds)}; a class of your own must be registered first, in Python"
+            raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
+        if self.kinds[kind] in self.builtin:
+            return inner(value)
+        for field in set(value) - set(self.kinds[kind].model_fields):
+            text = unknown("field", field, self.kinds[kind].model_fields)
+            raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
+        return self.kinds[kind].model_validate(value)
 
 
 def kind_of(cls: type[Settings]) -> str:

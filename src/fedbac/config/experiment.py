@@ -1,45 +1,48 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import Choice
-from fedbac.core.parts import Personalization
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Trusting
-from fedbac.core.queries import Split
+from fedbac.core.parts import Personalization, judged_parts
+from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.queries import AT_EDGE, Accuracy, Loss, Query, Split, Statistic
+from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition
-from fedbac.errors import ConfigError, unknown
+from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.selection import CreditThompson, Random, Thompson
-from fedbac.topology import Hierarchical
+from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.topology import Flat, Hierarchical
 
-CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging)
+TOPOLOGY = Choice(Topology, Hierarchical, Flat)
+CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits)
 SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
-PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive)
+SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
+PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
 
 CHOSEN: dict[str, Collection[str]] = {
+    "topology": TOPOLOGY.kinds,
     "clustering": CLUSTERING.kinds,
     "selection": SELECTION.kinds,
+    "sharing": SHARING.kinds,
     "personalization": PERSONALIZATION.kinds,
     "network": ("lenet5", "mlp", "custom"),
 }
 """The fields whose value is chosen by its kind."""
-
-S = TypeVar("S", bound=Settings)
 
 
 class Training(Settings):
@@ -120,9 +123,9 @@ class Measurement(Settings):
     """How the loss L_m^(k) of a cluster's model on an edge's data is measured (C.19, C.39)."""
 
     split: Split = "train"
-    clients: Literal["all", "selected", "trusted"] = "all"
-    """All clients of the edge, those that trained in this round, or those whom the selection policy trusts (all, where
-    it trusts nobody)."""
+    clients: Literal["trusted", "all", "selected"] = "trusted"
+    """The clients whom the selection policy trusts (all, where it trusts nobody or cannot say), all clients of the
+    edge, or those that trained in this round."""
     max_samples_per_client: PositiveInt | None = 256
     """Cap, by a fixed subset; null uses all."""
     location: Literal["clients", "edge"] = "clients"
@@ -133,53 +136,42 @@ class Method(Settings):
     """A row of Table I: one choice per column."""
 
     name: str
-    topology: Hierarchical = Hierarchical()
+    topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
     clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
     selection: Annotated[SelectionPolicy, SELECTION] = Random()
+    sharing: Annotated[Sharing, SHARING] = Apart()
     personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
-    empty_cluster: Literal["keep", "clone", "zero"] = "keep"
-    """The network that an edge finds in an empty cluster: what was left there, a copy of the network it comes with,
-    or one whose output is zero (C.17)."""
-    newcomers: Literal["adopt", "average"] = "adopt"
-    """When an edge enters a cluster, it adopts the network it finds there (in an empty cluster: see above), or all
-    members of the cluster start from the mean of the networks they come with, weighted by their data."""
-    sharing: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How far the networks of clusters are drawn towards their mean, weighted by data, before they are sent down: 0 is
-    not at all, 1 all the way. Those that are kept, measured and judged are not drawn."""
-    sharing_by: Literal["constant", "overfitting"] = "constant"
-    """Whether they always are, or only after they have overfitted in the first half of a run, from then on to its end.
-    They have when V − T > min(T, 0.25) by a running mean over rounds. V is the loss of the edges' models on validation
-    data of the clients that measure (see below), T that of the clients that trained, while they trained (in all edge
-    rounds); both are means over the edges that measured, weighted by data."""
     measurement: Measurement = Measurement()
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
 
     @property
     def adaptive(self) -> bool:
-        """Whether clustering or selection learns during training (a derived column of Table I)."""
-        return self.clustering.adaptive or self.selection.adaptive
+        """Whether a policy learns during training (a derived column of Table I)."""
+        return self.clustering.adaptive or self.selection.adaptive or self.sharing.adaptive
 
     @property
-    def shared(self) -> tuple[str, ...]:
-        """What clusters share (the derived column "knowledge sharing" of Table I): parts, or a share of them."""
-        by = "" if self.sharing_by == "constant" else " once overfitted"
-        drawn = {"cloud": "", "cluster": f" ({self.sharing:g}{by})"}
-        scopes = self.personalization.scopes.items()
-        return tuple(part + drawn[scope] for part, scope in scopes if scope == "cloud" or self.sharing)
-
-    @property
-    def splits(self) -> dict[str, tuple[Split, ...]]:
-        """The splits that are measured on, by the field that decides it."""
-        asked = self.clustering.ask(self.clustering.init(1), 0)
-        rewarded = self.selection.ask(self.selection.init(1), 1).accuracy
-        return {
-            "method.measurement.split": (self.measurement.split,),
-            "method.selection": (rewarded,) if rewarded else (),
-            "method.clustering": asked.alone if asked else (),
+    def needs(self) -> dict[str, frozenset[Query]]:
+        """All that the policies may ever ask for, by the field that decides it, each with its split."""
+        needs = {
+            "method.clustering": self.clustering.needs(),
+            "method.selection": self.selection.needs(),
+            "method.sharing": self.sharing.needs(),
         }
+        return {field: frozenset(map(self.resolved, queries)) for field, queries in needs.items()}
+
+    def resolved(self, query: Query) -> Query:
+        """Return a query with its split: where the method measures, if it names none."""
+        if isinstance(query, Loss | Accuracy) and query.on is None:
+            return replace(query, on=self.measurement.split)
+        return query
+
+    def splits(self, field: str) -> frozenset[Split]:
+        """Return the splits that a policy may ever have models measured on."""
+        asked = [query.on for query in self.needs[field] if isinstance(query, Loss | Accuracy)]
+        return frozenset(split for split in asked if split is not None)
 
 
 class Evaluation(Settings):
@@ -204,44 +196,83 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":
-        num_edges = self.task.num_edges
-        num_clusters = self.method.clustering.clusters(num_edges)
-        if num_clusters > num_edges:
-            raise ValueError(
-                f"method.clustering.num_clusters is {num_clusters} but there are only {num_edges} edges to cluster; "
-                f"choose at most {num_edges}"
-            )
-        clusters_matter = "cluster" in self.method.personalization.scopes.values()
-        if num_clusters > 1 and not clusters_matter:
-            raise ValueError(
-                f"method.personalization {self.method.personalization.kind!r} has no part per cluster, so "
-                f"method.clustering must have one cluster, not {num_clusters}"
-            )
-        if self.method.measurement.clients == "trusted" and not isinstance(self.method.selection, Trusting):
-            raise ValueError(
-                f"method.measurement.clients is 'trusted' but method.selection {self.method.selection.kind!r} cannot "
-                "say whom it trusts; choose 'all' or 'selected', or 'credit_thompson' as selection"
-            )
-        if self.method.sharing and not clusters_matter:
-            raise ValueError(
-                f"method.sharing is {self.method.sharing:g} but method.personalization "
-                f"{self.method.personalization.kind!r} has no part per cluster to share; leave it at 0"
-            )
-        splits = self.method.splits
-        untold = "validation" not in splits["method.selection"]
-        if self.method.sharing and self.method.sharing_by == "overfitting" and untold:
-            raise ValueError(
-                f"method.sharing_by is 'overfitting' but method.selection {self.method.selection.kind!r} measures "
-                "nothing on validation data; choose 'constant', or a selection that is rewarded on validation data, "
-                "as 'thompson' and 'credit_thompson' are by default"
-            )
-        for field, asked in splits.items():
-            if "validation" in asked and self.task.partition.validation_fraction == 0:
-                raise ValueError(
-                    f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
-                    "(0.1 is usual) or choose another split"
-                )
+        for problem in _problems(self.task, self.method):
+            raise ValueError(problem)
         return self
+
+
+def _problems(task: Task, method: Method) -> Iterator[str]:
+    """Yield what keeps a method from running on a task, the field first."""
+    try:
+        checked_phases(method.personalization)
+    except PolicyError as error:
+        yield str(error)
+    num_sites = len(method.topology.sites(task.num_edges))
+    num_clusters = method.clustering.clusters(num_sites)
+    scopes = {spec.scope for spec in method.personalization.parts.values()}
+    kind = method.personalization.kind
+    if num_sites == 1 < task.num_edges and (method.clustering.needs() or "edge" in scopes):
+        lonely = f"method.clustering {method.clustering.kind!r}" if method.clustering.needs() else ""
+        lonely = lonely or f"method.personalization {kind!r}, which gives every edge a part,"
+        yield (
+            f"{lonely} needs several edges, but with method.topology {method.topology.kind!r} all clients meet at one "
+            "site; use hierarchical"
+        )
+    if num_clusters > num_sites:
+        yield f"method.clustering.num_clusters is {num_clusters} but " + (
+            f"there are only {num_sites} edges to cluster; choose at most {num_sites}"
+            if num_sites == task.num_edges
+            else f"with method.topology {method.topology.kind!r} there is only {num_sites} site to cluster; "
+            f"choose {num_sites}, or hierarchical"
+        )
+    if num_clusters > 1 and "cluster" not in scopes:
+        yield (
+            f"method.personalization {kind!r} has no part per cluster, so method.clustering must have one cluster, not "
+            f"{num_clusters}"
+        )
+    if method.sharing.active and "cluster" not in scopes:
+        yield (
+            f"method.sharing is {method.sharing.kind!r} but method.personalization {kind!r} has no part per cluster to "
+            "share; choose 'apart', or another personalization"
+        )
+    yield from _unanswerable(method)
+    for field in method.needs:
+        if "validation" in method.splits(field) and task.partition.validation_fraction == 0:
+            yield (
+                f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
+                "(0.1 is usual) or choose another split"
+            )
+
+
+def _unanswerable(method: Method) -> Iterator[str]:
+    """Yield the queries that nobody can answer: an edge knows its own model, the cloud those of the clusters."""
+    by_clients = any(
+        method.personalization.parts[part].scope == "client" for part in judged_parts(method.personalization)
+    )
+    for field, queries in method.needs.items():
+        at_edge = field != "method.clustering"
+        for query in queries:
+            if isinstance(query, Loss | Accuracy):
+                wrong = (query.of in AT_EDGE) != at_edge or (field == "method.sharing" and query.of != "trained")
+                wrong |= query.each and (field != "method.selection" or query.on == "test")
+            else:
+                wrong = field == "method.selection" and not isinstance(query, Statistic)
+            if wrong:
+                place = "at an edge" if at_edge else "by the cloud"
+                yield f"{field} asks for {query}, which cannot be measured {place}"
+            elif isinstance(query, Loss | Accuracy) and by_clients and at_edge:
+                if query.on == "test" or method.measurement.location == "edge":
+                    yield (
+                        f"{field} asks for {query}, but with method.personalization "
+                        f"{method.personalization.kind!r} every client has a model of its own, which an edge cannot "
+                        "measure; use training or validation data, and method.measurement.location=clients"
+                    )
+            elif isinstance(query, Loss | Accuracy) and by_clients:
+                yield (
+                    f"{field} asks for {query}, but with method.personalization {method.personalization.kind!r} every "
+                    "client has a model of its own, so there is none of a cluster to measure; choose a clustering that "
+                    "needs none, such as fixed"
+                )
 
 
 class Runtime(Settings):
@@ -259,83 +290,3 @@ class Runtime(Settings):
     """All edges in this process, or every edge an actor of Ray."""
     address: str | None = None
     """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
-
-
-def parse(cls: type[S], data: Any, where: str = "") -> S:
-    """Return the settings in plain data, or raise a ConfigError that names field, value and what is allowed."""
-    try:
-        return cls.model_validate(data)
-    except ValidationError as error:
-        lines = [_explain(cls, detail, where) for detail in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
-
-
-def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the tree with each ``path=value`` set; values are read as YAML, so 0.1, true, null and [1, 2] work."""
-    out = _copy(tree)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"--set {assignment!r}: write it as path=value, for example task.training.batch_size=64")
-        *parents, leaf = path.split(".")
-        node = out
-        for parent in parents:
-            child = node.get(parent)
-            if child is None:
-                child = node[parent] = {}
-            if isinstance(child, str) and parent in CHOSEN:
-                child = node[parent] = {"kind": child}
-            if not isinstance(child, dict):
-                raise ConfigError(f"--set {assignment!r}: {parent!r} is a value, not a group of settings")
-            node = child
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {assignment!r}: {text!r} is not readable YAML ({error})") from error
-        if leaf == "kind" and value != node.get("kind"):
-            node.clear()  # the settings of one kind mean nothing to another
-        node[leaf] = value
-    return out
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
-
-
-def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
-    # A choice puts its kind into the path; the user never wrote it there.
-    # A field that takes two forms puts the form's own name into the path, as in clients_per_edge.constrained-int.
-    path = [parent] * bool(parent)
-    for step in map(str, detail["loc"]):
-        if not (path and step in CHOSEN.get(path[-1], ())) and not step.startswith(("constrained-", "tuple[")):
-            path.append(step)
-    where, value, message = ".".join(path) or cls.__name__.lower(), detail["input"], detail["msg"]
-    if detail["type"] == "extra_forbidden":
-        return f"{where}: " + unknown("field", path[-1], _fields_at(cls, detail["loc"][:-1]))
-    if detail["type"] == "union_tag_invalid":
-        return f"{where}: " + unknown("kind", detail["ctx"]["tag"], CHOSEN[path[-1]])
-    if detail["type"] in {"value_error", "unknown_kind", "missing"}:
-        return f"{where}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
-    return f"{where}: {value!r} is not allowed: {message[0].lower()}{message[1:]}"
-
-
-def _fields_at(cls: type[Settings], path: Sequence[object]) -> list[str]:
-    """Return the field names of the settings at a path of a validation error."""
-    schema: dict[str, Any] = cls.model_json_schema()
-    node: dict[str, Any] = schema
-    for step in path:
-        node = _resolve(schema, node)
-        if step in node.get("properties", {}):
-            node = node["properties"][step]
-        elif "discriminator" in node:
-            node = {"$ref": node["discriminator"]["mapping"][step]}
-    return list(_resolve(schema, node).get("properties", {}))
-
-
-def _resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    options = [option for option in node.get("anyOf", ()) if "$ref" in option or "discriminator" in option]
-    if len(options) == 1:  # an optional group of settings
-        node = options[0]
-    while "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    return node

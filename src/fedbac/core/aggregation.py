@@ -1,13 +1,15 @@
 """Averages at the edge and at the cloud."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbac.core import trees
-from fedbac.core.parts import Params, Parts, Scope
+from fedbac.core.parts import Params, Parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 BLOCK = 64
@@ -15,22 +17,23 @@ BLOCK = 64
 
 
 class EdgeAverage:
-    """Eq. 1: Θ̄_m = Σ_{i∈S_m} (n_i / n_{S_m}) Θ_i for every part, over clients that come a few at a time.
+    """Eq. 1: Θ̄_m = Σ_{i∈S_m} (n_i / n_{S_m}) Θ_i for every row of every part, over clients that come a few at a time.
 
+    A row is averaged over the clients that started from it; one that nobody healthy started from stays as it was.
     Clients are summed in their order, in blocks of fixed size whose sums add up in float64: the result has the same
     bits however many come at once. A client whose loss or weights are not finite does not count.
     """
 
-    def __init__(self, size_C: IntArray, like: Parts) -> None:
-        self.like = like
-        self.share_C = size_C / max(int(size_C.sum()), 1)
+    def __init__(self, size_C: IntArray, bank: Parts, row_C: Mapping[str, IntArray]) -> None:
+        self.size_C, self.before, self.row_C = size_C, bank, row_C
         self.loss_C = np.full(size_C.size, np.nan)
         self.healthy_C = np.zeros(size_C.size, dtype=bool)
-        self.mean: Parts | None = None
-        """The average, once all clients have come; None when nobody counts."""
+        self.bank: Parts = {}
+        """The averages, once all clients have come."""
+        self.weight: dict[str, IntArray] = {}
+        """Per part, the examples behind each row."""
+        self.sums = {part: RowSums(size_C, params, row_C[part]) for part, params in bank.items()}
         self.seen = 0
-        self.sum: dict[str, Tensor] = {}
-        """Per part, as a flat vector."""
         self.held: list[Parts] = []
         """Copies of the clients of a block that is not complete."""
 
@@ -42,44 +45,125 @@ class EdgeAverage:
         while at < loss_C.size:
             begin = self.seen - self.seen % BLOCK
             count = min(begin + BLOCK - self.seen, loss_C.size - at)
-            rows = _rows(parts_C, slice(at, at + count))
+            rows = parts_C if count == loss_C.size else _rows(parts_C, slice(at, at + count))
             at, self.seen = at + count, self.seen + count
-            if self.seen in (begin + BLOCK, self.share_C.size):
+            if self.seen in (begin + BLOCK, self.size_C.size):
                 self._fold(_joined([*self.held, rows]), slice(begin, self.seen))
                 self.held = []
             else:
                 self.held.append({part: trees.join([params]) for part, params in rows.items()})  # the chunk may go
-        if self.seen == self.share_C.size:
-            self.mean = self._finish()
-            self.sum = {}
+        if self.seen == self.size_C.size:
+            self._finish()
 
-    def _finish(self) -> Parts | None:
-        share = float(self.share_C[self.healthy_C].sum())
-        if self.healthy_C.all() and share > 0:
-            share = 1.0  # and not what rounding makes of it
-        if share == 0:
-            return None
-        means = {part: (total / share).float() for part, total in self.sum.items()}
-        return {part: trees.like(trees.unravel(mean, self.like[part]), self.like[part]) for part, mean in means.items()}
+    def _finish(self) -> None:
+        counted_C = np.where(self.healthy_C, self.size_C, 0)
+        for part, sums in self.sums.items():
+            self.bank[part] = sums.mean(self.healthy_C)
+            weight_R = np.zeros(sums.num_rows, dtype=np.int64)
+            np.add.at(weight_R, self.row_C[part], counted_C)
+            self.weight[part] = weight_R
+        self.sums = {}
 
     def _fold(self, parts_C: Parts, clients: slice) -> None:
         """Add a block."""
-        after = self._plus(parts_C, clients)
+        blocks = self._blocks(parts_C, clients)
         # A sum is finite only if all that is in it is: one look at it stands for a look at every weight.
-        if not bool(torch.isfinite(torch.stack([total.sum() for total in after.values()])).all()):
-            finite_C = trees.finite_rows(parts_C)
+        looks = torch.stack([look for block in blocks.values() for look in block.looks]).cpu().numpy()
+        if not np.isfinite(looks).all():
+            finite_C = trees.finite_rows({part: parts_C[part] for part in self.sums})
             self.healthy_C[clients] &= finite_C
-            after = self._plus({part: _zeroed(params, ~finite_C) for part, params in parts_C.items()}, clients)
-        self.sum = after
+            blocks = self._blocks({part: _zeroed(params, ~finite_C) for part, params in parts_C.items()}, clients)
+        for part, block in blocks.items():
+            self.sums[part].keep(block)
 
-    def _plus(self, parts_C: Parts, clients: slice) -> dict[str, Tensor]:
-        share_C = np.where(self.healthy_C[clients], self.share_C[clients], 0.0)
-        after = {}
-        for part in self.like:
-            rows = trees.rows(parts_C[part])
-            block = (torch.as_tensor(share_C, dtype=rows.dtype, device=rows.device) @ rows).double()
-            after[part] = self.sum[part] + block if self.sum else block
-        return after
+    def _blocks(self, parts_C: Parts, clients: slice) -> "dict[str, Block]":
+        healthy_C, shares = self.healthy_C[clients], Shares()
+        return {
+            part: sums.block(trees.rows(parts_C[part]), clients, healthy_C, shares) for part, sums in self.sums.items()
+        }
+
+
+class Shares:
+    """The shares of clients where their weights are; parts that are shared alike use the same ones."""
+
+    def __init__(self) -> None:
+        self.there: dict[tuple[bytes, torch.dtype, torch.device], Tensor] = {}
+
+    def beside(self, share_C: FloatArray, matrix_C: Tensor) -> Tensor:
+        """Return the shares as the rows of a matrix want them."""
+        key = share_C.tobytes(), matrix_C.dtype, matrix_C.device
+        if key not in self.there:
+            self.there[key] = torch.as_tensor(share_C, dtype=matrix_C.dtype, device=matrix_C.device)
+        return self.there[key]
+
+
+class Block(NamedTuple):
+    """What a block of clients adds to the rows of a part."""
+
+    sums: dict[int, Tensor]
+    """The new sums of rows that several clients share."""
+    copies: tuple[IntArray, Tensor] | None
+    """Rows that a single client has, and what it comes back with; None if there are none."""
+    looks: list[Tensor]
+    """Numbers that are finite only if all weights of the block are."""
+
+
+class RowSums:
+    """The sums of one part, row by row of its bank. A row that one client alone has is copied, not summed."""
+
+    def __init__(self, size_C: IntArray, before: Params, row_C: IntArray) -> None:
+        self.before, self.row_C, self.size_C = before, row_C, size_C
+        self.num_rows = trees.count(before)
+        total_R, self.count_R = np.zeros(self.num_rows, dtype=np.int64), np.bincount(row_C, minlength=self.num_rows)
+        np.add.at(total_R, row_C, size_C)
+        self.share_C = size_C / np.maximum(total_R, 1)[row_C]
+        """Of a client among those who started from the same row."""
+        self.sums: dict[int, Tensor] = {}
+
+    @cached_property
+    def result(self) -> Tensor:
+        """The rows as they will be; copies are there as soon as they come. A single row that is summed needs none."""
+        return trees.rows(self.before).clone()
+
+    def block(self, matrix_C: Tensor, clients: slice, healthy_C: BoolArray, shares: "Shares") -> Block:
+        """Return what some clients add."""
+        row_C, share_C = self.row_C[clients], np.where(healthy_C, self.share_C[clients], 0.0)
+        alone = self.count_R[row_C] == 1
+        sums = {}
+        for row in sorted(set(row_C[~alone].tolist())):
+            among = row_C == row
+            mine = matrix_C if among.all() else matrix_C[torch.as_tensor(np.flatnonzero(among), device=matrix_C.device)]
+            total = (shares.beside(share_C[among], mine) @ mine).double()
+            sums[row] = self.sums[row] + total if row in self.sums else total
+        looks = [total.sum() for total in sums.values()]
+        if not alone.any():
+            return Block(sums, None, looks)
+        mine = matrix_C if alone.all() else matrix_C[torch.as_tensor(np.flatnonzero(alone), device=matrix_C.device)]
+        looks.append(mine.sum(dtype=torch.float64))
+        counts = healthy_C[alone] & (self.size_C[clients][alone] > 0)
+        copied = mine if counts.all() else mine[torch.as_tensor(np.flatnonzero(counts), device=mine.device)]
+        return Block(sums, (row_C[alone][counts], copied), looks)
+
+    def keep(self, block: Block) -> None:
+        """Count a block, all of whose weights are finite."""
+        self.sums |= block.sums
+        if block.copies is not None:
+            rows, copied = block.copies
+            self.result[torch.as_tensor(rows, device=self.result.device)] = copied.to(self.result.dtype)
+
+    def mean(self, healthy_C: BoolArray) -> Params:
+        """Return the rows, averaged."""
+        for row, total in self.sums.items():
+            among = self.row_C == row
+            share = float(self.share_C[among & healthy_C].sum())
+            if healthy_C[among].all() and share > 0:
+                share = 1.0  # and not what rounding makes of it
+            mean = (total if share == 1.0 else total / share).float() if share > 0 else None
+            if mean is not None and self.num_rows == 1:
+                return trees.shaped(mean[None], self.before)
+            if mean is not None:
+                self.result[row] = mean
+        return trees.shaped(self.result, self.before)
 
 
 def _rows(parts_C: Parts, rows: slice) -> Parts:
@@ -99,39 +183,10 @@ def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:
     return out
 
 
-def global_average(parts_M: Params, weight_M: FloatArray) -> Params:
-    """Eq. 5: Θ_global = Σ_m (n_m / n) Θ̄_{global,m}, over all edges."""
-    return trees.weighted_mean(parts_M, weight_M)
+def average_by_owner(before: Params, reports: Sequence[Params], weight_R: FloatArray, owner_R: IntArray) -> Params:
+    """Eqs. 5 and 6: Θ_o = Σ_r (n_r / n_o) Θ_r over all rows r that were reported for owner o.
 
-
-def cluster_average(parts_M: Params, weight_M: FloatArray, label_M: IntArray, before_K: Params) -> Params:
-    """Eq. 6: Θ_k = Σ_{m∈C_k} (n_m / n_k) Θ̄_{k,m} for every cluster that has members; an empty one is kept."""
-    return trees.grouped_mean(parts_M, weight_M, label_M, before_K)
-
-
-def cloud_average(
-    before: Parts, reports_M: Sequence[Parts], weight_M: FloatArray, label_M: IntArray, scopes: Mapping[str, Scope]
-) -> Parts:
-    """Two-phase aggregation: every part is averaged at its own scope; edges of weight zero do not count."""
-    if not (weight_M > 0).any():
-        return before
-    after: Parts = {}
-    for part, scope in scopes.items():
-        parts_M = trees.stack([report[part] for report in reports_M])
-        if scope == "cloud":
-            after[part] = trees.stack([global_average(parts_M, weight_M)])
-        else:
-            after[part] = cluster_average(parts_M, weight_M, label_M, before[part])
-    return after
-
-
-def draw_together(parts: Parts, share: float, weight_K: FloatArray, scopes: Mapping[str, Scope]) -> Parts:
-    """Draw the network of every cluster towards their weighted mean: (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, ρ the share.
-
-    Clusters without members have weight zero: they do not draw. All networks are finite, as averages are of those that
-    are (``EdgeAverage``).
+    The owner is the cloud (Eq. 5: all edges together), a cluster (Eq. 6: its members), or whoever reported the row. One
+    that nobody reported for, or only rows of weight zero, keeps what it had.
     """
-    return {
-        part: trees.towards_mean(stacked, weight_K, share) if scopes[part] == "cluster" else stacked
-        for part, stacked in parts.items()
-    }
+    return trees.grouped_mean(trees.join(reports), weight_R, owner_R, before)

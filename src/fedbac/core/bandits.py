@@ -1,40 +1,9 @@
-"""The mathematics of the two bandits, as pure functions of arrays."""
-
-import math
+"""Mathematics that bandits of any kind need, as pure functions of arrays."""
 
 import numpy as np
 
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray
-
-EPSILON = 1e-8
-"""ε of Eqs. 7 and 9."""
-
-
-WORST = 1e4
-"""Stands for the infinite loss of a diverged model, so that contexts and rewards stay finite."""
-
-
-def loss_log_ratio(current: float, alternative: float) -> float:
-    """First feature of Eq. 7: ln((L_current + ε) / (L_alternative + ε)), negative when the current one fits better."""
-    return math.log((min(current, WORST) + EPSILON) / (min(alternative, WORST) + EPSILON))
-
-
-def balance(current: int, alternative: int) -> float:
-    """Second feature of Eq. 7: (|C_current| − |C_alt|) / (|C_current| + |C_alt|), and 0 when both are empty."""
-    total = current + alternative
-    return (current - alternative) / total if total else 0.0
-
-
-def stability(rounds_in_cluster: int, period: int) -> float:
-    """Third feature of Eq. 7: min(τ_m / 2τ_re, 1)."""
-    return min(rounds_in_cluster / (2 * period), 1.0)
-
-
-def fit_reward(current: float, alternative: float) -> float:
-    """Eq. 9: r = (L_alternative − L_current) / (L_alternative + L_current + ε), in [−1, 1]."""
-    current, alternative = min(current, WORST), min(alternative, WORST)
-    return (alternative - current) / (alternative + current + EPSILON)
 
 
 def ridge_update(
@@ -51,19 +20,6 @@ def upper_confidence(A: FloatArray, b: FloatArray, x: FloatArray, alpha: float) 
     mean = np.sum(inverse_x * b, axis=-1)  # xᵀA⁻¹b, A being symmetric
     bound: FloatArray = mean + alpha * np.sqrt(np.maximum(np.sum(inverse_x * x, axis=-1), 0.0))
     return bound
-
-
-def soft_step(reward: float, scale: float = 10.0, cap: float = 2.0) -> float:
-    """Eq. 11: Δ = min(10 · |r|, 2)."""
-    return min(scale * abs(reward), cap)
-
-
-def beta_update(
-    alpha_N: FloatArray, beta_N: FloatArray, mask_N: BoolArray, reward: float, step: float
-) -> tuple[FloatArray, FloatArray]:
-    """Eq. 12: every selected member gains Δ in α when r > 0, else in β."""
-    gain = step * mask_N
-    return (alpha_N + gain, beta_N) if reward > 0 else (alpha_N, beta_N + gain)
 
 
 def budget(fraction: float, num_members: int) -> int:

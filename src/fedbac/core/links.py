@@ -1,17 +1,19 @@
-"""The byte ledger: what travels, by tier, direction and purpose.
+"""Links between tiers: the only way from one to another, and the only place that counts bytes.
 
 Tiers: ``client`` (between clients and their edge) and ``cloud`` (between edges and the cloud). Purposes: ``train``
-(networks for training and their updates), ``evaluate`` (networks sent only to be measured), ``control`` (numbers and
-policy states). Measuring the reported accuracy is not counted: it is the experimenter's instrument, not part of a
-method.
+(networks for training and their updates), ``evaluate`` (networks sent only to be measured), ``control`` (numbers).
+What stays where it is, such as the state of a selection policy at its edge or a client's own parts, passes no link.
+A network is counted each time that it is sent for another purpose: to be measured, and then to be trained.
+Measuring the reported accuracy is not counted: it is the experimenter's instrument, not part of a method.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from fedbac.core import trees
-from fedbac.core.parts import Params, Parts
+from fedbac.core.parts import Parts, Personalization, Scope
+from fedbac.core.schemes import moving_parts
 
 Tier = Literal["client", "cloud"]
 Direction = Literal["down", "up"]
@@ -20,6 +22,11 @@ BYTES_PER_NUMBER = 4
 TIERS: tuple[Tier, ...] = ("client", "cloud")
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "control")
+PASSES: Mapping[Tier, frozenset[Scope]] = {
+    "client": frozenset({"cloud", "cluster", "edge"}),
+    "cloud": frozenset({"cloud", "cluster"}),
+}
+"""The owners whose parts pass a link: those that are not on its near side."""
 
 
 @dataclass
@@ -35,8 +42,8 @@ class Ledger:
 
     def merge(self, other: "Ledger") -> None:
         """Count everything another ledger counted."""
-        for (tier, direction, purpose), num_bytes in other.entries.items():
-            self.add(tier, direction, purpose, num_bytes)
+        for key, num_bytes in other.entries.items():
+            self.entries[key] = self.entries.get(key, 0) + num_bytes
 
     def nested(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return all entries, zeros included, as tier → direction → purpose → bytes."""
@@ -49,17 +56,29 @@ class Ledger:
         }
 
 
-def payload(models: Sequence[Parts]) -> int:
-    """Return the bytes of the distinct networks in these models: one that several share is sent once."""
-    seen: dict[int, Params] = {id(params): params for model in models for params in model.values()}
-    return BYTES_PER_NUMBER * sum(trees.size(params) for params in seen.values())
+class Link:
+    """One tier's link. Networks and numbers go through it and are counted on the way."""
 
+    def __init__(self, tier: Tier, scheme: Personalization) -> None:
+        self.tier = tier
+        self.traffic = Ledger()
+        moving = moving_parts(scheme)  # what never moves is made by everybody from the seed
+        self.passing = frozenset(
+            part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier] and part in moving
+        )
 
-def state_bytes(state: Iterable[Any]) -> int:
-    """Return the bytes of a policy state."""
-    return sum(int(array.nbytes) for array in state)
+    def send(
+        self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
+    ) -> Parts:
+        """Send every row of a bank, or of each part the one that a client uses; return what arrives.
 
+        Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
+        """
+        passing = [params for part, params in bank.items() if part in self.passing]
+        numbers = sum(trees.size(params) // (trees.count(params) if one_row else 1) for params in passing)
+        self.traffic.add(self.tier, direction, purpose, receivers * numbers * BYTES_PER_NUMBER)
+        return bank
 
-def client_numbers(num_selected: Sequence[int], part_sizes: Sequence[int]) -> int:
-    """Eq. 4: C_client = 2 (d_g + d_k) Σ_m |S_m|, in numbers, both directions together."""
-    return 2 * sum(part_sizes) * sum(num_selected)
+    def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:
+        """Send so many plain numbers."""
+        self.traffic.add(self.tier, direction, "control", receivers * numbers * BYTES_PER_NUMBER)

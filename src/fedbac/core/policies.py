@@ -1,28 +1,71 @@
-"""The protocols of policies: state goes in, a new one comes out."""
+"""The protocols of a method's columns: state goes in, a new one comes out.
 
+A policy is a frozen model of its settings. Its state is a named tuple of numpy arrays, so that it can be saved,
+replayed and compared.
+"""
+
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, IntArray
-
-PolicyState = NamedTuple
-"""A named tuple of numpy arrays: explicit, so that it can be saved, replayed and compared."""
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 
 class NoState(NamedTuple):
     """The state of a policy that remembers nothing."""
 
 
+class Assignment(NamedTuple):
+    """The cluster of every member, and where the networks of clusters come from."""
+
+    label_N: IntArray
+    origin_KJ: FloatArray | None = None
+    """Row k: the mix of today's networks that cluster k goes on with, Θ'_k = Σ_j w_kj Θ_j; rows sum to one. Each goes
+    on with its own when not given."""
+
+
+class Exchange(NamedTuple):
+    """What clusters give each other before their networks are sent down."""
+
+    mix_KJ: FloatArray | None = None
+    """Row k: the mix of today's networks that cluster k sends, Σ_j w_kj Θ_j; rows sum to one. Its own if not given."""
+    kept: bool = False
+    """Whether the mix replaces the network of the cluster, or is only sent."""
+
+
+@runtime_checkable
+class Topology(Protocol):
+    """Attaches clients to sites, and says how often tiers meet."""
+
+    @property
+    def kind(self) -> str:
+        """The name by which configurations choose it."""
+
+    @property
+    def edge_rounds(self) -> int:
+        """Averages at a site for each round of the cloud."""
+
+    @property
+    def tiers(self) -> int:
+        """3 if sites are apart from the cloud, 2 if the only site is the cloud itself."""
+
+    def sites(self, num_edges: int) -> tuple[tuple[int, ...], ...]:
+        """Return the edges of the task whose clients meet at each site."""
+
+
 @runtime_checkable
 class ClusterPolicy(Protocol):
-    """Assigns every member (edge) a cluster. State goes in, a new one comes out."""
+    """Assigns every member (a site) a cluster."""
 
     adaptive: ClassVar[bool]
 
     @property
     def kind(self) -> str:
         """The name by which configurations choose it."""
+
+    def needs(self) -> frozenset[Query]:
+        """Return all that it may ever ask for."""
 
     def clusters(self, num_members: int) -> int:
         """Return the number of cluster models for this many members."""
@@ -33,19 +76,19 @@ class ClusterPolicy(Protocol):
     def init(self, num_members: int) -> Any:
         """Return the state before the first round."""
 
-    def ask(self, state: Any, round_: int) -> Ask | None:
+    def ask(self, state: Any, moment: Moment) -> Ask | None:
         """Say what must be measured after this round, or None when assignments are not due."""
 
     def learn(self, state: Any, evidence: Evidence) -> Any:
         """Return the state after seeing how the current labels did."""
 
-    def act(self, state: Any, evidence: Evidence, rng: Rng) -> tuple[Any, IntArray]:
-        """Return the state and the new labels; members whose turn it is not keep theirs."""
+    def act(self, state: Any, evidence: Evidence, rng: Rng) -> tuple[Any, Assignment]:
+        """Return the state and the new labels."""
 
 
 @runtime_checkable
 class SelectionPolicy(Protocol):
-    """Picks the clients of one edge that train this round."""
+    """Picks the clients of one site that train this round."""
 
     adaptive: ClassVar[bool]
 
@@ -57,10 +100,13 @@ class SelectionPolicy(Protocol):
     def fraction(self) -> float:
         """p, the share of the members to select."""
 
+    def needs(self) -> frozenset[Query]:
+        """Return all that it may ever ask for."""
+
     def init(self, num_members: int) -> Any:
         """Return the state before the first round."""
 
-    def ask(self, state: Any, round_: int) -> Ask:
+    def ask(self, state: Any, moment: Moment) -> Ask:
         """Say what must be measured in this round."""
 
     def act(self, state: Any, evidence: Evidence, rng: Rng) -> BoolArray:
@@ -71,8 +117,46 @@ class SelectionPolicy(Protocol):
 
 
 @runtime_checkable
+class Sharing(Protocol):
+    """Says what clusters give each other of their networks."""
+
+    adaptive: ClassVar[bool]
+
+    @property
+    def kind(self) -> str:
+        """The name by which configurations choose it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it ever shares anything."""
+
+    def needs(self) -> frozenset[Query]:
+        """Return all that it may ever ask for."""
+
+    def init(self, num_members: int) -> Any:
+        """Return the state before the first round."""
+
+    def ask(self, state: Any, moment: Moment) -> tuple[Query, ...]:
+        """Say what edges measure in this round, once their clients have trained."""
+
+    def act(self, state: Any, evidence: Evidence) -> Exchange:
+        """Return what clusters send down in this round."""
+
+    def learn(self, state: Any, evidence: Evidence) -> Any:
+        """Return the state after seeing how the round went."""
+
+
+@runtime_checkable
 class Trusting(Protocol):
     """A selection policy that can say whose data to believe."""
 
     def trusted(self, state: Any) -> BoolArray:
         """Return the mask of members that nothing speaks against."""
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A policy with numbers of its own for the record of a round."""
+
+    def notes(self, state: Any) -> Mapping[str, float]:
+        """Return them by name; one that is not finite is written down as missing."""

@@ -1,57 +1,111 @@
-"""What policies ask to have measured, and what they may look at."""
+"""Measurements as values: policies name what they need, and look the answers up by the same names."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.errors import PolicyError
 
 Split = Literal["train", "validation", "test"]
+Models = Literal["received", "trained", "own", "unaveraged", "clusters", "occupied"]
+"""Which models of a member are measured, in the order in which they come to be:
+
+received     the model that an edge got from the cloud, before its clients train
+trained      the mean of its clients' models, before the cloud has seen it
+own          the model of its cluster, after the cloud has averaged
+unaveraged   the same, with the parts of the cluster as this member trained them itself
+clusters     the models of all clusters
+occupied     the models of all clusters that have members; the others count as infinitely bad
+"""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean loss of models on a member's data."""
+
+    of: Models
+    on: Split | None = None
+    """Where the method measures (``method.measurement.split``) when not given."""
+    each: bool = False
+    """For selection: a number for each client, on its own data, instead of one for the edge."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of a member's data that models get right."""
+
+    of: Models
+    on: Split | None = None
+    """Where the method measures (``method.measurement.split``) when not given."""
+    each: bool = False
+    """For selection: a number for each client, on its own data, instead of one for the edge."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A number that clients compute while they train, and send with their update."""
+
+    name: Literal["loss"]
+    """``loss``: the mean loss over the examples visited."""
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The inner products of the members' updates of what clusters own: enough for norms, angles and distances."""
+
+
+Query = Loss | Accuracy | Statistic | Gram
+AT_EDGE: frozenset[Models] = frozenset({"received", "trained"})
+"""Models that an edge has at hand; all others are the cloud's to send."""
+
+
+class Moment(NamedTuple):
+    """When a policy is asked."""
+
+    round: int
+    num_rounds: int
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a policy wants measured. Nothing else is measured, so the byte ledger is right by construction."""
+    """What a policy wants measured. Nothing else is measured, and nothing is measured twice."""
 
-    losses: bool = False
-    """The loss of every cluster's model on every member (clustering)."""
-    occupied: bool = False
-    """Only of clusters that have members; the loss of the others is infinite (clustering)."""
-    alone: tuple[Split, ...] = ()
-    """Also the losses on these splits that each member of a shared cluster has with its own network, as it was before
-    it was averaged with the others', and with the average (clustering). Each split is measured by itself, and the
-    networks are sent and counted anew."""
-    accuracy: Split | None = None
-    """The accuracy of the edge's new model on this split, after training (selection)."""
-    training_losses: bool = False
-    """The mean loss with which each selected member trained (selection). Members send it anyway."""
-    baseline: bool = False
-    """Also the accuracy of the model the edge received, on the same split, before training (selection)."""
-    one_by_one: bool = False
-    """Members learn and act in turn, each seeing the moves of those before it (clustering)."""
+    before: tuple[Query, ...] = ()
+    """Before it acts: for selection, before clients train. The other policies have nothing to ask then."""
+    after: tuple[Query, ...] = ()
+    """Before it learns: once clients have trained, and for clustering once the cloud has averaged."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a policy may look at when it acts and learns; fields it did not ask for are None."""
+    """What a policy may look at when it acts and learns."""
 
     round: int
     num_rounds: int
+    num_classes: int
     size_N: IntArray
     """Training examples of each member."""
+    readings: Mapping[Query, FloatArray] = field(default_factory=dict)
+    """The answers. A selection policy reads one number for its edge; of a ``Statistic``, and where it asks for
+    ``each``, one for each client. The other policies read one for each edge; of ``clusters`` and ``occupied`` a row
+    for each edge, a column for each cluster. NaN stands for a member that did not train, or holds no such data."""
     label_N: IntArray | None = None
-    """The current cluster of each member."""
-    turn_N: BoolArray | None = None
-    """Whose turn it is to learn and act (all members, unless the policy asked to go one by one)."""
+    """The current cluster of each member (not for selection)."""
     used_K: BoolArray | None = None
-    """Which clusters have ever had a member."""
-    loss_NK: FloatArray | None = None
-    alone_NS: FloatArray | None = None
-    """The losses with a member's own network; NaN for one that has its cluster for itself, here and below."""
-    together_NS: FloatArray | None = None
-    """The losses with the average of the networks of a member's cluster, on the same splits."""
-    loss_N: FloatArray | None = None
-    """NaN for a member that did not train, or failed."""
+    """Which clusters have ever had a member (not for selection)."""
     moved: bool = False
-    """The edge changed its cluster since its last round (selection)."""
-    baseline: float | None = None
-    accuracy: float | None = None
+    """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection)."""
+
+    def __getitem__(self, query: Query) -> FloatArray:
+        """Return the answer to a query that was asked."""
+        if query not in self.readings:
+            asked = ", ".join(map(str, self.readings)) or "nothing"
+            raise PolicyError(f"{query} was not asked for, so it was not measured; ask() named {asked}")
+        return self.readings[query]
+
+    @property
+    def labels(self) -> IntArray:
+        """The current clusters, for policies that are always given them."""
+        assert self.label_N is not None
+        return self.label_N

@@ -1,8 +1,8 @@
 """What an edge asks of its clients, and what comes back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -13,10 +13,13 @@ from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Train:
-    """Train these clients from one start, each on its own data."""
+    """Train these clients, each from its rows of a bank and on its own data."""
 
     clients: tuple[int, ...]
-    start: Parts
+    bank: Parts
+    """Stacked: every distinct start once."""
+    row_C: Mapping[str, IntArray]
+    """Per part, the row of the bank from which each client starts."""
     round: int
     edge_round: int
     learning_rate: float
@@ -26,7 +29,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the clients of a Train request send back, stacked on a leading client axis."""
+    """What the clients of a Train request come back with, stacked on a leading client axis."""
 
     parts_C: Parts
     loss_C: FloatArray
@@ -44,10 +47,12 @@ class Average:
 
 @dataclass(frozen=True)
 class Averaged:
-    """What an edge hears of its clients: their average, and how each one fared."""
+    """What an edge hears of its clients: for every row of the bank the average of those who started from it."""
 
-    parts: Parts | None
-    """None when every client failed."""
+    bank: Parts
+    """A row that nobody healthy started from is as it was."""
+    weight: Mapping[str, IntArray]
+    """Per part, the examples behind each row; 0 where nobody counts."""
     healthy_C: BoolArray
     """Whose loss and weights are finite; the others do not count in the average."""
     loss_C: FloatArray
@@ -57,20 +62,31 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure these models on the examples of one split."""
+    """Measure models on examples of one split."""
 
-    models: tuple[Parts, ...]
+    bank: Parts
+    """Stacked; parts that make no prediction may be missing."""
+    row_V: Mapping[str, IntArray]
+    """Per part, the row of the bank that each model uses."""
     split: Split
-    edge: int
-    clients: tuple[int, ...]
-    """Whose examples (train, validation); the test split belongs to the edge as a whole."""
+    owners: tuple[int, ...]
+    """Whose examples: one group for each of these."""
+    level: Literal["client", "edge"] = "client"
+    """Whether owners are clients or edges. Edges own test data only; of those, a client has a share by its classes."""
+    paired: bool = False
+    """Every model on the group of the same place only, instead of each on each."""
     max_samples: int | None = None
-    """Cap per client, by a fixed subset."""
+    """Cap per group, by a fixed subset."""
+
+    @property
+    def num_models(self) -> int:
+        """V."""
+        return len(next(iter(self.row_V.values())))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean loss and accuracy of V models on G groups (one per client; one for the edge's test data)."""
+    """Mean loss and accuracy of V models on G groups; of paired ones V is 1: each group's own model."""
 
     loss_VG: FloatArray
     accuracy_VG: FloatArray
@@ -90,7 +106,7 @@ class Trainer(Protocol):
     """Where the networks of a run are kept between rounds."""
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
-        """Train the clients of all requests."""
+        """Train the clients of all requests, each at the moment and the rate of its own request."""
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedbac.core.parts import Params, Parts
-from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 
 def stack(trees: Sequence[Params]) -> Params:
@@ -16,8 +16,9 @@ def stack(trees: Sequence[Params]) -> Params:
 
 
 def join(stacks: Sequence[Params]) -> Params:
-    """Return stacks of networks as one stack, copied."""
-    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+    """Return stacks of networks as one stack, copied; the weights of each network lie one after another."""
+    names = list(stacks[0])
+    return shaped(torch.cat([rows({name: stack[name] for name in names}) for stack in stacks]), stacks[0])
 
 
 def take(tree: Params, index: int) -> Params:
@@ -25,16 +26,26 @@ def take(tree: Params, index: int) -> Params:
     return {name: value[index] for name, value in tree.items()}
 
 
-def put(tree: Params, index: int, row: Params) -> Params:
-    """Return the stack with one network replaced."""
-    out = {name: value.clone() for name, value in tree.items()}
-    for name, value in out.items():
-        value[index] = row[name]
-    return out
+def select(tree_N: Params, index: IntArray) -> Params:
+    """Return some networks of a stack, in this order: views of it where they are neighbours, itself where all."""
+    first = next(iter(tree_N.values()))
+    wanted: list[int] = index.tolist()
+    if wanted and wanted[0] >= 0 and wanted == list(range(wanted[0], wanted[0] + len(wanted))):
+        if len(wanted) == first.shape[0]:
+            return tree_N
+        neighbours = slice(wanted[0], wanted[0] + len(wanted))
+        return {name: value[neighbours] for name, value in tree_N.items()}
+    chosen = torch.as_tensor(index, device=first.device)
+    return {name: value[chosen] for name, value in tree_N.items()}
+
+
+def count(tree_N: Params) -> int:
+    """Return the number of networks in a stack."""
+    return next(iter(tree_N.values())).shape[0]
 
 
 def size(tree: Params) -> int:
-    """Return the number of weights of one (unstacked) network."""
+    """Return the number of weights, of one network or of all in a stack."""
     return sum(value.numel() for value in tree.values())
 
 
@@ -52,19 +63,42 @@ def unravel(flat: Tensor, like: Params) -> Params:
     }
 
 
+def shaped(matrix_N: Tensor, like_N: Params) -> Params:
+    """Return views of the rows of a matrix as a stack, with the shapes and number types of another."""
+    num, shapes = len(matrix_N), [value.shape[1:] for value in like_N.values()]
+    pieces = matrix_N.split_with_sizes([shape.numel() for shape in shapes], 1)
+    return {
+        name: (piece if piece.dtype == value.dtype else piece.to(value.dtype)).view(num, *shape)
+        for (name, value), shape, piece in zip(like_N.items(), shapes, pieces, strict=True)
+    }
+
+
 def rows(tree_N: Params) -> Tensor:
     """Return a stack of networks as a matrix, one per row: a view where the weights lie one after another already."""
     first = next(iter(tree_N.values()))
-    stride, at, flat, storage = first.stride(0), first.data_ptr(), [], first.untyped_storage().data_ptr()
+    num, stride = first.shape[0], _stride(tree_N)
+    if stride is None:
+        return torch.cat([value.reshape(num, value.shape[1:].numel()) for value in tree_N.values()], 1)
+    return first.as_strided((num, sum(value.shape[1:].numel() for value in tree_N.values())), (stride, 1))
+
+
+def _stride(tree_N: Params) -> int | None:
+    """Return how far apart the networks of a stack are if the weights of each lie one after another, else None."""
+    first = next(iter(tree_N.values()))
+    num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
+    at = begin
     for value in tree_N.values():
-        flat.append(value.reshape(len(value), -1))
-        lies_next = value.data_ptr() == at and value.stride(0) == stride and value.dtype == first.dtype
-        lies_next = lies_next and value.untyped_storage().data_ptr() == storage
-        at = at + flat[-1].shape[1] * value.element_size() if lies_next and value[0].is_contiguous() else -1
-    if at == -1:
-        return torch.cat(flat, 1)
-    width = sum(part.shape[1] for part in flat)
-    return torch.as_strided(first, (len(first), width), (stride, 1))
+        if value.data_ptr() != at or value.dtype != first.dtype or (num > 1 and value.stride(0) != stride):
+            return None
+        expected = 1
+        for length, step in zip(reversed(value.shape[1:]), reversed(value.stride()[1:]), strict=True):
+            if length != 1 and step != expected:
+                return None
+            expected *= length
+        at += expected * number
+    stride = (at - begin) // number if num == 1 else stride  # what torch says of a single row means nothing
+    end = first.storage_offset() * number + (num - 1) * stride * number + at - begin
+    return stride if end <= first.untyped_storage().nbytes() else None  # beyond, they are neighbours by chance
 
 
 def to(tree: Params, device: torch.device | str) -> Params:
@@ -98,16 +132,38 @@ def like(tree: Params, other: Params) -> Params:
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:
     """Return one weighted mean per group; a group without positive weight keeps its row of ``before_K``."""
     matrix_N, out_K = rows(tree_N), rows(before_K).clone()
-    for group in np.unique(label_N[weight_N > 0]):
-        out_K[int(group)] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
-    return like(unravel(out_K, take(before_K, 0)), before_K)
+    counted = np.flatnonzero(weight_N > 0)
+    groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)
+    alone = size == 1  # a mean of one is the one: many owners of a row each cost no more than a copy
+    if alone.any():
+        out_K[torch.as_tensor(groups[alone], device=out_K.device)] = matrix_N[
+            torch.as_tensor(counted[first[alone]], device=matrix_N.device)
+        ].to(out_K.device)
+    for group in groups[~alone].tolist():
+        out_K[group] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
+    return shaped(out_K, before_K)
 
 
-def towards_mean(tree_N: Params, weight_N: FloatArray, share: float) -> Params:
-    """Return every row drawn towards the weighted mean: (1 − share) θ_i + share · mean."""
-    matrix_N = rows(tree_N)
-    drawn_N = torch.lerp(matrix_N, _mean(matrix_N, weight_N).expand_as(matrix_N), share)
-    return like(unravel(drawn_N, take(tree_N, 0)), tree_N)
+def fill(tree_N: Params, chosen_N: BoolArray, row: Params) -> Params:
+    """Return the stack with the chosen networks replaced by the first of another stack."""
+    if not chosen_N.any():
+        return tree_N
+    out = {name: value.clone() for name, value in tree_N.items()}
+    for name, value in out.items():
+        value[torch.as_tensor(np.flatnonzero(chosen_N), device=value.device)] = row[name][0].to(value.device)
+    return out
+
+
+def mix(tree_K: Params, mix_KJ: FloatArray) -> Params:
+    """Return Θ'_k = Σ_j w_kj Θ_j for every row k; a row that stays as it is keeps its bits."""
+    changed = np.flatnonzero((mix_KJ != np.eye(len(mix_KJ))).any(1))
+    if changed.size == 0:
+        return tree_K
+    matrix_K = rows(tree_K)
+    out_K = matrix_K.clone()
+    for k in changed.tolist():
+        out_K[k] = _mean(matrix_K, mix_KJ[k])
+    return shaped(out_K, tree_K)
 
 
 def finite_rows(parts_C: Parts) -> np.ndarray:

@@ -3,7 +3,7 @@
 from fedbac.data.augment import Augment
 from fedbac.data.datasets import Dataset
 from fedbac.data.noise import Noise, add_noise
-from fedbac.data.partition import Partition, Shards, class_counts, partition
+from fedbac.data.partition import Partition, Shards, class_counts, deal_test, partition
 from fedbac.data.sources import Available, available, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
 
@@ -17,6 +17,7 @@ __all__ = [
     "add_noise",
     "available",
     "class_counts",
+    "deal_test",
     "fetch",
     "load",
     "partition",

@@ -105,6 +105,25 @@ def class_counts(y: IntArray, groups: Sequence[IntArray], num_classes: int | Non
     return np.array([np.bincount(y[group], minlength=length) for group in groups], np.int64)
 
 
+def deal_test(test: IntArray, y_test: IntArray, train_NC: IntArray, rng: Rng) -> tuple[IntArray, ...]:
+    """Split an edge's test examples over its clients, every one to one, so that each is judged on its classes.
+
+    Of every class clients get a share in proportion to their training examples of it, rounded by the largest remainder;
+    a class that none of them trains on is spread in proportion to all their examples. Which examples, is drawn.
+    """
+    size_N = train_NC.sum(1)
+    shares: list[list[IntArray]] = [[] for _ in size_N]
+    for c in range(train_NC.shape[1]):
+        members = rng.permutation(test[y_test[test] == c])
+        weight_N = next((w for w in (train_NC[:, c], size_N) if w.any()), np.ones_like(size_N))
+        # In whole numbers: shares that are not quite equal for their rounding would decide ties.
+        count_N, rest_N = np.divmod(members.size * weight_N, weight_N.sum())
+        count_N[np.argsort(-rest_N, kind="stable")[: members.size - count_N.sum()]] += 1
+        for share, piece in zip(shares, np.split(members, np.cumsum(count_N)[:-1]), strict=True):
+            share.append(piece)
+    return tuple(np.sort(np.concatenate(share)) for share in shares)
+
+
 def proportions(rng: Rng, num_groups: int, num_classes: int, concentration: float, mode: Mode) -> FloatArray:
     """Draw P_{g|c}, the share of class c that group g gets, ``[groups, classes]``, each column of sum 1.
 

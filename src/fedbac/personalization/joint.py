@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat
-from torch import Tensor, nn
+from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import Apply, Params, Parts, Phase, Scope
+from fedbac.core.parts import Params, Part, Parts, Phase, Pull, Scope
 from fedbac.core.settings import Settings
 
 ClusterInit = Literal["shared", "distinct"]
@@ -24,50 +24,44 @@ class Shared(Settings):
     """One network for everybody, averaged at the cloud: no personalization."""
 
     kind: Literal["shared"] = "shared"
-    scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud"}
-    sums_logits: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global")}
+    terms: ClassVar[tuple[str, ...]] = ("global",)
+    proximal: NonNegativeFloat = 0.0
+    """μ of FedProx: how strongly clients are pulled to the network they received, (μ/2)‖w − w^t‖² in their loss."""
 
-    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial network."""
         return {"global": trees.stack([models.weights(build(0))])}
 
-    def predict(self, apply: Apply, x: Tensor) -> Tensor:
-        """ŷ = h(x; Θ_global)."""
-        return apply("global", x)
-
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
-        return (Phase(moves=("global",), decay={}, penalty={}),)
+        return (Phase(moves=("global",), pull={"global": Pull(self.proximal, to="global")} if self.proximal else {}),)
 
 
 class PerCluster(Settings):
     """One network per cluster, averaged within the cluster only: isolated clusters, as in IFCA."""
 
     kind: Literal["per_cluster"] = "per_cluster"
-    scopes: ClassVar[Mapping[str, Scope]] = {"cluster": "cluster"}
-    sums_logits: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, Part]] = {"cluster": Part("cluster", "cluster")}
+    terms: ClassVar[tuple[str, ...]] = ("cluster",)
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
 
-    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial cluster networks; with a shared start, the very network that ``Shared`` starts from."""
-        return {"cluster": _cluster_stack(build, 0, num_clusters, self.cluster_init)}
-
-    def predict(self, apply: Apply, x: Tensor) -> Tensor:
-        """ŷ = f(x; Θ_k)."""
-        return apply("cluster", x)
+        return {"cluster": _cluster_stack(build, 0, owners["cluster"], self.cluster_init)}
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
-        return (Phase(moves=("cluster",), decay={}, penalty={}),)
+        return (Phase(moves=("cluster",)),)
 
 
 class Additive(Settings):
     """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k), both trained jointly; Θ_global is shared by all, Θ_k by the cluster."""
 
     kind: Literal["additive"] = "additive"
-    scopes: ClassVar[Mapping[str, Scope]] = {"global": "cloud", "cluster": "cluster"}
-    sums_logits: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global"), "cluster": Part("cluster", "cluster")}
+    terms: ClassVar[tuple[str, ...]] = ("global", "cluster")
     l2_cluster: NonNegativeFloat = 0.001
     """λ, the additional L2 on Θ_k."""
     l2_form: Literal["decay", "loss"] = "decay"
@@ -77,19 +71,14 @@ class Additive(Settings):
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
 
-    def init(self, build: Callable[[int], nn.Module], num_clusters: int) -> Parts:
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
-        cluster = _cluster_stack(build, 1, num_clusters, self.cluster_init)
+        cluster = _cluster_stack(build, 1, owners["cluster"], self.cluster_init)
         if self.residual_init == "zero_last_layer":
             cluster = models.zero_last_layer(cluster)
         return {"global": trees.stack([models.weights(build(0))]), "cluster": cluster}
 
-    def predict(self, apply: Apply, x: Tensor) -> Tensor:
-        """ŷ = h(x; Θ_global) + f(x; Θ_k)."""
-        return apply("global", x) + apply("cluster", x)
-
     def phases(self) -> tuple[Phase, ...]:
         """Train both at once."""
-        extra = {"cluster": self.l2_cluster}
-        decay, penalty = (extra, {}) if self.l2_form == "decay" else ({}, extra)
-        return (Phase(moves=("global", "cluster"), decay=decay, penalty=penalty),)
+        pull = Pull(self.l2_cluster, clipped=self.l2_form == "loss")
+        return (Phase(moves=("global", "cluster"), pull={"cluster": pull}),)

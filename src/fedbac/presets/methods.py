@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
-from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
-from fedbac.config.experiment import Measurement, Method, Task
+from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.config.experiment import Method, Task
 from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5
-from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.sharing import OnceOverfitted
+from fedbac.topology import Flat
 
 Preset = Callable[[Task], Method]
 
@@ -92,17 +94,46 @@ def fedbac_plus(task: Task) -> Method:
     return Method(
         name="fedbac-plus",
         clustering=Merging(),
-        newcomers="average",
-        sharing=0.1,
-        sharing_by="overfitting",
-        measurement=Measurement(clients="trusted"),
         selection=CreditThompson(),
+        sharing=OnceOverfitted(share=0.1),
         personalization=Additive(),
     )
 
 
+def fedavg(task: Task) -> Method:
+    """FedAvg: two tiers, one network for all, everybody trains."""
+    return Method(name="fedavg", topology=Flat())
+
+
+def fedprox(task: Task) -> Method:
+    """FedProx: FedAvg whose clients are pulled to the network they received."""
+    return Method(name="fedprox", topology=Flat(), personalization=Shared(proximal=0.01))
+
+
+def cfl(task: Task) -> Method:
+    """CFL on edges: one cluster that splits where updates point apart, isolated networks."""
+    return Method(name="cfl", clustering=CosineSplits(), personalization=PerCluster())
+
+
+def ditto(task: Task) -> Method:
+    """Ditto: every client keeps a network of its own, pulled to the one for all."""
+    return Method(name="ditto", personalization=Personal())
+
+
+def ditto_edges(task: Task) -> Method:
+    """Ditto on edges: every edge keeps a network of its own, pulled to the one for all."""
+    return Method(name="ditto-edges", personalization=Personal(owner="edge"))
+
+
+def fedper(task: Task) -> Method:
+    """FedPer on edges: one body for all, every edge its own last layer."""
+    return Method(name="fedper", personalization=PersonalHead())
+
+
 METHODS: dict[str, Preset] = {
     "fed-bac": fed_bac,
+    "fedavg": fedavg,
+    "fedprox": fedprox,
     "hierfavg": hierfavg,
     "hierfavg-wide": hierfavg_wide,
     "ifca": ifca,
@@ -114,6 +145,10 @@ METHODS: dict[str, Preset] = {
     "singletons": singletons,
     "fed-cam": fed_cam,
     "linucb-isolated": linucb_isolated,
+    "cfl": cfl,
+    "ditto": ditto,
+    "ditto-edges": ditto_edges,
+    "fedper": fedper,
     "fedbac-plus": fedbac_plus,
 }
 

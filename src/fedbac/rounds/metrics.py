@@ -51,7 +51,9 @@ def summarize(
         "edge_min": float(np.mean([record["accuracy_min"] for record in tail])),
         "edge_max": float(np.mean([record["accuracy_max"] for record in tail])),
         "accuracy_weighted": float(np.mean([record["accuracy_weighted"] for record in tail])),
-        "accuracy_global": float(np.mean([record["accuracy_global"] for record in tail])),
+        "accuracy_global": _mean_or_none(
+            [record["accuracy_global"] for record in tail if record["accuracy_global"] is not None]
+        ),
         "loss": _mean_or_none([record["loss"] for record in tail if record["loss"] is not None]),
         "moves": int(sum(record["moves"] for record in records)),
         "active_clusters": int(records[-1]["active_clusters"]),

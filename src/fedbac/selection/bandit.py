@@ -6,10 +6,23 @@ import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.queries import Accuracy, Ask, Evidence, Moment, Query, Split
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.simple import Fraction
+
+
+def soft_step(reward: float, scale: float = 10.0, cap: float = 2.0) -> float:
+    """Eq. 11: Δ = min(10 · |r|, 2)."""
+    return min(scale * abs(reward), cap)
+
+
+def beta_update(
+    alpha_N: FloatArray, beta_N: FloatArray, mask_N: BoolArray, reward: float, step: float
+) -> tuple[FloatArray, FloatArray]:
+    """Eq. 12: every selected member gains Δ in α when r > 0, else in β."""
+    gain = step * mask_N
+    return (alpha_N + gain, beta_N) if reward > 0 else (alpha_N, beta_N + gain)
 
 
 class ThompsonState(NamedTuple):
@@ -44,6 +57,19 @@ class Thompson(Settings):
     step_cap: NonNegativeFloat = 2.0
     """The 2.0 of Eq. 11."""
 
+    def needs(self) -> frozenset[Query]:
+        """Need the accuracy of the edge's model after training, and perhaps of the initial one."""
+        first = {self._before} if self.initial_accuracy == "evaluate" else set()
+        return frozenset({self._after, *first})
+
+    @property
+    def _before(self) -> Accuracy:
+        return Accuracy("received", self.reward_split)
+
+    @property
+    def _after(self) -> Accuracy:
+        return Accuracy("trained", self.reward_split)
+
     def init(self, num_members: int) -> ThompsonState:
         """Beta(1, 1) for every client."""
         before = 0.0 if self.initial_accuracy == "zero" else np.nan
@@ -53,10 +79,10 @@ class Thompson(Settings):
             accuracy=np.array([before]),
         )
 
-    def ask(self, state: ThompsonState, round_: int) -> Ask:
+    def ask(self, state: ThompsonState, moment: Moment) -> Ask:
         """Ask for the edge's accuracy after training, and once for that of the initial model."""
         first = self.initial_accuracy == "evaluate" and bool(np.isnan(state.accuracy[0]))
-        return Ask(accuracy=self.reward_split, baseline=first)
+        return Ask(before=(self._before,) if first else (), after=(self._after,))
 
     def act(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of one draw per client; uniform draws during the warm-up."""
@@ -71,9 +97,9 @@ class Thompson(Settings):
 
     def learn(self, state: ThompsonState, evidence: Evidence, mask_N: BoolArray) -> ThompsonState:
         """Eqs. 11 and 12 with r = a_m^(t) − a_m^(t−1)."""
-        assert evidence.accuracy is not None
-        before = float(state.accuracy[0]) if evidence.baseline is None else evidence.baseline
-        state = state._replace(accuracy=np.array([evidence.accuracy]))
+        accuracy = float(evidence[self._after])
+        before = float(evidence.readings.get(self._before, state.accuracy[0]))
+        state = state._replace(accuracy=np.array([accuracy]))
         ignored = (
             np.isnan(before)
             or (evidence.round <= self.warmup and not self.update_in_warmup)
@@ -81,7 +107,7 @@ class Thompson(Settings):
         )
         if ignored:
             return state
-        reward = evidence.accuracy - before
-        step = bandits.soft_step(reward, self.step_scale, self.step_cap)
-        alpha_N, beta_N = bandits.beta_update(state.alpha_N, state.beta_N, mask_N, reward, step)
+        reward = accuracy - before
+        step = soft_step(reward, self.step_scale, self.step_cap)
+        alpha_N, beta_N = beta_update(state.alpha_N, state.beta_N, mask_N, reward, step)
         return state._replace(alpha_N=alpha_N, beta_N=beta_N)

@@ -7,12 +7,13 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.queries import Ask, Evidence, Moment, Query, Statistic
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.bandit import Thompson, ThompsonState
 from fedbac.selection.simple import Fraction
 
+TRAINING = Statistic("loss")
 REFERENCE_QUANTILE = 0.25
 """The client that others are compared with learns better than three quarters: sound if a quarter of all are."""
 LEAST_LEARNED = 0.5
@@ -56,18 +57,22 @@ class CreditThompson(Settings):
     """Share of the reference client's learning that a sound client shows at least."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Forgetting factor of a client's own credit, each time it is judged."""
-    untrained_loss: PositiveFloat = math.log(10)
-    """L_0, the loss of a network that knows nothing: ln(number of classes)."""
+    untrained_loss: PositiveFloat | None = None
+    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the shared reward, and the loss with which each client trained."""
+        return self.shared.needs() | {TRAINING}
 
     def init(self, num_members: int) -> CreditState:
         """Neither passed nor failed."""
         nothing = np.zeros(num_members)
         return CreditState(*self.shared.init(num_members), nothing, nothing, np.full(num_members, np.nan))
 
-    def ask(self, state: CreditState, round_: int) -> Ask:
+    def ask(self, state: CreditState, moment: Moment) -> Ask:
         """Ask for the shared reward, and for the loss with which each client trained, which it sends anyway."""
-        ask = self.shared.ask(state.shared, round_)
-        return Ask(accuracy=ask.accuracy, baseline=ask.baseline, training_losses=True)
+        ask = self.shared.ask(state.shared, moment)
+        return Ask(ask.before, (*ask.after, TRAINING))
 
     def act(self, state: CreditState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of the shared reward's draws among the clients believed sound; then the likeliest of the others."""
@@ -84,14 +89,13 @@ class CreditThompson(Settings):
 
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
         """Learn the shared reward; pass or fail who trained on enough data, against all that is known."""
-        assert evidence.loss_N is not None
-        loss_N = np.where(mask_N, evidence.loss_N, state.loss_N)
+        loss_N = np.where(mask_N, evidence[TRAINING], state.loss_N)
         shared = self.shared.learn(state.shared, evidence, mask_N)
         state = CreditState(*shared, state.pass_N, state.fail_N, loss_N)
         known_N = np.isfinite(loss_N)
         if not known_N.any():
             return state
-        learned_N = self.untrained_loss - loss_N
+        learned_N = (self.untrained_loss or math.log(evidence.num_classes)) - loss_N
         reference = float(np.quantile(learned_N[known_N], 1 - REFERENCE_QUANTILE))
         if reference < LEAST_LEARNED:
             return state

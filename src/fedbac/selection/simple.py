@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, Settings
 
@@ -24,11 +24,15 @@ class Random(Settings):
     weighting: Literal["uniform", "size"] = "uniform"
     """Draw uniformly, or with probability proportional to the number of examples (as the public HierFAVG code does)."""
 
+    def needs(self) -> frozenset[Query]:
+        """Need nothing."""
+        return frozenset()
+
     def init(self, num_members: int) -> NoState:
         """Return the empty state."""
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask:
+    def ask(self, state: NoState, moment: Moment) -> Ask:
         """Need nothing."""
         return Ask()
 

@@ -1,6 +1,6 @@
-"""Column "Architecture" of Table I: who is attached to whom and how often tiers meet."""
+"""Three tiers: clients meet at their edge, edges meet at the cloud."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
@@ -8,8 +8,13 @@ from fedbac.core.settings import Settings
 
 
 class Hierarchical(Settings):
-    """Three tiers: clients meet at their edge, edges meet at the cloud."""
+    """Every edge of the task is a site of its own."""
 
     kind: Literal["hierarchical"] = "hierarchical"
     edge_rounds: PositiveInt = 1
     """κ2: edge averages per cloud round. With 1 and full participation HierFAVG is flat FedAvg (C.9)."""
+    tiers: ClassVar[int] = 3
+
+    def sites(self, num_edges: int) -> tuple[tuple[int, ...], ...]:
+        """Return each edge as a site."""
+        return tuple((edge,) for edge in range(num_edges))

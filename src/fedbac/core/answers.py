@@ -1,0 +1,169 @@
+"""Checks of what policies answer: a wrong answer is an error that names the policy, never a silent wrong number."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from fedbac.core.parts import Parts, Personalization, Scope
+from fedbac.core.policies import Assignment, Exchange
+from fedbac.core.queries import Accuracy, Ask, Loss, Query
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.errors import PolicyError
+
+
+def checked_ask(
+    column: str, policy: Any, answer: Any, before: Collection[str] = (), after: Collection[str] = ()
+) -> Ask:
+    """Return what a policy asks for if it declared it, and if it can be measured then.
+
+    ``before`` and ``after`` name the models that are there to be measured before and after the policy acts.
+    """
+    who = _named(column, policy)
+    if not isinstance(answer, Ask):
+        raise PolicyError(f"{who}: ask() must return an Ask, not a {type(answer).__name__}")
+    needs = policy.needs()
+    if not isinstance(needs, frozenset):
+        raise PolicyError(f"{who}: needs() must return a frozenset of queries, not a {type(needs).__name__}")
+    for name, queries in (("before", answer.before), ("after", answer.after)):
+        if not isinstance(queries, tuple) or not all(isinstance(query, get_args(Query)) for query in queries):
+            raise PolicyError(f"{who}: ask() must give {name} as a tuple of queries, not {queries!r}")
+    undeclared = {*answer.before, *answer.after} - needs
+    if undeclared:
+        raise PolicyError(f"{who}: ask() wants {undeclared.pop()}, which needs() does not declare; add it there")
+    for name, queries, models in (("before", answer.before, before), ("after", answer.after, after)):
+        for query in queries:
+            there = query.of in models if isinstance(query, Loss | Accuracy) else name == "after"
+            if not there:
+                raise PolicyError(f"{who}: ask() wants {query} {name} it acts, when it cannot be measured")
+    return answer
+
+
+def checked_queries(policy: Any, answer: Any) -> tuple[Any, ...]:
+    """Return what a sharing policy asks for if it is a plain tuple of queries."""
+    if not isinstance(answer, tuple) or not all(isinstance(query, get_args(Query)) for query in answer):
+        raise PolicyError(f"{_named('sharing', policy)}: ask() must return a tuple of queries, not {answer!r}")
+    return answer
+
+
+def checked_pair(policy: Any, answer: Any) -> tuple[Any, Any]:
+    """Return what a clustering policy's act() returned if it is a state and an assignment."""
+    if not isinstance(answer, tuple) or isinstance(answer, Assignment) or len(answer) != 2:
+        raise PolicyError(
+            f"{_named('clustering', policy)}: act() must return a state and an Assignment(label_N), not a "
+            f"{type(answer).__name__}"
+        )
+    return answer
+
+
+def checked_state(column: str, policy: Any, state: Any, before: Any) -> Any:
+    """Return a policy's new state if it is of the kind that it was."""
+    if type(state) is not type(before):
+        raise PolicyError(
+            f"{_named(column, policy)}: learn() and act() must hand the state on, a {type(before).__name__}, not a "
+            f"{type(state).__name__}; is a return missing?"
+        )
+    return state
+
+
+def checked_trust(policy: Any, mask_N: Any, num_members: int) -> BoolArray:
+    """Return whom a selection policy trusts if it is a mask; it may trust nobody."""
+    return _mask(_named("selection", policy), "trusted()", mask_N, num_members)
+
+
+def checked_mask(policy: Any, mask_N: Any, size_N: IntArray) -> BoolArray:
+    """Return a selection policy's answer if it is a mask that selects somebody who can train."""
+    who = _named("selection", policy)
+    checked_N = _mask(who, "act()", mask_N, size_N.size)
+    if not checked_N.any():
+        raise PolicyError(f"{who}: act() selected none of {size_N.size} clients; a round needs at least one")
+    if (checked_N & (size_N == 0)).any():
+        empty = np.flatnonzero(checked_N & (size_N == 0)).tolist()
+        raise PolicyError(f"{who}: act() selected clients without training data (places {empty}); pass over them")
+    return checked_N
+
+
+def _mask(who: str, verb: str, mask_N: Any, num_members: int) -> BoolArray:
+    if not isinstance(mask_N, np.ndarray) or mask_N.dtype != np.bool_:
+        given = f"an array of {mask_N.dtype}" if isinstance(mask_N, np.ndarray) else f"a {type(mask_N).__name__}"
+        raise PolicyError(
+            f"{who}: {verb} must return a mask, an array of bool with an entry for each client, not {given}; "
+            "from indices, make one with mask = numpy.zeros(n, dtype=bool); mask[indices] = True"
+        )
+    if mask_N.shape != (num_members,):
+        raise PolicyError(f"{who}: {verb} returned a mask of shape {mask_N.shape} for {num_members} clients")
+    checked: BoolArray = mask_N
+    return checked
+
+
+def checked_assignment(policy: Any, answer: Any, num_members: int, num_clusters: int) -> Assignment:
+    """Return a clustering policy's answer if its labels and its origins are possible."""
+    who = _named("clustering", policy)
+    if not isinstance(answer, Assignment):
+        raise PolicyError(
+            f"{who}: act() must return a state and an Assignment(label_N), not a state and a {type(answer).__name__}"
+        )
+    checked_labels(policy, "act()", answer.label_N, num_members, num_clusters)
+    checked_mix(who, "origin_KJ", answer.origin_KJ, num_clusters)
+    return answer
+
+
+def checked_labels(policy: Any, verb: str, label_N: Any, num_members: int, num_clusters: int) -> IntArray:
+    """Return the labels if each is the number of a cluster."""
+    who = _named("clustering", policy)
+    if not isinstance(label_N, np.ndarray) or label_N.dtype.kind != "i" or label_N.shape != (num_members,):
+        given = f"{label_N.dtype}{list(label_N.shape)}" if isinstance(label_N, np.ndarray) else type(label_N).__name__
+        raise PolicyError(f"{who}: {verb} must return an array of {num_members} whole numbers, not {given}")
+    if label_N.min() < 0 or label_N.max() >= num_clusters:
+        raise PolicyError(
+            f"{who}: {verb} returned labels from {label_N.min()} to {label_N.max()}, but clusters are numbered from 0 "
+            f"to {num_clusters - 1}"
+        )
+    return label_N
+
+
+def checked_start(scheme: Personalization, parts: Any, owners: Mapping[Scope, int]) -> Parts:
+    """Return a personalization's initial parts if every part has a row for each of its owners."""
+    who = _named("personalization", scheme)
+    if not isinstance(parts, dict) or set(parts) != set(scheme.parts):
+        found = ", ".join(parts) if isinstance(parts, dict) else type(parts).__name__
+        raise PolicyError(f"{who}: init() must return the parts {', '.join(scheme.parts)}, not {found}")
+    for part, spec in scheme.parts.items():
+        rows = {len(value) for value in parts[part].values()}
+        if rows != {owners[spec.scope]}:
+            raise PolicyError(
+                f"{who}: init() must return {owners[spec.scope]} rows of part {part!r}, one for each owner "
+                f"({spec.scope}), not {sorted(rows)}"
+            )
+    return parts
+
+
+def checked_exchange(policy: Any, answer: Any, num_clusters: int) -> Exchange:
+    """Return a sharing policy's answer if its mix is one."""
+    who = _named("sharing", policy)
+    if not isinstance(answer, Exchange):
+        raise PolicyError(f"{who}: act() must return an Exchange, not a {type(answer).__name__}")
+    checked_mix(who, "mix_KJ", answer.mix_KJ, num_clusters)
+    return answer
+
+
+def checked_mix(who: str, name: str, mix_KJ: FloatArray | None, num_clusters: int) -> None:
+    """Refuse a mix whose rows are not shares that sum to one."""
+    if mix_KJ is None:
+        return
+    if not isinstance(mix_KJ, np.ndarray) or mix_KJ.shape != (num_clusters, num_clusters):
+        shape = getattr(mix_KJ, "shape", type(mix_KJ).__name__)
+        raise PolicyError(f"{who}: {name} must have the shape {(num_clusters, num_clusters)}, not {shape}")
+    if mix_KJ.dtype.kind != "f":
+        raise PolicyError(f"{who}: {name} must hold floats, not {mix_KJ.dtype}")
+    bad = np.flatnonzero(~np.isclose(mix_KJ.sum(1), 1.0) | ~np.isfinite(mix_KJ).all(1) | (mix_KJ < 0).any(1))
+    if bad.size:
+        k = int(bad[0])
+        raise PolicyError(
+            f"{who}: row {k} of {name} must hold shares of at least 0 that sum to 1, but it is "
+            f"{np.round(mix_KJ[k], 4).tolist()}"
+        )
+
+
+def _named(column: str, policy: Any) -> str:
+    return f"method.{column} {getattr(policy, 'kind', type(policy).__name__)!r}"

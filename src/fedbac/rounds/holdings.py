@@ -1,0 +1,43 @@
+"""Whose rows of the cloud's parts a site works with."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.parts import Part, Parts
+from fedbac.core.settings import IntArray
+from fedbac.rounds.orders import Site
+
+
+class Holding(NamedTuple):
+    """The rows of one part that a site holds during a round."""
+
+    owner_R: IntArray
+    """The owner of each row: its place in the cloud's stack."""
+    row_N: IntArray
+    """The row that each client of the site uses."""
+
+
+def holdings(parts: Mapping[str, Part], site: Site, label: int) -> dict[str, Holding]:
+    """Return what a site of this cluster holds of each part: one row for all its clients, or one for each."""
+    shared = np.zeros(len(site.clients), dtype=np.int64)
+    each = np.arange(len(site.clients))
+    by_scope = {
+        "cloud": Holding(np.array([0]), shared),
+        "cluster": Holding(np.array([label]), shared),
+        "edge": Holding(np.array([site.index]), shared),
+        "client": Holding(np.array(site.clients), each),
+    }
+    return {part: by_scope[spec.scope] for part, spec in parts.items()}
+
+
+def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str, IntArray]]:
+    """Return only those rows of a bank that models use, each once, and where every model finds its own."""
+    kept: Parts = {}
+    places: dict[str, IntArray] = {}
+    for part, rows in row_V.items():
+        used, places[part] = np.unique(rows, return_inverse=True)
+        kept[part] = trees.select(bank[part], used)
+    return kept, places

@@ -1,0 +1,147 @@
+"""What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from fedbac.core.links import Ledger
+from fedbac.core.parts import Parts
+from fedbac.core.queries import Query, Split
+from fedbac.core.settings import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where clients meet: an edge, or the cloud itself where the topology is flat."""
+
+    index: int
+    clients: tuple[int, ...]
+    size_N: IntArray
+    validation_N: IntArray
+    num_classes: int
+    edge_N: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The edge of the task that each client belongs to; the site's own number when not given."""
+
+    def __post_init__(self) -> None:
+        if self.edge_N.size != len(self.clients):
+            object.__setattr__(self, "edge_N", np.full(len(self.clients), self.index))
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The edges of the task whose clients meet here."""
+        return tuple(np.unique(self.edge_N).tolist())
+
+    @property
+    def size(self) -> int:
+        """Training examples of all clients."""
+        return int(self.size_N.sum())
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Run a round: select, train, average, measure, and let selection learn."""
+
+    site: int
+    round: int
+    bank: Parts
+    """Stacked: what the clients start from, and what they and the site keep for themselves."""
+    row_N: Mapping[str, IntArray]
+    """Per part, the row of the bank that each client uses."""
+    selection: Any
+    moved: bool
+    momentum: Parts | None = None
+    readings: tuple[Query, ...] = ()
+    """What the cloud wants to know of the site's model, once its clients have trained."""
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a site sends up after a round."""
+
+    bank: Parts
+    """The same rows, each the average of the clients that use it."""
+    weight: Mapping[str, IntArray]
+    """Per part, the examples behind each row; 0 where no client counts in the average."""
+    selection: Any
+    selected: tuple[int, ...]
+    failed: tuple[int, ...]
+    loss: float
+    """The mean loss in training; NaN if nobody trained."""
+    traffic: Ledger
+    momentum: Parts | None = None
+    readings: tuple[float, ...] = ()
+    """As wanted; NaN where nobody trained."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Some models of a bank, to be measured on some data of a site."""
+
+    row_V: Mapping[str, IntArray]
+    """Per part, the row of the bank that each model uses."""
+    split: Split
+    by: Literal["site", "edge", "client"] = "site"
+    """One number for the site, from the clients that measure; or one for the test data of each edge; or one for each
+    client's share of them, where model and client are paired."""
+    max_samples: int | None = None
+
+    @property
+    def num_models(self) -> int:
+        """V."""
+        return len(next(iter(self.row_V.values())))
+
+
+@dataclass(frozen=True)
+class MeasureOrder:
+    """Measure models on the site's data. A network of the bank travels once, however often it is measured."""
+
+    site: int
+    bank: Parts
+    wanted: tuple[Wanted, ...]
+    kept: Parts = field(default_factory=dict)
+    """Rows that follow those of the bank: networks that the site has trained itself, so nobody needs to send them."""
+    selection: Any = None
+    """What the site's selection policy remembers: it may say which clients to trust."""
+    selected: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Mean loss and accuracy of V models on G groups of examples."""
+
+    loss_VG: FloatArray
+    accuracy_VG: FloatArray
+    count_G: IntArray
+
+
+@dataclass(frozen=True)
+class MeasureReport:
+    """What a site measured, as wanted."""
+
+    readings: tuple[Reading, ...]
+    traffic: Ledger
+
+
+Order = TrainOrder | MeasureOrder
+Report = TrainReport | MeasureReport
+
+
+class Edges(Protocol):
+    """How the cloud reaches its sites."""
+
+    path: str
+    """Which trainer does the work, for the record."""
+    device: torch.device
+    """Where the cloud keeps the networks of a run."""
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every site run its order."""
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every site measure."""
+
+    def close(self) -> None:
+        """Let the sites go."""

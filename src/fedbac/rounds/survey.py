@@ -1,0 +1,119 @@
+"""How a site measures models on its clients' data, or on the test data of its edges."""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedbac.config.experiment import Method
+from fedbac.core.answers import checked_trust
+from fedbac.core.parts import Parts
+from fedbac.core.policies import Trusting
+from fedbac.core.queries import Split
+from fedbac.core.requests import Evaluate, Measured, Request, Result
+from fedbac.core.settings import FloatArray, IntArray
+from fedbac.rounds.orders import Site
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What each group of examples said, and how much it counts; a group is a client, or the test data of an edge."""
+
+    clients: tuple[int, ...]
+    """Whose groups they are; none where groups are edges."""
+    weight_G: FloatArray
+    measured: Measured
+
+    def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
+        """Return the mean over groups, weighted by their data; over the clients among these, if any of them count."""
+        counts_G = np.ones(self.weight_G.size, dtype=bool)
+        if among is not None and self.weight_G[np.isin(self.clients, among)].any():
+            counts_G = np.isin(self.clients, among)
+        mean_V: FloatArray = np.average(value_VG[:, counts_G], axis=1, weights=self.weight_G[counts_G])
+        return mean_V
+
+    def by_client(self, value_G: FloatArray, site: Site) -> FloatArray:
+        """Return the number of each client of a site; NaN of those that hold no such data or are broken."""
+        value_N = np.full(len(site.clients), np.nan)
+        value_N[[site.clients.index(client) for client in self.clients]] = np.where(self.weight_G > 0, value_G, np.nan)
+        return value_N
+
+
+def clients_to_ask(method: Method, site: Site, selection: Any, selected: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the clients of a site whose measurements count (``method.measurement.clients``)."""
+    if method.measurement.clients == "selected":
+        return selected or site.clients
+    if method.measurement.clients == "trusted" and isinstance(method.selection, Trusting):
+        trusted_N = checked_trust(method.selection, method.selection.trusted(selection), len(site.clients))
+        return tuple(client for client, sound in zip(site.clients, trusted_N, strict=True) if sound) or site.clients
+    return site.clients
+
+
+def survey(
+    bank: Parts,
+    row_V: Mapping[str, IntArray],
+    split: Split,
+    clients: tuple[int, ...],
+    site: Site,
+    max_samples: int | None = None,
+) -> Generator[Request, Result, Survey]:
+    """Measure models, each on the data of each of these clients that hold any; test data belong to edges."""
+    if split == "test":
+        measured = yield Evaluate(bank, row_V, "test", site.edges, level="edge")
+        assert isinstance(measured, Measured)
+        return Survey((), measured.count_G.astype(np.float64), measured)
+    holders = _holders(site, split, clients)
+    asked = tuple(site.clients[i] for i in holders)
+    measured = yield Evaluate(bank, row_V, split, asked, max_samples=max_samples)
+    assert isinstance(measured, Measured)
+    return _sound(Survey(asked, _sizes(site, split)[holders].astype(np.float64), measured))
+
+
+def survey_own(
+    bank: Parts, row_N: Mapping[str, IntArray], split: Split, site: Site
+) -> Generator[Request, Result, Survey]:
+    """Measure the site's model with all its clients; where clients own a part of it, each measures its own."""
+    if all((rows == rows[0]).all() for rows in row_N.values()):
+        row_V = {part: rows[:1] for part, rows in row_N.items()}
+        return (yield from survey(bank, row_V, split, site.clients, site))
+    holders = np.arange(len(site.clients)) if split == "test" else _holders(site, split, site.clients)
+    row_V = {part: rows[holders] for part, rows in row_N.items()}
+    asked = tuple(site.clients[i] for i in holders)
+    measured = yield Evaluate(bank, row_V, split, asked, paired=True)
+    assert isinstance(measured, Measured)
+    held_G = measured.count_G > 0  # of test data, not every client has a share
+    value = replace(
+        measured,
+        loss_VG=np.where(held_G, measured.loss_VG, 0.0),
+        accuracy_VG=np.where(held_G, measured.accuracy_VG, 0.0),
+    )
+    return _sound(Survey(asked, measured.count_G.astype(np.float64), value))
+
+
+def _sizes(site: Site, split: Split) -> IntArray:
+    return site.validation_N if split == "validation" else site.size_N
+
+
+def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
+    """Return which of the clients hold data; all that do, where none of those asked does."""
+    size_N = _sizes(site, split)
+    asked_N = np.isin(site.clients, clients) & (size_N > 0)
+    return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
+
+
+def _sound(found: Survey) -> Survey:
+    """Leave out a client whose loss is not finite under any model: it is broken and says nothing about the models."""
+    sound_G = np.isfinite(found.measured.loss_VG).any(0)
+    if not sound_G.any():
+        return found
+    measured = found.measured
+    return Survey(
+        found.clients,
+        found.weight_G * sound_G,
+        replace(
+            measured,
+            loss_VG=np.where(sound_G, measured.loss_VG, 0.0),
+            accuracy_VG=np.where(sound_G, measured.accuracy_VG, 0.0),
+        ),
+    )

@@ -1,0 +1,35 @@
+"""Clusters that share nothing but what the cloud owns."""
+
+from typing import ClassVar, Literal
+
+from fedbac.core.policies import Exchange, NoState
+from fedbac.core.queries import Evidence, Moment, Query
+from fedbac.core.settings import Settings
+
+
+class Apart(Settings):
+    """Every cluster sends its own network."""
+
+    kind: Literal["apart"] = "apart"
+    adaptive: ClassVar[bool] = False
+    active: ClassVar[bool] = False
+
+    def needs(self) -> frozenset[Query]:
+        """Need nothing."""
+        return frozenset()
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
+        """Need nothing."""
+        return ()
+
+    def act(self, state: NoState, evidence: Evidence) -> Exchange:
+        """Exchange nothing."""
+        return Exchange()
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state

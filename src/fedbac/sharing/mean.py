@@ -1,0 +1,120 @@
+"""Clusters that are drawn towards the mean of all: always, or once they have overfitted."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from fedbac.core.policies import Exchange, NoState
+from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
+from fedbac.core.settings import BoolArray, FloatArray, Settings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+"""ρ: how far networks are drawn towards their mean; 0 is not at all, 1 all the way."""
+LOSS_FLOOR = 0.25
+"""Nats. Where the training loss is above this, overfitting is counted in units of the floor, not of the loss."""
+SMOOTHING = 0.2
+"""Weight of the newest round in the running mean: one noisy round seldom makes clusters share."""
+VALIDATION = Loss("trained", "validation")
+TRAINING = Statistic("loss")
+
+
+def towards_mean(share: float, evidence: Evidence) -> Exchange:
+    """(1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that the members of cluster j hold.
+
+    What is sent is drawn; what is kept, measured and judged is not. Clusters without members do not draw.
+    """
+    assert evidence.used_K is not None
+    weight_K = np.bincount(evidence.labels, weights=evidence.size_N, minlength=evidence.used_K.size)
+    return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K / weight_K.sum())
+
+
+class TowardsMean(Settings):
+    """Draw the network of every cluster towards their mean, weighted by data, in every round."""
+
+    kind: Literal["towards_mean"] = "towards_mean"
+    adaptive: ClassVar[bool] = False
+    active: ClassVar[bool] = True
+    share: Share = 0.1
+    """ρ."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need nothing."""
+        return frozenset()
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
+        """Need nothing."""
+        return ()
+
+    def act(self, state: NoState, evidence: Evidence) -> Exchange:
+        """Share."""
+        return towards_mean(self.share, evidence)
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class OverfittingState(NamedTuple):
+    """How much the edges overfit, and whether they ever did too much."""
+
+    overfitting: FloatArray
+    """The running mean of (V − T) / min(T, floor), a single number; NaN as long as nobody has measured."""
+    overfitted: BoolArray
+    """Whether it was above 1 in the first half of the run; then it stays true. Sharing costs at first, so a start near
+    the end cannot pay; and it makes overfitting smaller, which is no reason to stop."""
+
+
+class OnceOverfitted(Settings):
+    """Draw clusters towards their mean after they have overfitted in the first half of a run, to its end.
+
+    They have when V − T > min(T, 0.25) by a running mean over rounds. V is the loss of the edges' models on validation
+    data of the clients that measure, T that of the clients that trained, while they trained; both are means over the
+    edges that measured, weighted by data.
+    """
+
+    kind: Literal["once_overfitted"] = "once_overfitted"
+    adaptive: ClassVar[bool] = True
+    active: ClassVar[bool] = True
+    share: Share = 0.1
+    """ρ."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need both losses."""
+        return frozenset({VALIDATION, TRAINING})
+
+    def init(self, num_members: int) -> OverfittingState:
+        """Nothing is known."""
+        return OverfittingState(np.array(np.nan), np.array(False))
+
+    def ask(self, state: OverfittingState, moment: Moment) -> tuple[Query, ...]:
+        """Ask for both losses."""
+        return (VALIDATION, TRAINING)
+
+    def act(self, state: OverfittingState, evidence: Evidence) -> Exchange:
+        """Share if they have overfitted."""
+        return towards_mean(self.share, evidence) if state.overfitted else Exchange()
+
+    def learn(self, state: OverfittingState, evidence: Evidence) -> OverfittingState:
+        """Update the running mean; an edge whose model has diverged does not count: it is no reason to share."""
+        validation_N, training_N = evidence[VALIDATION], evidence[TRAINING]
+        told_N = np.isfinite(validation_N)
+        size_N = evidence.size_N.astype(np.float64)[told_N]
+        if not size_N @ training_N[told_N]:
+            return state
+        validation, training = (np.average(loss_N[told_N], weights=size_N) for loss_N in (validation_N, training_N))
+        now = (validation - training) / min(training, LOSS_FLOOR)
+        before = float(state.overfitting)
+        running = now if np.isnan(before) else before + SMOOTHING * (now - before)
+        early = 2 * evidence.round <= evidence.num_rounds
+        overfitted = bool(state.overfitted) or (early and bool(running > 1))
+        return OverfittingState(np.array(running), np.array(overfitted))
+
+    def notes(self, state: OverfittingState) -> Mapping[str, float]:
+        """Show the running mean."""
+        return {"overfitting": float(state.overfitting)}
