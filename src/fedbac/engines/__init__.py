@@ -4,7 +4,7 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.engines.simulator import Simulator
 from fedbac.federation import Federation
 from fedbac.local import make_trainer
-from fedbac.rounds.edge import Edges
+from fedbac.rounds.orders import Edges
 
 
 def connect(experiment: Experiment, federation: Federation, runtime: Runtime) -> Edges:

@@ -46,8 +46,8 @@ class Chunks:
         """Clients in a chunk; None before the first."""
 
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
-        """Train the clients of all requests and average those of each; all belong to the same edge round."""
-        averages = [EdgeAverage(request.size_C, request.train.start) for request in requests]
+        """Train the clients of all requests and average those of each by the rows that they started from."""
+        averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
         momenta: list[list[Parts]] = [[] for _ in requests]
         if self.most is None:
             self.most = self._fitting(requests[0].train)
@@ -57,12 +57,12 @@ class Chunks:
             if self._fold(chunk, requests, averages, momenta):
                 left = rest
         return [
-            Averaged(average.mean, average.healthy_C, average.loss_C, _joined(momentum))
+            Averaged(average.bank, average.weight, average.healthy_C, average.loss_C, _joined(momentum))
             for average, momentum in zip(averages, momenta, strict=True)
         ]
 
     def _fitting(self, request: Train) -> int:
-        weights = [value for params in request.start.values() for value in params.values()]
+        weights = [value[0] for params in request.bank.values() for value in params.values()]
         per_client = COPIES * sum(value.numel() * value.element_size() for value in weights)
         per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
         memory = default_memory(self.trainer.device) if self.memory is None else self.memory
@@ -163,7 +163,8 @@ def _part(request: Train, clients: slice) -> Train:
     momentum = None
     if request.momentum is not None:
         momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in request.momentum.items()}
-    return replace(request, clients=request.clients[clients], momentum=momentum)
+    row_C = {part: rows[clients] for part, rows in request.row_C.items()}
+    return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum)
 
 
 def _joined(momenta: Sequence[Parts]) -> Parts | None:

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Params, Parts
+from fedbac.core.parts import Parts
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
-from fedbac.rounds.edge import EdgeOrder, EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
 
 try:
     import ray
@@ -90,7 +90,7 @@ class EdgeActor:
     def __init__(
         self,
         experiment: Experiment,
-        sites: Sequence[EdgeSite],
+        sites: Sequence[Site],
         examples: Examples,
         network: nn.Module,
         runtime: Runtime,
@@ -102,42 +102,20 @@ class EdgeActor:
         """Say where this edge is and how it trains."""
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.trainer.path)
 
-    def run(self, order: EdgeOrder) -> Any:
+    def run(self, order: Order) -> Any:
         """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
         if not isinstance(order, TrainOrder):
             return self.edges.measure([order])[0]
-        report, own = self.edges.train([order])[0], Packed()
-        return replace(report, parts=own.parts(report.parts), momentum=own.maybe(report.momentum))
+        report = self.edges.train([order])[0]
+        return replace(report, bank=packed(report.bank), momentum=report.momentum and packed(report.momentum))
 
 
-class Packed:
-    """Networks ready to travel: each weight with memory of its own, on the CPU, and each network packed once.
+def packed(parts: Parts) -> Parts:
+    """Return networks ready to travel: each weight with memory of its own, on the CPU.
 
-    A view takes the whole tensor it looks at along when it is pickled; a network that models share stays one object.
+    A view takes the whole tensor it looks at along when it is pickled.
     """
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[Params, Params]] = {}
-
-    def parts(self, parts: Parts) -> Parts:
-        """Pack the networks of a model."""
-        return {part: self._network(params) for part, params in parts.items()}
-
-    def maybe(self, parts: Parts | None) -> Parts | None:
-        """Pack what may be missing."""
-        return None if parts is None else self.parts(parts)
-
-    def order(self, order: EdgeOrder) -> EdgeOrder:
-        """Pack what an order carries."""
-        if isinstance(order, TrainOrder):
-            return replace(order, parts=self.parts(order.parts), momentum=self.maybe(order.momentum))
-        return replace(order, models=tuple(self.parts(model) for model in order.models))
-
-    def _network(self, params: Params) -> Params:
-        if id(params) not in self.known:  # the original is kept too, so that its id stays taken
-            packed = {name: value.detach().cpu().clone() for name, value in params.items()}
-            self.known[id(params)] = params, packed
-        return self.known[id(params)][1]
+    return {part: {n: v.detach().cpu().clone() for n, v in params.items()} for part, params in parts.items()}
 
 
 class RayEdges:
@@ -168,9 +146,8 @@ class RayEdges:
         """Have every edge measure."""
         return self._run(orders)
 
-    def _run(self, orders: Sequence[EdgeOrder]) -> list[Any]:
-        own = Packed()
-        return self._get([self.actors[order.edge].run.remote(own.order(order)) for order in orders])
+    def _run(self, orders: Sequence[Order]) -> list[Any]:
+        return self._get([self.actors[order.site].run.remote(_ready(order)) for order in orders])
 
     def _get(self, futures: list[Any]) -> list[Any]:
         try:
@@ -186,6 +163,12 @@ class RayEdges:
             ray.kill(actor)
         if self.owns_ray:
             ray.shutdown()
+
+
+def _ready(order: Order) -> Order:
+    if isinstance(order, TrainOrder):
+        return replace(order, bank=packed(order.bank), momentum=order.momentum and packed(order.momentum))
+    return replace(order, bank=packed(order.bank), kept=packed(order.kept))
 
 
 def _share(num_edges: int, runtime: Runtime) -> dict[str, Any]:

@@ -6,16 +6,8 @@ from fedbac.config.experiment import Experiment
 from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.chunks import GIB, Chunks
 from fedbac.local import one_thread
-from fedbac.rounds.edge import (
-    EdgeOrder,
-    EdgeReport,
-    EdgeSite,
-    MeasureOrder,
-    MeasureReport,
-    TrainOrder,
-    TrainReport,
-    serve,
-)
+from fedbac.rounds.edge import serve
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 
 
 class Simulator:
@@ -24,7 +16,7 @@ class Simulator:
     def __init__(
         self,
         experiment: Experiment,
-        sites: Sequence[EdgeSite],
+        sites: Sequence[Site],
         trainer: Trainer,
         memory_gib: float | None = None,
         sharers: int = 1,
@@ -48,14 +40,14 @@ class Simulator:
         """Release the trainer."""
         self.trainer.close()
 
-    def _run(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
+    def _run(self, orders: Sequence[Order]) -> list[Report]:
         """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
         with one_thread():
             return self._drive(orders)
 
-    def _drive(self, orders: Sequence[EdgeOrder]) -> list[EdgeReport]:
-        work = [serve(order, self.sites[order.edge], self.experiment) for order in orders]
-        reports: dict[int, EdgeReport] = {}
+    def _drive(self, orders: Sequence[Order]) -> list[Report]:
+        work = [serve(order, self.sites[order.site], self.experiment) for order in orders]
+        reports: dict[int, Report] = {}
         requests: dict[int, Request] = {}
         for i, edge in enumerate(work):
             _advance(i, edge, None, requests, reports)
@@ -79,10 +71,10 @@ class Simulator:
 
 def _advance(
     i: int,
-    edge: Generator[Request, Result, EdgeReport],
+    edge: Generator[Request, Result, Report],
     result: Result | None,
     requests: dict[int, Request],
-    reports: dict[int, EdgeReport],
+    reports: dict[int, Report],
 ) -> None:
     try:
         requests[i] = next(edge) if result is None else edge.send(result)

@@ -22,6 +22,9 @@ struct Buffers {
     const u8* flip;
     const int4* jobs;          // first visit, visits per epoch (evaluation: where logits go), those used, batches per epoch
     const int* slots;          // which row of `weights` a (job, part) uses
+    const float* rates;        // [job] learning rates
+    const float* anchors;      // [anchor][WEIGHTS] networks to which the penalty pulls
+    const int* anchor;         // which of them pulls a (job, part), negative for zero; null where none does
     float* weights;            // [row][WEIGHTS]
     float* velocity;
     float* gradient;
@@ -36,11 +39,15 @@ struct Buffers {
     int batch;                 // examples per step; buffers have room for BATCH
 };
 
-struct Sgd {
-    float rate, momentum, max_norm;
-    int joint;                 // one gradient norm over all moving parts, or one each
-    float decay[MAX_PARTS], penalty[MAX_PARTS];
-    int moves[MAX_PARTS];
+// How weights move in a phase.
+struct Rule {
+    float momentum, max_norm;
+    int joint;                                   // one gradient norm over all moving parts, or one each
+    float decay[MAX_PARTS], penalty[MAX_PARTS];  // the penalty pulls to the anchor, or to zero where there is none
+    int begin[MAX_PARTS], end[MAX_PARTS];        // the weights that move, whole layers; none where both are equal
+
+    __device__ bool moves(int part) const { return begin[part] < end[part]; }
+    __device__ bool moves(int part, int from, int size) const { return from < end[part] && from + size > begin[part]; }
 };
 
 struct Window { int first, count; };
@@ -235,7 +242,7 @@ __device__ int winners(const Buffers& b, int row, int sample, int channel, int f
 // Gradient of the weights over a chunk of the batch. A warp holds all taps of one output channel and INPUTS input
 // channels in its registers, a tap per lane; SPLIT warps share the positions.
 template <int LEVEL, int C, int H, int W, int O, int K, int OP, int AT, int STRIDE, int INPUTS, int SPLIT, int WARPS>
-__device__ void convolve_weights(const Buffers& b, const Sgd& sgd, int step) {
+__device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
     constexpr int PH = (H - K + 1) / 2, PW = (W - K + 1) / 2, POSITIONS = PH * PW;
     constexpr int TAPS = K * K, PER_LANE = (TAPS + 31) / 32, INPUT_TILES = (C + INPUTS - 1) / INPUTS;
     constexpr int SHARE = (POSITIONS + SPLIT - 1) / SPLIT, FAN = C * TAPS;
@@ -244,7 +251,7 @@ __device__ void convolve_weights(const Buffers& b, const Sgd& sgd, int step) {
     int2* lists = (int2*)(input + even(C * H * STRIDE));
     int row = blockIdx.x, part = row % b.parts, first = blockIdx.y * CHUNK;
     Window win = window(b, row / b.parts, step);
-    if (first >= win.count || !sgd.moves[part]) return;
+    if (first >= win.count || !rule.moves(part, AT, (FAN + 1) * OP)) return;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int unit = (blockIdx.z * WARPS + warp) / SPLIT, split = warp % SPLIT;
     bool works = unit < O * INPUT_TILES;
@@ -308,7 +315,7 @@ __device__ void convolve_weights(const Buffers& b, const Sgd& sgd, int step) {
 
 // Gradient of the input: a warp adds up one example's, in shared memory that is its own.
 template <int LEVEL, int C, int H, int W, int O, int K, int OP, int AT, int STRIDE, int INPUTS, int WARPS>
-__device__ void convolve_back(const Buffers& b, const Sgd& sgd, int step) {
+__device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
     constexpr int PH = (H - K + 1) / 2, PW = (W - K + 1) / 2, POSITIONS = PH * PW;
     constexpr int TAPS = K * K, PER_LANE = (TAPS + 31) / 32, PLANE = H * STRIDE;
     extern __shared__ float4 shared[];
@@ -316,7 +323,7 @@ __device__ void convolve_back(const Buffers& b, const Sgd& sgd, int step) {
     int2* lists = (int2*)(weights + even(O * C * TAPS));
     int row = blockIdx.x, part = row % b.parts;
     Window win = window(b, row / b.parts, step);
-    if (blockIdx.y * WARPS >= win.count || !sgd.moves[part]) return;
+    if (blockIdx.y * WARPS >= win.count || !rule.moves(part, 0, AT)) return;  // nothing below it moves
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, sample = blockIdx.y * WARPS + warp;
     int2* list = lists + warp * POSITIONS;
     float* sums = (float*)(lists + WARPS * POSITIONS) + warp * C * PLANE;
@@ -471,7 +478,7 @@ __device__ void head(const Buffers& b, int step, bool learns) {
 }
 
 // The loss of the parts' summed logits, and all linear layers backwards.
-__device__ void descend(const Buffers& b, const Sgd& sgd, int step) {
+__device__ void descend(const Buffers& b, const Rule& rule, int step) {
     extern __shared__ float4 shared[];
     float* total = (float*)shared;                 // summed logits, then their gradient
     float* even_ = total + CLASSES_PADDED * PITCH; // gradients of the layers' inputs, in turn
@@ -479,7 +486,7 @@ __device__ void descend(const Buffers& b, const Sgd& sgd, int step) {
     float* lost = odd_ + WIDEST * PITCH;
     int row = blockIdx.x, job = row / b.parts, part = row - job * b.parts, first = blockIdx.y * GROUP;
     Window win = window(b, job, step);
-    if (first >= win.count || (part > 0 && !sgd.moves[part])) return;
+    if (first >= win.count || (part > 0 && !rule.moves(part))) return;
     int count = min(GROUP, win.count - first);
     size_t example = (size_t)row * BATCH + first;
     for (int i = threadIdx.x; i < GROUP * CLASSES_PADDED; i += blockDim.x) {
@@ -514,7 +521,7 @@ __device__ void descend(const Buffers& b, const Sgd& sgd, int step) {
         for (int s = 0; s < count; ++s) sum += lost[s];
         b.loss[job * GROUPS + blockIdx.y] += sum;
     }
-    if (!sgd.moves[part]) return;
+    if (!rule.moves(part)) return;
     const float* weights = b.weights + (size_t)b.slots[row] * WEIGHTS;
     for (int i = threadIdx.x; i < count * CLASSES_PADDED; i += blockDim.x)
         b.back[LAST_LEVEL][example * CLASSES_PADDED + i] = total[i % CLASSES_PADDED * PITCH + i / CLASSES_PADDED];
@@ -575,33 +582,34 @@ __device__ void linear_weights(const Buffers& b, Window win, int row, int tile, 
 // ------------------------------------------------------------------------------------------------------------ kernels
 
 #define CONVOLUTION(LEVEL, C, H, W, O, K, OP, AT, TILE, SAMPLES, THREADS, BLOCKS, STRIDE, INPUTS, SPLIT, WARPS)                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) convolve_##LEVEL(Buffers b, Sgd sgd, int step) {            \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) convolve_##LEVEL(Buffers b, Rule rule, int step) {            \
         convolve<LEVEL, C, H, W, O, K, OP, AT, TILE, SAMPLES>(b, step);                                                \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_weights_##LEVEL(Buffers b, Sgd sgd, int step) { \
-        convolve_weights<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, SPLIT, WARPS>(b, sgd, step);                            \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_weights_##LEVEL(Buffers b, Rule rule, int step) { \
+        convolve_weights<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, SPLIT, WARPS>(b, rule, step);                            \
     }
 CONVOLUTION_LIST(CONVOLUTION)
 
 #define CONVOLUTION_BACK(LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, WARPS)                                                \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_back_##LEVEL(Buffers b, Sgd sgd, int step) {    \
-        convolve_back<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, WARPS>(b, sgd, step);                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32) convolve_back_##LEVEL(Buffers b, Rule rule, int step) {    \
+        convolve_back<LEVEL, C, H, W, O, K, OP, AT, STRIDE, INPUTS, WARPS>(b, rule, step);                                      \
     }
 CONVOLUTION_BACK_LIST(CONVOLUTION_BACK)
 
-extern "C" __global__ void __launch_bounds__(256) head_train(Buffers b, Sgd sgd, int step) { head(b, step, true); }
-extern "C" __global__ void __launch_bounds__(256) head_score(Buffers b, Sgd sgd, int step) { head(b, step, false); }
-extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Sgd sgd, int step) { descend(b, sgd, step); }
+extern "C" __global__ void __launch_bounds__(256) head_train(Buffers b, Rule rule, int step) { head(b, step, true); }
+extern "C" __global__ void __launch_bounds__(256) head_score(Buffers b, Rule rule, int step) { head(b, step, false); }
+extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Rule rule, int step) { descend(b, rule, step); }
 
-extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Sgd sgd, int step) {
-    int row = blockIdx.x, tile = blockIdx.y;
-    if (!sgd.moves[row % b.parts]) return;
+extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Rule rule, int step) {
+    int row = blockIdx.x, part = row % b.parts, tile = blockIdx.y;
+    if (!rule.moves(part)) return;
     Window win = window(b, row / b.parts, step);
     __shared__ float4 left[DEPTH * WIDTH / 4], right[DEPTH * WIDTH / 4];
 #define TILES_OF(NUMBER, LEVEL, I, OP, AT, RELU)                                                                       \
     {                                                                                                                  \
         constexpr int TILES = ((I + 1 + 63) / 64) * ((OP + 63) / 64);                                                  \
-        if (tile >= 0 && tile < TILES) linear_weights<NUMBER, LEVEL, I, OP, AT>(b, win, row, tile, (float*)left, (float*)right); \
+        if (tile >= 0 && tile < TILES && rule.moves(part, AT, (I + 1) * OP))                                           \
+            linear_weights<NUMBER, LEVEL, I, OP, AT>(b, win, row, tile, (float*)left, (float*)right);                  \
         tile -= TILES;                                                                                                 \
     }
     LINEARS(TILES_OF)
@@ -618,21 +626,25 @@ __device__ float block_sum(float value) {
 }
 
 // Bring the gradient together: chunks of convolutions, and the penalty that counts as part of the loss; its square.
-extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Sgd sgd, int step) {
+extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Rule rule, int step) {
     int row = blockIdx.x, part = row % b.parts;
-    if (!sgd.moves[part]) return;
+    int from = max((int)blockIdx.y * SLICE, rule.begin[part]), end = min(((int)blockIdx.y + 1) * SLICE, rule.end[part]);
+    if (!rule.moves(part)) return;
     Window win = window(b, row / b.parts, step);
-    int chunks = (win.count + CHUNK - 1) / CHUNK;
-    float sum = 0;
-    for (int i = blockIdx.y * SLICE + threadIdx.x; i < min((blockIdx.y + 1) * SLICE, WEIGHTS); i += blockDim.x) {
+    int chunks = (win.count + CHUNK - 1) / CHUNK, anchor = b.anchor ? b.anchor[row] : -1;
+    float penalty = rule.penalty[part], sum = 0;
+    for (int i = from + threadIdx.x; i < end; i += blockDim.x) {
         float* at = b.gradient + (size_t)row * WEIGHTS + i;
         float g;
         if (i < CONV_WEIGHTS) {
             g = 0;
             for (int c = 0; c < chunks; ++c) g += b.partial[((size_t)row * CHUNKS + c) * CONV_WEIGHTS + i];
         } else g = *at;
-        if (sgd.penalty[part] != 0) g += sgd.penalty[part] * b.weights[(size_t)row * WEIGHTS + i];
-        if (i < CONV_WEIGHTS || sgd.penalty[part] != 0) *at = g;
+        if (penalty != 0) {
+            float w = b.weights[(size_t)row * WEIGHTS + i];
+            g += penalty * (anchor < 0 ? w : w - b.anchors[(size_t)anchor * WEIGHTS + i]);
+        }
+        if (i < CONV_WEIGHTS || penalty != 0) *at = g;
         sum += g * g;
     }
     sum = block_sum(sum);
@@ -640,22 +652,23 @@ extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Sgd sgd, int
 }
 
 // v <- momentum v + clipped gradient + decay w;  w <- w - rate v.
-extern "C" __global__ void __launch_bounds__(256) update(Buffers b, Sgd sgd, int step) {
+extern "C" __global__ void __launch_bounds__(256) update(Buffers b, Rule rule, int step) {
     int row = blockIdx.x, part = row % b.parts;
-    if (!sgd.moves[part]) return;
-    float scale = 1;
-    if (sgd.max_norm > 0) {
+    int from = max((int)blockIdx.y * SLICE, rule.begin[part]), end = min(((int)blockIdx.y + 1) * SLICE, rule.end[part]);
+    if (from >= end) return;
+    float scale = 1, rate = b.rates[row / b.parts], decay = rule.decay[part];
+    if (rule.max_norm > 0) {
         float sum = 0;
         for (int p = 0; p < b.parts; ++p)
-            if (sgd.moves[p] && (sgd.joint || p == part))
+            if (rule.moves(p) && (rule.joint || p == part))
                 for (int s = 0; s < SLICES; ++s) sum += b.squares[(row - part + p) * SLICES + s];
-        scale = sgd.max_norm / (sqrtf(sum) + 1e-6f);
+        scale = rule.max_norm / (sqrtf(sum) + 1e-6f);
         if (scale > 1) scale = 1;
     }
     size_t base = (size_t)row * WEIGHTS;
-    for (int i = blockIdx.y * SLICE + 4 * threadIdx.x; i < min((blockIdx.y + 1) * SLICE, WEIGHTS); i += 4 * blockDim.x) {
+    for (int i = from + 4 * threadIdx.x; i < end; i += 4 * blockDim.x) {
         float4 g = *(float4*)(b.gradient + base + i), v = *(float4*)(b.velocity + base + i), w = *(float4*)(b.weights + base + i);
-#define MOVE(X) v.X = sgd.momentum * v.X + (scale * g.X + sgd.decay[part] * w.X), w.X -= sgd.rate * v.X;
+#define MOVE(X) v.X = rule.momentum * v.X + (scale * g.X + decay * w.X), w.X -= rate * v.X;
         MOVE(x) MOVE(y) MOVE(z) MOVE(w)
         *(float4*)(b.velocity + base + i) = v;
         *(float4*)(b.weights + base + i) = w;

@@ -322,6 +322,17 @@ class Plan:
             begin += layer.outputs * (fan + 1)
         return out
 
+    def inside(self, weights: slice) -> slice:
+        """Return where weights of whole layers, given by their span in a flat network, lie in the kernels' layout."""
+        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
+        begin, held = 0, []
+        for layer in layers:
+            fan = layer.channels * layer.kernel**2 if isinstance(layer, Convolution) else layer.inputs
+            if weights.start <= begin < weights.stop:
+                held.append(layer)
+            begin += layer.outputs * (fan + 1)
+        return slice(held[0].offset, held[-1].offset + held[-1].size) if held else slice(0, 0)
+
 
 def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple

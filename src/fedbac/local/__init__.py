@@ -10,7 +10,7 @@ from torch import nn
 
 from fedbac import gpu, native
 from fedbac.config.experiment import Runtime
-from fedbac.core.parts import Personalization
+from fedbac.core.parts import Anatomy, Personalization
 from fedbac.core.requests import Trainer
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples
@@ -18,6 +18,7 @@ from fedbac.local.fused import FusedTrainer, plan_for
 from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
+from fedbac.local.stages import obstacle, stages_of
 from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
 
@@ -32,50 +33,65 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     """
     if runtime.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
-    layers = layers_of(network, examples.dataset.x_train.shape[1:]) if scheme.sums_logits else None
+    layers = layers_of(network, examples.dataset.x_train.shape[1:])
+    reason = _reason(network, scheme, examples, layers)
+    known = layers if reason is None else None
     buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
     if torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered)):
-        return _on_gpu(network, scheme, examples, runtime, layers)
+        return _on_gpu(network, scheme, examples, runtime, known, reason)
     workers = runtime.workers or num_cores()
     if runtime.trainer != "torch":
         missing = native.missing()
-        if layers is not None and missing is None:
-            return NativeTrainer(network, scheme, examples, layers, workers)
-        if layers is not None and runtime.trainer == "auto":
+        if known is not None and missing is None:
+            return NativeTrainer(network, scheme, examples, known, workers)
+        if known is not None and runtime.trainer == "auto":
             log.warning("training through torch, which is slow, for lack of the native kernel: %s", missing)
         if runtime.trainer == "native":
-            raise _no_kernel(scheme, layers, missing)
+            raise _no_kernel(reason or missing)
     if workers == 1:
         return LoopTrainer(network, scheme, examples)
     return PoolTrainer(network, scheme, examples, workers)
 
 
 def _on_gpu(
-    network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime, layers: native.Layers | None
+    network: nn.Module,
+    scheme: Personalization,
+    examples: Examples,
+    runtime: Runtime,
+    known: native.Layers | None,
+    reason: str | None,
 ) -> Trainer:
     device = torch.device("cuda")
     if runtime.trainer != "torch":
         missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
-        if layers is not None and missing is None:
-            plan = plan_for(layers, examples)
-            if len(scheme.scopes) > gpu.MAX_PARTS:
-                missing = f"it knows at most {gpu.MAX_PARTS} parts"
+        if known is not None and missing is None:
+            plan = plan_for(known, examples)
+            if len(Anatomy(scheme, network).networks) > gpu.MAX_PARTS:
+                missing = f"it knows at most {gpu.MAX_PARTS} networks"
             elif plan.shared > gpu.shared_limit():
                 missing = "the network is too large for this GPU's shared memory"
             else:
                 return FusedTrainer(network, scheme, examples, plan, device)
         if runtime.trainer == "native":
-            raise _no_kernel(scheme, layers, missing)
-        if layers is not None and scheme.sums_logits:
+            raise _no_kernel(reason or missing)
+        if known is not None:
             log.warning("training through torch, which is slower than our GPU kernels: %s", missing)
     return VmapTrainer(network, scheme, examples, device)
 
 
-def _no_kernel(scheme: Personalization, layers: native.Layers | None, reason: str | None) -> ConfigError:
-    if not scheme.sums_logits:
-        reason = f"personalization {scheme.kind!r} is not a sum of logits"
-    elif layers is None:
-        reason = "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+def _reason(
+    network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers | None
+) -> str | None:
+    """Return why our kernels cannot train this network by this scheme, or None where they can."""
+    if scheme.terms is None:
+        return f"personalization {scheme.kind!r} is not a sum of logits"
+    if layers is None:
+        return "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+    found = obstacle(stages_of(Anatomy(scheme, network), network, examples.training), dict(network.named_parameters()))
+    return None if found is None else f"personalization {scheme.kind!r}: {found}"
+
+
+def _no_kernel(reason: str | None) -> ConfigError:
     return ConfigError(f"runtime.trainer: the native kernel cannot be used: {reason}; use torch or auto")
 
 

@@ -13,7 +13,7 @@ from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.data import Augment, Dataset, Shards
+from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +29,18 @@ class Examples:
     """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
     _statistics: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
+    _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)
+    """Examples of clients that are measured where there is a cap, which are always the same."""
 
-    def visits(self, client: int, round_: int, edge_round: int, num_phases: int) -> IntArray:
-        """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation."""
+    def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> IntArray:
+        """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation.
+
+        Every phase of a training begins this stream anew: what a phase sees does not depend on those before and after.
+        """
         mine = self.shards.train[client]
         rng = stream(self.seed, "batches", round_, edge_round, client)
-        return np.stack([mine[rng.permutation(mine.size)] for _ in range(num_phases * self.training.epochs)])
+        orders = [mine[rng.permutation(mine.size)] for _ in range(epochs)]
+        return np.array(orders, dtype=np.int64).reshape(epochs, mine.size)
 
     def batches(self, size: int) -> list[slice]:
         """Return the batches of one epoch over ``size`` examples; only the last may be smaller."""
@@ -52,16 +58,33 @@ class Examples:
         return torch.from_numpy(offset).reshape(*visits.shape, 2), torch.from_numpy(flip).reshape(visits.shape)
 
     def groups(self, request: Evaluate) -> list[IntArray]:
-        """Return the examples an Evaluate request speaks of, one group per client, or the edge's test data as one."""
-        if request.split == "test":
-            return [self.shards.test[request.edge]]
-        return [self._capped(client, request.split, request.max_samples) for client in request.clients]
+        """Return the examples an Evaluate request speaks of, one group per owner; those of an edge are never capped."""
+        if request.level == "edge":
+            if request.split != "test":
+                raise ValueError(f"edges own test data only, not {request.split!r}; ask their clients for that")
+            return [self.shards.test[edge] for edge in request.owners]
+        return [self._capped(client, request.split, request.max_samples) for client in request.owners]
 
     def _capped(self, client: int, split: Split, cap: int | None) -> IntArray:
-        mine = self.shards.train[client] if split == "train" else self.shards.validation[client]
+        mine = {"train": self.shards.train, "validation": self.shards.validation}.get(split, self.client_test)[client]
         if cap is None or mine.size <= cap:
             return mine
-        return np.sort(stream(self.seed, "loss-subset", client).choice(mine, cap, replace=False))
+        if (client, split, cap) not in self._subsets:
+            drawn = stream(self.seed, "loss-subset", client).choice(mine, cap, replace=False)
+            self._subsets[client, split, cap] = np.sort(drawn)
+        return self._subsets[client, split, cap]
+
+    @cached_property
+    def client_test(self) -> tuple[IntArray, ...]:
+        """Per client, its share of the test data of its edge, by its classes."""
+        d, shares = self.dataset, [mine[:0] for mine in self.shards.train]
+        for edge, clients in enumerate(self.shards.clients):
+            count_NC = class_counts(d.y_train, [self.shards.train[client] for client in clients], d.num_classes)
+            rng = stream(self.seed, "client-test", edge)
+            dealt = deal_test(self.shards.test[edge], d.y_test, count_NC, rng)
+            for client, share in zip(clients, dealt, strict=True):
+                shares[client] = share
+        return tuple(shares)
 
     def of_edge(self, edge: int) -> "Examples":
         """Return only what one edge and its clients hold; indices point into what is left."""
@@ -116,3 +139,15 @@ def rates(correct: ArrayLike, loss: ArrayLike, count: ArrayLike) -> tuple[FloatA
     count_G = np.asarray(count, dtype=np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(loss, dtype=np.float64) / count_G, np.asarray(correct, dtype=np.float64) / count_G
+
+
+def cells(request: Evaluate) -> IntArray:
+    """Return which model meets which group in every cell of a measurement, ``[rows, groups, 2]``."""
+    num_models, num_groups = request.num_models, len(request.owners)
+    if not request.paired:
+        return np.stack(np.meshgrid(np.arange(num_models), np.arange(num_groups), indexing="ij"), -1)
+    if num_models != num_groups:
+        raise ValueError(
+            f"{num_models} models cannot be paired with {num_groups} groups; there must be as many of each"
+        )
+    return np.repeat(np.arange(num_groups)[None, :, None], 2, axis=2)

@@ -1,9 +1,10 @@
 """The trainer for the paper's networks on a GPU: all clients in step, through kernels made for the network."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import Structure, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbac.core import trees
-from fedbac.core.parts import Params, Parts, Personalization, Phase
+from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
+from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
+from fedbac.local.stages import Span, Stage, span, stages_of
 from fedbac.native import Layers
 
 LEAST_ROOM = 64
@@ -35,17 +38,17 @@ def plan_for(layers: Layers, examples: Examples) -> Plan:
     return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
 
 
-class Sgd(Structure):
+class Rule(Structure):
     """As in ``kernels.cu``."""
 
     _fields_ = (
-        ("rate", c_float),
         ("momentum", c_float),
         ("max_norm", c_float),
         ("joint", c_int),
         ("decay", c_float * MAX_PARTS),
         ("penalty", c_float * MAX_PARTS),
-        ("moves", c_int * MAX_PARTS),
+        ("begin", c_int * MAX_PARTS),
+        ("end", c_int * MAX_PARTS),
     )
 
 
@@ -57,7 +60,9 @@ class FusedTrainer:
     ) -> None:
         self.path = "cuda-fused"
         self.device = device
-        self.examples, self.scheme, self.plan = examples, scheme, plan
+        self.examples, self.plan = examples, plan
+        self.anatomy = Anatomy(scheme, network)
+        self.stages = stages_of(self.anatomy, network, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.stream = current_stream
         self.module = Module(plan.source)
@@ -77,51 +82,93 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
-        self.bytes_per_client = len(scheme.scopes) * (plan.row_bytes + 4 * plan.size)
+        self.layouts = Layouts()
+        self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
     def _seen(self, pixels: Tensor) -> Tensor:
         """Return images as the kernels read them: uint8, or floats of four bytes."""
         return (pixels.float() if self.plan.float_pixels else pixels).contiguous()
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
-        """Train the clients of all requests; all belong to the same edge round."""
-        phases, first = self.scheme.phases(), requests[0]
-        request_of = np.repeat(np.arange(len(requests)), [len(request.clients) for request in requests])
-        clients = np.concatenate([request.clients for request in requests])
-        schedule = Schedule(self.examples, clients, first, len(phases))
-        order, parts = schedule.order, len(self.scheme.scopes)
-        rows = len(clients) * parts
-        self._make_room(rows)
-        self._load(requests, request_of[order], order)
+        """Train the clients of all requests, each at the moment and the rate of its own request."""
+        networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
+        jobs = [(request, client) for request in requests for client in request.clients]
+        batches = {stage.epochs: VisitTable(self.examples, jobs, stage.epochs) for stage in self.stages}
+        order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
+        row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
+        kept = momenta(self.anatomy, requests, networks)
+        velocity = {}
+        if kept is not None:
+            at = torch.from_numpy(order).to(self.device)
+            velocity = {n: self._inside(v.to(self.device)[at]) for n, v in kept.items()}
+        fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
+        self._make_room(len(jobs) * max(len(stage.networks) for stage in self.stages))
         self.room.loss.zero_()
-        work = self._work(
-            schedule.visits, self.source["train"], self.room.weights, parts, self.examples.training.batch_size
-        )
-        for name in ("loss", "velocity", "gradient", "partial", "squares"):
-            setattr(work.buffers, name, getattr(self.room, name).data_ptr())
-        work.point("out", self.room.out)
-        work.point("back", self.room.back)
-        work.point("winner", self.room.winner)
-        work.keep("crop", schedule.crop)
-        work.keep("flip", schedule.flip)
-        work.keep("slots", np.arange(rows, dtype=np.int32))
-        for number, phase in enumerate(phases):
-            work.keep("jobs", schedule.jobs(number))
-            work.sgd = self._sgd(phase, first.learning_rate)
-            arguments, stream = pointers([work.buffers, work.sgd, work.step]), self.stream()
-            for step in range(schedule.num_steps):
-                work.step.value = step
-                self._launch(self.plan.training, parts * schedule.active[step], stream, arguments)
-        seen_C = np.maximum(schedule.seen, 1)
-        loss_C = self.room.loss[: len(clients)].sum(1).cpu().numpy() / seen_C
+        rate_J = np.array([request.learning_rate for request, _ in jobs], dtype=np.float32)[order]
+        for stage in self.stages:
+            self._run(stage, fleet, batches[stage.epochs], rate_J)
+        seen_J = sum(stage.epochs * batches[stage.epochs].used_J for stage in self.stages)
+        loss_J = self.room.loss[: len(jobs)].sum(1).cpu().numpy() / np.maximum(seen_J, 1)
         place = np.argsort(order)
+        loss_J, at = loss_J[place], torch.from_numpy(place).to(self.device)
+        now = {n: fleet.now(n)[at] for n in networks}
+        velocity = {} if kept is None else {n: fleet.velocity_JD[n][at] for n in networks}
         out, begin = [], 0
         for request in requests:
-            mine = place[begin : begin + len(request.clients)]
-            begin += len(request.clients)
-            kept = None if request.momentum is None else self._parts(self.room.velocity, mine)
-            out.append(Trained(self._parts(self.room.weights, mine), loss_C[mine], kept))
+            mine = slice(begin, begin + len(request.clients))
+            begin = mine.stop
+            momentum = None if request.momentum is None else self._parts(velocity, mine)
+            out.append(Trained(self._parts(now, mine), loss_J[mine], momentum))
         return out
+
+    def _run(self, stage: Stage, fleet: Fleet, batches: "VisitTable", rate_J: NDArray[np.float32]) -> None:
+        """Run a phase of all jobs."""
+        parts, room, num_jobs = len(stage.networks), self.room, rate_J.size
+        table, start_JP = fleet.start(stage.networks)
+        weights, velocity = (
+            stack[: num_jobs * parts].view(num_jobs, parts, -1) for stack in (room.weights, room.velocity)
+        )
+        weights.copy_(table[torch.from_numpy(start_JP).to(self.device)])
+        before = fleet.velocity(stage.networks)
+        if before is None:
+            velocity.zero_()
+        else:
+            velocity.copy_(before)
+        given = self._arguments(
+            batches.visits.astype(np.int32),
+            self.source["train"],
+            room.weights,
+            parts,
+            self.examples.training.batch_size,
+        )
+        for name in ("loss", "velocity", "gradient", "partial", "squares"):
+            setattr(given.buffers, name, getattr(room, name).data_ptr())
+        given.point("out", room.out)
+        given.point("back", room.back)
+        given.point("winner", room.winner)
+        given.keep("crop", batches.crop)
+        given.keep("flip", batches.flip)
+        given.keep("slots", torch.arange(num_jobs * parts, dtype=torch.int32, device=self.device))
+        given.keep("rates", rate_J)
+        given.keep("jobs", batches.jobs)
+        spans = [span(stage, network, self.like) for network in stage.networks]
+        if stage.anchors:
+            nothing = np.full(num_jobs, -1)
+            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
+            given.keep("anchor", anchor_JP.astype(np.int32))
+            given.buffers.anchors = fleet.table_TD.data_ptr()
+        given.rule = self._rule(spans)
+        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
+        for step, active in enumerate(batches.active):
+            given.step.value = step
+            self._launch(self.plan.training, parts * active, stream, arguments)
+        more = stage is not self.stages[-1]  # the next phase needs the room
+        fleet.move(
+            stage.networks,
+            stage.moving,
+            weights.clone() if more else weights,
+            velocity.clone() if more else velocity,
+        )
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
@@ -133,7 +180,8 @@ class FusedTrainer:
                 if (request.split == "test") != test:
                     continue
                 groups = self.examples.groups(request)
-                scored += len(request.models) * len(self.scheme.scopes) * sum(group.size for group in groups)
+                examples = sum(group.size for group in groups)
+                scored += (1 if request.paired else request.num_models) * len(self.anatomy.judged) * examples
                 together[r] = request, groups
                 if scored > SCORED_AT_ONCE:
                     measured |= zip(together, self._evaluate(list(together.values())), strict=True)
@@ -143,187 +191,121 @@ class FusedTrainer:
 
     def close(self) -> None:
         """Let go of the buffers."""
-        self.room = Room(self.plan, 0, self.device)
+        self.room, self.layouts = Room(self.plan, 0, self.device), Layouts()
 
     def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Iterator[Measured]:
         """Evaluate requests about one split, given with their groups of examples."""
         if not requests:
             return
-        batch, parts = self.plan.room, list(self.scheme.scopes)
-        table: dict[int, tuple[int, Params]] = {}
-        examples, jobs, slots = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)]
-        pairs, counts = [], []
-        seen = scored = 0
-        for request, groups in requests:
-            count_G = np.array([group.size for group in groups], dtype=np.int64)
-            begin_G, total = np.cumsum(count_G) - count_G, int(count_G.sum())
-            examples += groups
-            logits_at: dict[int, int] = {}
-            for model in request.models:
-                for part in parts:
-                    slot = table.setdefault(id(model[part]), (len(table), model[part]))[0]
-                    if slot not in logits_at:
-                        logits_at[slot] = scored
-                        start_J = np.arange(0, total, batch)
-                        size_J = np.minimum(batch, total - start_J)
-                        jobs.append(np.stack([seen + start_J, scored + start_J, size_J, np.ones_like(size_J)], 1))
-                        slots.append(np.full(start_J.size, slot))
-                        scored += total
-            at_VP = np.array([[logits_at[table[id(model[part])][0]] for part in parts] for model in request.models])
-            shape = (len(request.models), count_G.size)
-            columns = [np.broadcast_to(seen + begin_G, shape), np.broadcast_to(count_G, shape)]
-            columns += [at_VP[:, p, None] + begin_G for p in range(len(parts))]
-            pairs.append(np.stack(columns, -1).reshape(-1, 2 + len(parts)))
-            counts.append((shape, count_G))
-            seen += total
+        table = NetworkTable(self.anatomy)
+        rows = [np.stack([table.rows(r.bank, r.row_V, n) for n in self.anatomy.judged], 1) for r, _ in requests]
+        asked = [(r.split, r.owners, r.level, r.paired, r.max_samples) for r, _ in requests]
+        layout = self.layouts.find(
+            (*asked, *(row_VP.tobytes() for row_VP in rows)),
+            lambda: lay_out(requests, rows, self.plan.room, self.device),
+        )
         split = self.source["test" if requests[0][0].split == "test" else "train"]
-        networks = self._inside(torch.stack([trees.ravel(params).to(self.device) for _, params in table.values()]))
-        arrays = [np.concatenate(list(pieces)) for pieces in (examples, jobs, slots, pairs)]
-        loss, correct = self._score(split, networks, *arrays)
+        loss, correct = self._score(split, self._inside(table.stacked().to(self.device)), layout)
         begin = 0
-        for shape, count_G in counts:
-            rows = slice(begin, begin + shape[0] * shape[1])
-            begin = rows.stop
-            loss_VG, accuracy_VG = rates(correct[rows].reshape(shape), loss[rows].reshape(shape), count_G)
+        for shape, count_G in layout.counts:
+            cells = slice(begin, begin + shape[0] * shape[1])
+            begin = cells.stop
+            loss_VG, accuracy_VG = rates(correct[cells].reshape(shape), loss[cells].reshape(shape), count_G)
             yield Measured(loss_VG, accuracy_VG, count_G)
 
-    def _score(
-        self, split: tuple[Tensor, Tensor], networks: Tensor, examples: NDArray[Any], jobs: NDArray[Any],
-        slots: NDArray[Any], pairs: NDArray[Any],
-    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    def _score(self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Layout) -> tuple[FloatArray, FloatArray]:
         """Return the summed loss and the correct answers of every pair of a model and a group of examples."""
+        there, num_jobs, num_pairs = layout.there, len(layout.jobs), len(layout.pairs)
         at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
-        room = ScoringRoom(self.plan, min(len(jobs), at_once), self.device)
-        num_scored = int((jobs[:, 1] + jobs[:, 2]).max(initial=0))
-        logits = torch.empty((num_scored, self.plan.linears[-1].outputs), device=self.device)
-        work = self._work(examples, split, networks, 1, self.plan.room)
-        work.point("out", room.out)
-        work.point("winner", room.winner)
-        work.buffers.logits = logits.data_ptr()
-        arguments, stream = pointers([work.buffers, work.sgd, work.step]), self.stream()
-        for start in range(0, len(jobs), at_once):
+        room = ScoringRoom(self.plan, min(num_jobs, at_once), self.device)
+        logits = torch.empty((layout.num_scored, self.plan.linears[-1].outputs), device=self.device)
+        given = self._arguments(there["visits"], split, networks, 1, self.plan.room)
+        given.point("out", room.out)
+        given.point("winner", room.winner)
+        given.buffers.logits = logits.data_ptr()
+        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
+        for start in range(0, num_jobs, at_once):
             some = slice(start, start + at_once)
-            work.keep("jobs", jobs[some].astype(np.int32))
-            work.keep("slots", slots[some].astype(np.int32))
-            self._launch(self.plan.scoring, len(jobs[some]), stream, arguments)
-        loss = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
-        correct = torch.zeros(len(pairs), dtype=torch.int32, device=self.device)
-        table = torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)).to(self.device)
-        tensors = [logits, work.kept["visits"], split[1], table, loss, correct]
+            given.keep("jobs", there["jobs"][some])
+            given.keep("slots", there["slots"][some])
+            self._launch(self.plan.scoring, min(at_once, num_jobs - start), stream, arguments)
+        both = torch.zeros(12 * num_pairs, dtype=torch.uint8, device=self.device)  # they come back in one copy
+        loss, correct = both[: 8 * num_pairs], both[8 * num_pairs :]  # of float64 and int32
+        tensors = [logits, there["visits"], split[1], there["pairs"], loss, correct]
         values: list[Any] = [c_void_p(tensor.data_ptr()) for tensor in tensors]
-        values.insert(4, c_int(pairs.shape[1] - 2))
-        if len(pairs):
-            self.module.launch(self.judge, (len(pairs), 1, 1), 128, 0, self.stream(), pointers(values))
-        return loss.cpu().numpy(), correct.cpu().numpy().astype(np.float64)
+        values.insert(4, c_int(layout.pairs.shape[1] - 2))
+        if num_pairs:
+            self.module.launch(self.judge, (num_pairs, 1, 1), 128, 0, stream, pointers(values))
+        found = both.cpu().numpy()
+        return found[: 8 * num_pairs].view(np.float64), found[8 * num_pairs :].view(np.int32).astype(np.float64)
 
-    def _work(
-        self, visits: NDArray[Any], split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
-    ) -> "Work":
-        work = Work(_buffers_type(len(self.plan.levels))(), self.device)
-        work.keep("visits", visits.astype(np.int32))
+    def _arguments(
+        self, visits: NDArray[Any] | Tensor, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
+    ) -> "Arguments":
+        given = Arguments(_buffers_type(len(self.plan.levels))(), self.device)
+        given.keep("visits", visits)
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
-            setattr(work.buffers, name, tensor.data_ptr())
-        work.buffers.parts, work.buffers.batch = parts, batch
-        return work
+            setattr(given.buffers, name, tensor.data_ptr())
+        given.buffers.parts, given.buffers.batch = parts, batch
+        return given
 
     def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p, arguments: Any) -> None:
         for launch in launches:
             grid = (rows, launch.y, launch.z)
             self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
 
-    def _sgd(self, phase: Phase, rate: float) -> Sgd:
+    def _rule(self, spans: Sequence[Span]) -> Rule:
         training = self.examples.training
-        sgd = Sgd(rate=rate, momentum=training.momentum, max_norm=training.clip_norm or 0.0)
-        sgd.joint = training.clip_scope == "joint"
-        for p, part in enumerate(self.scheme.scopes):
-            sgd.decay[p] = training.weight_decay + phase.decay.get(part, 0.0)
-            sgd.penalty[p] = phase.penalty.get(part, 0.0)
-            sgd.moves[p] = part in phase.moves
-        return sgd
+        rule = Rule(momentum=training.momentum, max_norm=training.clip_norm or 0.0)
+        rule.joint = training.clip_scope == "joint"
+        for p, moving in enumerate(spans):
+            inside = self.plan.inside(moving.weights)
+            rule.decay[p], rule.penalty[p] = moving.decay, moving.penalty
+            rule.begin[p], rule.end[p] = inside.start, inside.stop
+        return rule
 
     def _make_room(self, rows: int) -> None:
         if rows > self.room.rows:
             self.room = Room(self.plan, 0, self.device)  # the old one goes before the new one comes
             self.room = Room(self.plan, rows, self.device)
 
-    def _load(self, requests: Sequence[Train], request_of: NDArray[Any], order: NDArray[Any]) -> None:
-        """Put every client's start, and its momentum, in its place."""
-        parts = list(self.scheme.scopes)
-        flat = [torch.stack([trees.ravel(request.start[part]) for part in parts]) for request in requests]
-        start_RPD = self._inside(torch.stack(flat).to(self.device))
-        place = torch.from_numpy(request_of).to(self.device)
-        self.room.view(self.room.weights, len(order), len(parts)).copy_(start_RPD[place])
-        velocity = self.room.view(self.room.velocity, len(order), len(parts))
-        if requests[0].momentum is None:
-            velocity.zero_()
-            return
-        kept = [
-            torch.stack([torch.cat([v.flatten(1) for v in momentum[part].values()], 1) for part in parts], 1)
-            for momentum in (request.momentum for request in requests)
-            if momentum is not None
-        ]
-        velocity.copy_(self._inside(torch.cat(kept).to(self.device)[torch.from_numpy(order).to(self.device)]))
-
     def _inside(self, flat: Tensor) -> Tensor:
         """Return rows of weights in the kernels' layout."""
         zero = flat.new_zeros((*flat.shape[:-1], 1))
         return torch.cat([flat, zero], -1)[..., self.into]
 
-    def _parts(self, stack: Tensor, jobs: NDArray[Any]) -> Parts:
-        """Return the networks of some jobs, copied out of the kernels' layout."""
-        names = list(self.scheme.scopes)
-        rows = torch.from_numpy(jobs).to(self.device)
-        view = stack[: stack.shape[0] // len(names) * len(names)].view(-1, len(names), self.plan.size)
-        return {
-            part: trees.unravel(view[rows, p].index_select(1, self.out_of), self.like) for p, part in enumerate(names)
-        }
+    def _parts(self, stacks: Mapping[str, Tensor], jobs: slice) -> Parts:
+        """Return the networks of some jobs, copied out of the kernels' layout, as parts."""
+        flat = {network: stack[jobs].index_select(1, self.out_of) for network, stack in stacks.items()}
+        return parts_of(self.anatomy, flat, self.like)
 
 
-class Schedule:
-    """Which examples the clients visit: those with most batches first."""
+class VisitTable:
+    """Which examples clients visit in a phase: those with most batches first."""
 
-    def __init__(self, examples: Examples, clients: NDArray[Any], request: Train, num_phases: int) -> None:
-        self.epochs = examples.training.epochs
-        size_C = np.array([examples.shards.train[client].size for client in clients], dtype=np.int64)
-        batches = {size: examples.batches(size) for size in set(size_C.tolist())}
-        used_C = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_C.tolist()], dtype=np.int64)
-        per_epoch_C = np.array([len(batches[size]) for size in size_C.tolist()], dtype=np.int64)
-        self.order = np.argsort(-per_epoch_C, kind="stable")
-        visits = [
-            examples.visits(client, request.round, request.edge_round, num_phases) for client in clients[self.order]
-        ]
+    def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int) -> None:
+        size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
+        batches = {size: examples.batches(size) for size in set(size_J.tolist())}
+        used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
+        per_epoch_J = np.array([len(batches[size]) for size in size_J.tolist()], dtype=np.int64)
+        self.order = np.argsort(-per_epoch_J, kind="stable")
+        size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
+        at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
+        visits = [examples.visits(*address, epochs) for address in at]
         self.visits = np.concatenate([visit.reshape(-1) for visit in visits])
-        self.size_C, self.used_C, self.per_epoch_C = size_C[self.order], used_C[self.order], per_epoch_C[self.order]
-        self.seen = num_phases * self.epochs * self.used_C
-        total_C = num_phases * self.epochs * self.size_C
-        self.first_C = np.cumsum(total_C) - total_C
-        self.num_steps = int(self.epochs * self.per_epoch_C.max(initial=0))
-        steps = np.arange(self.num_steps)
-        self.active = (self.epochs * self.per_epoch_C[:, None] > steps).sum(0).tolist()
+        first_J = np.cumsum(epochs * size_J) - epochs * size_J
+        self.jobs = np.stack([first_J, size_J, self.used_J, per_epoch_J], 1).astype(np.int32)
+        """What the kernels need to find a client's batch at any step."""
+        steps = np.arange(epochs * per_epoch_J.max(initial=0))
+        self.active: list[int] = (epochs * per_epoch_J[:, None] > steps).sum(0).tolist()
+        """How many clients have a batch at each step."""
         self.crop: NDArray[Any] | None = None
         self.flip: NDArray[Any] | None = None
         if examples.augment is not None:
-            drawn = [
-                examples.distortions(client, request.round, request.edge_round, visit)
-                for client, visit in zip(clients[self.order], visits, strict=True)
-            ]
+            drawn = [examples.distortions(*address, visit) for address, visit in zip(at, visits, strict=True)]
             offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in drawn if pair is not None])
             self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
             self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in drawn if pair is not None])
-
-    def jobs(self, phase: int) -> NDArray[np.int32]:
-        """Return what the kernels need to find a client's batch at any step of a phase."""
-        first_C = self.first_C + phase * self.epochs * self.size_C
-        return np.stack([first_C, self.size_C, self.used_C, self.per_epoch_C], 1).astype(np.int32)
-
-
-class ScoringRoom:
-    """The outputs of convolutions on the way to logits."""
-
-    def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
-        sizes = plan.levels[: len(plan.convolutions)]
-        self.out = [torch.empty((rows, plan.room, size), device=device) for size in sizes]
-        self.winner = [torch.empty((rows, plan.room, size), dtype=torch.uint8, device=device) for size in sizes]
 
 
 class Room:
@@ -343,13 +325,9 @@ class Room:
         self.back = [room(plan.room, size) for size in plan.levels]
         self.winner = [room(plan.room, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
 
-    def view(self, stack: Tensor, jobs: int, parts: int) -> Tensor:
-        """Return the first rows as [job, part, weight]."""
-        return stack[: jobs * parts].view(jobs, parts, self.plan.size)
-
 
 @dataclass
-class Work:
+class Arguments:
     """The arguments of a row of launches, and the tensors they point to."""
 
     buffers: Any
@@ -357,13 +335,14 @@ class Work:
 
     def __post_init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
-        self.sgd = Sgd()
+        self.rule = Rule()
         self.step = c_int32(0)
 
-    def keep(self, name: str, values: NDArray[Any] | None) -> None:
+    def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
         """Bring an array to the device and point a field to it; without values the kernels do without."""
         if values is not None:
-            self.kept[name] = torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+            there = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+            self.kept[name] = there.to(self.device)
             setattr(self.buffers, name, self.kept[name].data_ptr())
 
     def point(self, name: str, tensors: Sequence[Tensor]) -> None:
@@ -372,10 +351,11 @@ class Work:
             getattr(self.buffers, name)[level] = tensor.data_ptr()
 
 
+@cache
 def _buffers_type(levels: int) -> type[Structure]:
     """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
-    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "weights", "velocity", "gradient"]
-    names += ["partial", "squares", "loss", "logits"]
+    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
+    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "logits"]
     fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
     fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
     return type("Buffers", (ctypes.Structure,), {"_fields_": [*fields, ("parts", c_int), ("batch", c_int)]})

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedbac import native
-from fedbac.core import trees
-from fedbac.core.parts import Params, Parts, Personalization, Phase
+from fedbac.core.parts import Anatomy, Params, Personalization
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
-from fedbac.core.settings import IntArray
-from fedbac.local.examples import Examples, rates
+from fedbac.core.settings import FloatArray, IntArray
+from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.stages import Stage, span, stages_of
 
 
 class NativeTrainer:
@@ -26,45 +26,75 @@ class NativeTrainer:
     ) -> None:
         self.path = f"native-{native.default_instruction_set()}"
         self.examples = examples
-        self.scheme = scheme
         self.layers = layers
         self.threads = threads
+        self.anatomy = Anatomy(scheme, network)
+        self.stages = stages_of(self.anatomy, network, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.images = {"train": self._images("train"), "test": self._images("test")}
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
-        """Train the clients of all requests; all belong to the same edge round."""
-        jobs = [(r, client) for r, request in enumerate(requests) for client in request.clients]
-        networks = Table()
-        start_JP = np.array([[networks.row(requests[r].start[part]) for part in self.scheme.scopes] for r, _ in jobs])
-        table_TD, velocity = networks.stacked(), self._velocity(requests)
-        phases = self.scheme.phases()
-        first = requests[0]
-        visits = [self.examples.visits(client, first.round, first.edge_round, len(phases)) for _, client in jobs]
-        loss_J = np.zeros(len(jobs))
-        for number, phase in enumerate(phases):
-            done = native.train(
-                self.layers,
-                self.images["train"],
-                table_TD,
-                start_JP,
-                self._schedule(number, first, [client for _, client in jobs], visits),
-                self._sgd(phase, first.learning_rate),
-                velocity_JPD=velocity,
-                return_velocity=velocity is not None or number + 1 < len(phases),
-                num_threads=self.threads,
-            )
-            # The next phase goes on from here.
-            table_TD = done.parameters_JPD.reshape(-1, done.parameters_JPD.shape[-1])
-            start_JP, velocity = np.arange(len(table_TD)).reshape(start_JP.shape), done.velocity_JPD
-            loss_J += np.where(done.finite_J, done.loss_J, np.nan) / len(phases)
+        """Train the clients of all requests, each at the moment and the rate of its own request."""
+        networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
+        row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests]) for n in networks}
+        kept = momenta(self.anatomy, requests, networks)
+        fleet = Fleet(table.stacked(), row_J, kept)
+        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
+        total, loss_J = sum(stage.epochs for stage in self.stages), np.zeros(rate_J.size)
+        visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in self.stages}
+        for number, stage in enumerate(self.stages):
+            later = {network for after in self.stages[number + 1 :] for network in after.moving}
+            goes_on = kept is not None or bool(later & set(stage.moving))
+            done = self._run(stage, fleet, visits[stage.epochs], rate_J, goes_on)
+            loss_J += np.where(done.finite_J, done.loss_J, np.nan) * (stage.epochs / total)
         out, begin = [], 0
         for request in requests:
             rows = slice(begin, begin + len(request.clients))
             begin = rows.stop
-            kept = None if velocity is None or request.momentum is None else self._parts(velocity[rows])
-            out.append(Trained(self._parts(done.parameters_JPD[rows]), loss_J[rows], kept))
+            parts_C = parts_of(self.anatomy, {n: fleet.now(n)[rows] for n in networks}, self.like)
+            momentum = None
+            if request.momentum is not None:
+                momentum = parts_of(self.anatomy, {n: fleet.velocity_JD[n][rows] for n in networks}, self.like)
+            out.append(Trained(parts_C, loss_J[rows], momentum))
         return out
+
+    def _run(
+        self, stage: Stage, fleet: Fleet, visits: native.Visits, rate_J: FloatArray, goes_on: bool
+    ) -> native.Outcome:
+        """Run a phase of all jobs; momentum is handed on only where it ``goes_on``."""
+        table_TD, start_JP = fleet.start(stage.networks)
+        velocity_JPD = fleet.velocity(stage.networks)
+        training, spans = self.examples.training, [span(stage, network, self.like) for network in stage.networks]
+        anchor_JP = None
+        if stage.anchors:
+            nothing = np.full(rate_J.size, -1)
+            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
+        done = native.train(
+            self.layers,
+            self.images["train"],
+            table_TD.numpy(),
+            start_JP,
+            visits,
+            native.Sgd(
+                batch_size=training.batch_size,
+                learning_rate=rate_J,
+                momentum=training.momentum,
+                weight_decay=[s.decay for s in spans],
+                l2=[s.penalty for s in spans],
+                max_norm=training.clip_norm or 0.0,
+                clip_per_part=training.clip_scope == "per_network",
+                moving=[s.weights for s in spans],
+                drop_last=training.drop_last,
+            ),
+            anchors_AD=None if anchor_JP is None else fleet.table_TD.numpy(),
+            anchor_JP=anchor_JP,
+            velocity_JPD=None if velocity_JPD is None else velocity_JPD.numpy(),
+            return_velocity=goes_on,
+            num_threads=self.threads,
+        )
+        after = None if done.velocity_JPD is None else torch.from_numpy(done.velocity_JPD)
+        fleet.move(stage.networks, stage.moving, torch.from_numpy(done.parameters_JPD), after)
+        return done
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example."""
@@ -77,33 +107,32 @@ class NativeTrainer:
     def _evaluate(self, requests: Sequence[Evaluate]) -> Iterator[Measured]:
         if not requests:
             return
-        networks = Table()
-        models: list[list[int]] = []
+        table, num_models = NetworkTable(self.anatomy), 0
+        models: list[IntArray] = []
         groups: list[IntArray] = []
-        pairs: list[tuple[int, int]] = []
+        asked: list[tuple[IntArray, list[IntArray]]] = []
         for request in requests:
             mine = self.examples.groups(request)
-            models_here = [[networks.row(model[part]) for part in self.scheme.scopes] for model in request.models]
-            pairs += [(len(models) + v, len(groups) + g) for v in range(len(models_here)) for g in range(len(mine))]
-            models += models_here
+            models.append(np.stack([table.rows(request.bank, request.row_V, n) for n in self.anatomy.judged], 1))
+            asked.append((cells(request) + np.array([num_models, len(groups)]), mine))
+            num_models += len(models[-1])
             groups += mine
         found = native.evaluate(
             self.layers,
             self.images["test" if requests[0].split == "test" else "train"],
-            networks.stacked(),
-            np.array(models),
+            table.stacked().numpy(),
+            np.concatenate(models),
             groups,
-            np.array(pairs),
+            np.concatenate([pairs.reshape(-1, 2) for pairs, _ in asked]),
             num_threads=self.threads,
         )
         begin = 0
-        for request in requests:
-            count = [group.size for group in self.examples.groups(request)]
-            shape = (len(request.models), len(count))
+        for pairs, mine in asked:
+            shape, count_G = pairs.shape[:2], np.array([group.size for group in mine], dtype=np.int64)
             rows = slice(begin, begin + shape[0] * shape[1])
             begin = rows.stop
-            loss_VG, accuracy_VG = rates(found.correct[rows].reshape(shape), found.loss[rows].reshape(shape), count)
-            yield Measured(loss_VG, accuracy_VG, np.array(count))
+            loss_VG, accuracy_VG = rates(found.correct[rows].reshape(shape), found.loss[rows].reshape(shape), count_G)
+            yield Measured(loss_VG, accuracy_VG, count_G)
 
     def _images(self, split: Split) -> native.Images:
         pixels, labels = self.examples.source(split)
@@ -111,79 +140,27 @@ class NativeTrainer:
             return native.Images(pixels.float().numpy(), labels.numpy())
         return native.Images(pixels.numpy(), labels.numpy(), *self.examples.normalization)
 
-    def _schedule(
-        self, phase: int, request: Train, clients: Sequence[int], visits: Sequence[IntArray]
-    ) -> native.Schedule:
-        epochs = self.examples.training.epochs
-        rows = slice(phase * epochs, (phase + 1) * epochs)
-        crop = flip = None
-        if self.examples.augment is not None:
-            crops, flips = [], []
-            for client, visit in zip(clients, visits, strict=True):
-                drawn = self.examples.distortions(client, request.round, request.edge_round, visit)
-                assert drawn is not None
-                crops.append(drawn[0][rows].reshape(-1, 2).numpy() - self.examples.augment.crop_padding)
-                flips.append(drawn[1][rows].reshape(-1).numpy())
-            crop, flip = np.concatenate(crops).astype(np.int8), np.concatenate(flips)
-        return native.Schedule(
-            examples_S=np.concatenate([visit[rows].reshape(-1) for visit in visits]),
+    def _visits(self, requests: Sequence[Train], epochs: int) -> native.Visits:
+        visits, crops, flips = [], [], []
+        for request in requests:
+            for client in request.clients:
+                at = (client, request.round, request.edge_round)
+                visits.append(self.examples.visits(*at, epochs))
+                drawn = self.examples.distortions(*at, visits[-1])
+                if drawn is not None and self.examples.augment is not None:
+                    crops.append(drawn[0].reshape(-1, 2).numpy() - self.examples.augment.crop_padding)
+                    flips.append(drawn[1].reshape(-1).numpy())
+        return native.Visits(
+            examples_S=np.concatenate([visit.reshape(-1) for visit in visits]),
             num_examples_J=np.array([visit.shape[1] for visit in visits]),
             num_epochs_J=np.full(len(visits), epochs),
-            crop_S2=crop,
-            flip_S=flip,
+            crop_S2=np.concatenate(crops).astype(np.int8) if crops else None,
+            flip_S=np.concatenate(flips) if flips else None,
         )
-
-    def _sgd(self, phase: Phase, rate: float) -> native.Sgd:
-        training = self.examples.training
-        return native.Sgd(
-            batch_size=training.batch_size,
-            learning_rate=rate,
-            momentum=training.momentum,
-            weight_decay=[training.weight_decay + phase.decay.get(part, 0.0) for part in self.scheme.scopes],
-            l2=[phase.penalty.get(part, 0.0) for part in self.scheme.scopes],
-            max_norm=training.clip_norm or 0.0,
-            clip_per_part=training.clip_scope == "per_network",
-            frozen=[part not in phase.moves for part in self.scheme.scopes],
-            drop_last=training.drop_last,
-        )
-
-    def _velocity(self, requests: Sequence[Train]) -> NDArray[np.float32] | None:
-        if requests[0].momentum is None:
-            return None
-        rows = [
-            torch.stack(
-                [torch.cat([v.flatten(1) for v in request.momentum[part].values()], 1) for part in self.scheme.scopes],
-                dim=1,
-            )
-            for request in requests
-            if request.momentum is not None
-        ]
-        return torch.cat(rows).numpy()
-
-    def _parts(self, rows_CPD: NDArray[np.float32]) -> Parts:
-        return {
-            part: trees.unravel(torch.from_numpy(rows_CPD[:, p]), self.like)
-            for p, part in enumerate(self.scheme.scopes)
-        }
 
 
 KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
 """Layers that the kernels can stand for; a class of the user's that is derived from one may do something else."""
-
-
-class Table:
-    """Distinct networks as rows of one array."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, tuple[int, Params]] = {}
-
-    def row(self, params: Params) -> int:
-        """Return the network's row, adding it when it is new."""
-        return self.rows.setdefault(id(params), (len(self.rows), params))[0]
-
-    def stacked(self) -> NDArray[np.float32]:
-        """Return all rows."""
-        return np.stack([trees.ravel(params).numpy() for _, params in self.rows.values()])
 
 
 def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | None:

@@ -1,7 +1,7 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -9,68 +9,101 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac.core import trees
-from fedbac.core.parts import Apply, Params, Parts, Personalization, Phase
+from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.errors import ConfigError
-from fedbac.local.examples import Examples, rates
+from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.networks import present
+from fedbac.local.stages import Moving, Stage, stages_of
 from fedbac.local.threads import one_thread, seeded
 
 EVALUATION_BATCH = 512
 
 
 class FlatModel:
-    """Copies of a network, one per part, whose parameters are views of one flat vector.
+    """Copies of a network, one for each that a scheme names, whose parameters are views of one flat vector.
 
     With one vector, clipping, weight decay and momentum are a handful of calls per step, however many layers there are.
     """
 
-    def __init__(self, network: nn.Module, part_names: Sequence[str]) -> None:
-        self.modules = {part: copy.deepcopy(network) for part in part_names}
-        sizes = {part: sum(p.numel() for p in module.parameters()) for part, module in self.modules.items()}
-        self.weight = torch.zeros(sum(sizes.values()))
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        self.modules = {name: copy.deepcopy(network) for name in names}
+        self.weight = torch.zeros(len(names) * sum(p.numel() for p in network.parameters()))
         self.gradient = torch.zeros_like(self.weight)
-        self.trainable = torch.cat([torch.full((p.numel(),), float(p.requires_grad)) for p in network.parameters()])
-        self.frozen = [not parameter.requires_grad for parameter in network.parameters()]
         self.others = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        self.range: dict[str, slice] = {}
+        self.at: dict[str, dict[str, slice]] = {}
+        """Where the parameters of each network lie in the vector."""
         start = 0
-        for part, module in self.modules.items():
-            self.range[part] = slice(start, start + sizes[part])
-            for parameter in module.parameters():
+        for network_name, module in self.modules.items():
+            self.at[network_name] = {}
+            for name, parameter in module.named_parameters():
                 stop = start + parameter.numel()
                 parameter.data = self.weight[start:stop].view_as(parameter)
                 parameter.grad = self.gradient[start:stop].view_as(parameter)
+                self.at[network_name][name] = slice(start, stop)
                 start = stop
 
-    def apply(self, part: str, x: Tensor) -> Tensor:
-        """Run one part."""
-        logits: Tensor = self.modules[part](x)
+    def apply(self, network: str, x: Tensor) -> Tensor:
+        """Run one network."""
+        logits: Tensor = self.modules[network](x)
         return logits
 
-    def load(self, part: str, params: Params) -> None:
+    def load(self, network: str, params: Params) -> None:
         """Copy weights (and buffers) in."""
-        module = self.modules[part]
+        module = self.modules[network]
         with torch.no_grad():
             for name, value in [*module.named_parameters(), *module.named_buffers()]:
                 # Buffers that are not averaged, such as counters, begin anew with every client.
                 value.copy_(params[name] if name in params else self.others[name])
 
-    def read(self, part: str, names: Sequence[str]) -> Params:
+    def read(self, network: str, names: Iterable[str]) -> Params:
         """Copy weights (and buffers) out."""
-        module = self.modules[part]
+        module = self.modules[network]
         values = dict([*module.named_parameters(), *module.named_buffers()])
         return {name: values[name].detach().clone() for name in names}
 
-    def prepare(self, phase: Phase) -> Tensor:
-        """Let only the phase's parts receive gradients, and mark the weights that move; what the user froze stays."""
-        moving = torch.zeros_like(self.weight)
-        for part, module in self.modules.items():
-            if part in phase.moves:
-                moving[self.range[part]] = self.trainable
-            for (_, parameter), frozen in zip(module.named_parameters(), self.frozen, strict=True):
-                parameter.requires_grad_(part in phase.moves and not frozen)
-        return moving
+    def prepare(self, stage: Stage) -> None:
+        """Let only the weights that move receive gradients."""
+        for network, module in self.modules.items():
+            moved = {name for moving in stage.moving.get(network, ()) for name in moving.names}
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(name in moved)
+
+    def runs(self, stage: Stage, networks: Iterable[str]) -> list[slice]:
+        """Return where the weights of these networks lie that move, those side by side as one."""
+        found: list[slice] = []
+        pieces = [
+            self.at[network][name]
+            for network in networks
+            for moving in stage.moving.get(network, ())
+            for name in moving.names
+        ]
+        for piece in sorted(pieces, key=lambda piece: int(piece.start)):
+            if found and found[-1].stop == piece.start:
+                found[-1] = slice(found[-1].start, piece.stop)
+            else:
+                found.append(piece)
+        return found
+
+    def spread(self, stage: Stage, value: Callable[[Moving], float]) -> Tensor:
+        """Return a number for every weight: zero where it keeps still."""
+        out = torch.zeros_like(self.weight)
+        for network, parts in stage.moving.items():
+            for moving in parts:
+                for name in moving.names:
+                    out[self.at[network][name]] = value(moving)
+        return out
+
+    def anchor(self, stage: Stage, received: Tensor) -> Tensor:
+        """Return for every weight the point to which it is pulled."""
+        out = torch.zeros_like(self.weight)
+        for network, parts in stage.moving.items():
+            for moving in parts:
+                for name in moving.names if moving.anchor is not None else ():
+                    assert moving.anchor is not None
+                    out[self.at[network][name]] = received[self.at[moving.anchor][name]]
+        return out
 
     def train(self, mode: bool) -> None:
         """Switch layers such as dropout on or off."""
@@ -87,7 +120,9 @@ class LoopTrainer:
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples) -> None:
         self.examples = examples
         self.scheme = scheme
-        self.model = FlatModel(network, tuple(scheme.scopes))
+        self.anatomy = Anatomy(scheme, network)
+        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.model = FlatModel(network, self.anatomy.networks)
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
@@ -102,85 +137,92 @@ class LoopTrainer:
 
     def train_one(self, request: Train, index: int) -> tuple[Parts, float, Parts | None]:
         """Run LocalSGD for one client of a request and return its parts, mean loss and momentum."""
-        client = request.clients[index]
-        for part, params in request.start.items():
-            self.model.load(part, params)
+        at = (request.clients[index], request.round, request.edge_round)
+        start = {part: trees.take(stack, int(request.row_C[part][index])) for part, stack in request.bank.items()}
+        networks = present(self.anatomy, request.bank)
+        for network in networks:
+            self.model.load(network, self.anatomy.assemble(start, network))
+        received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
         velocity = torch.zeros_like(self.model.weight)
-        if request.momentum is not None:
-            for part, buffers in request.momentum.items():
-                velocity[self.model.range[part]] = trees.ravel(trees.take(buffers, index))
-        phases = self.scheme.phases()
-        visits = self.examples.visits(client, request.round, request.edge_round, len(phases))
-        distortions = self.examples.distortions(client, request.round, request.edge_round, visits)
-        pixels, labels = self.examples.source("train")
-        total = torch.zeros(())
-        seen = 0
+        for part, buffers in (request.momentum or {}).items():
+            for name, value in buffers.items():
+                velocity[self._place(part, name)] = value[index].reshape(-1)
+        total, seen = torch.zeros(()), 0
         self.model.train(True)
-        seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, client)
+        seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
-            for epoch, order in enumerate(visits):
-                phase = phases[epoch // self.examples.training.epochs]
-                if epoch % self.examples.training.epochs == 0:
-                    step = self._stepper(phase, velocity, request.learning_rate)
-                index_B = torch.from_numpy(order)
-                x, y = pixels[index_B], labels[index_B]
-                if distortions is not None and self.examples.augment is not None:
-                    x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
-                x = self.examples.normalize(x)
-                for batch in self.examples.batches(order.size):
-                    loss = F.cross_entropy(self._predict(x[batch], client), y[batch])
-                    loss.backward()  # type: ignore[no-untyped-call]
+            for stage in self.stages:
+                step = self._stepper(stage, received, velocity, request.learning_rate)
+                for x, y in self._batches(at, stage.epochs):
+                    loss = F.cross_entropy(self._predict(stage, x, at[0]), y)
+                    if loss.requires_grad:  # not where the user froze all that the phase would move
+                        loss.backward()  # type: ignore[no-untyped-call]
                     step()
-                    total += loss.detach() * (batch.stop - batch.start)
-                    seen += batch.stop - batch.start
-        parts = {part: self.model.read(part, list(params)) for part, params in request.start.items()}
+                    total += loss.detach() * len(y)
+                    seen += len(y)
+        parts = {
+            part: self.model.read(self.scheme.parts[part].network, self.anatomy.weights[part])
+            for network in networks
+            for part in self.anatomy.parts[network]
+        }
         momentum = None
         if request.momentum is not None:
             momentum = {
-                part: trees.unravel(velocity[self.model.range[part]].clone(), trees.take(buffers, index))
+                part: {n: velocity[self._place(part, n)].clone().view_as(v[index]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
-        return parts, float(total) / max(seen, 1), momentum
+        return {part: parts[part] for part in self.scheme.parts if part in parts}, float(total) / max(seen, 1), momentum
 
-    def _predict(self, x: Tensor, client: int) -> Tensor:
+    def _place(self, part: str, name: str) -> slice:
+        return self.model.at[self.scheme.parts[part].network][name]
+
+    def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Yield a client's batches of one phase, as the network sees them."""
+        visits = self.examples.visits(*at, epochs)
+        distortions = self.examples.distortions(*at, visits)
+        pixels, labels = self.examples.source("train")
+        for epoch, order in enumerate(visits):
+            index = torch.from_numpy(order)
+            x, y = pixels[index], labels[index]
+            if distortions is not None and self.examples.augment is not None:
+                x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
+            x = self.examples.normalize(x)
+            for batch in self.examples.batches(order.size):
+                yield x[batch], y[batch]
+
+    def _predict(self, stage: Stage, x: Tensor, client: int) -> Tensor:
         try:
-            return self.scheme.predict(self.model.apply, x)
+            return predict(self.scheme, stage.terms, self.model.apply, x)
         except ValueError as error:  # batch normalization of a batch of one
             raise ConfigError(
                 f"network: it cannot train on a batch of {len(x)} of client {client}: {error}. Leave out ragged "
                 "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
             ) from error
 
-    def _stepper(self, phase: Phase, velocity: Tensor, rate: float) -> Callable[[], None]:
-        """Return the update of one step: penalty, clip, weight decay, momentum, as PyTorch's SGD does them."""
+    def _stepper(self, stage: Stage, received: Tensor, velocity: Tensor, rate: float) -> Callable[[], None]:
+        """Return the update of one step: pull, clip, weight decay, momentum, as PyTorch's SGD does them."""
         training, model = self.examples.training, self.model
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
-        moving = model.prepare(phase)
-        everything_moves = bool(moving.all())
-        decay, penalty = torch.zeros_like(weight), torch.zeros_like(weight)
-        for part in phase.moves:
-            decay[model.range[part]] = training.weight_decay + phase.decay.get(part, 0.0)
-            penalty[model.range[part]] = phase.penalty.get(part, 0.0)
-        decay, penalty = decay * moving, penalty * moving
-        penalized = bool(penalty.any())
-        clipped = [slice(None)] if training.clip_scope == "joint" else [model.range[part] for part in phase.moves]
+        model.prepare(stage)
+        decay, penalty = model.spread(stage, lambda m: m.decay), model.spread(stage, lambda m: m.penalty)
+        penalized, anchor = bool(penalty.any()), model.anchor(stage, received) if stage.anchors else None
+        moving = model.runs(stage, stage.moving)
+        clipped = [moving] if training.clip_scope == "joint" else [model.runs(stage, (n,)) for n in stage.moving]
 
         @torch.no_grad()
         def step() -> None:
             if penalized:
-                gradient.addcmul_(penalty, weight)
+                gradient.addcmul_(penalty, weight if anchor is None else weight - anchor)
             if training.clip_norm is not None:
-                for piece in clipped:
-                    norm = torch.linalg.vector_norm(gradient[piece])
-                    gradient[piece].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+                for runs in clipped:
+                    norm = torch.linalg.vector_norm(_joined(gradient, runs))
+                    for run in runs:
+                        gradient[run].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
             gradient.addcmul_(decay, weight)
-            if everything_moves:
-                velocity.mul_(training.momentum).add_(gradient)
-                weight.add_(velocity, alpha=-rate)
-            else:  # what is held still neither moves nor loses its momentum
-                velocity.copy_(torch.where(moving > 0, training.momentum * velocity + gradient, velocity))
-                weight.sub_(rate * moving * velocity)
+            for run in moving:  # what is held still neither moves nor loses its momentum
+                velocity[run].mul_(training.momentum).add_(gradient[run])
+                weight[run].add_(velocity[run], alpha=-rate)
             gradient.zero_()
 
         return step
@@ -188,57 +230,66 @@ class LoopTrainer:
     def evaluate_one(self, request: Evaluate) -> Measured:
         """Return losses and accuracies of a request's models on its groups."""
         pixels, labels = self.examples.source(request.split)
-        groups = self.examples.groups(request)
-        networks, model_table = distinct(request.models)
-        loss = [[0.0] * len(groups) for _ in request.models]
-        correct = [[0] * len(groups) for _ in request.models]
+        groups, pairs = self.examples.groups(request), cells(request)
+        networks, table = distinct(self.anatomy, request)
+        loss, correct = np.zeros(pairs.shape[:2]), np.zeros(pairs.shape[:2])
         self.model.train(False)
         with one_thread(), torch.no_grad():
             for g, group in enumerate(groups):
+                models = pairs[:, g, 0].tolist()
+                needed = dict.fromkeys(place for v in models for place in table[v].values())
                 for start in range(0, group.size, EVALUATION_BATCH):
                     index = torch.from_numpy(group[start : start + EVALUATION_BATCH])
                     x, y = self.examples.normalize(pixels[index]), labels[index]
-                    logits = [self._logits(part, params, x) for part, params in networks]
-                    for v, row in enumerate(model_table):
-                        score = self.scheme.predict(recall(x, logits, row, networks, self._logits), x)
-                        loss[v][g] += float(F.cross_entropy(score, y, reduction="sum"))
-                        correct[v][g] += int((score.argmax(1) == y).sum())
-        loss_VG, accuracy_VG = rates(correct, loss, [group.size for group in groups])
-        return Measured(loss_VG, accuracy_VG, np.array([group.size for group in groups]))
+                    logits = {i: self._logits(networks[i][0], networks[i][1], x) for i in needed}
+                    for cell, v in enumerate(models):
+                        apply = recall(x, logits, table[v], networks, self._logits)
+                        score = predict(self.scheme, self.scheme.terms, apply, x)
+                        loss[cell, g] += float(F.cross_entropy(score, y, reduction="sum"))
+                        correct[cell, g] += int((score.argmax(1) == y).sum())
+        count_G = np.array([group.size for group in groups], dtype=np.int64)
+        loss_VG, accuracy_VG = rates(correct, loss, count_G)
+        return Measured(loss_VG, accuracy_VG, count_G)
 
-    def _logits(self, part: str, params: Params, x: Tensor) -> Tensor:
-        self.model.load(part, params)
-        return self.model.apply(part, x)
+    def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:
+        self.model.load(network, params)
+        return self.model.apply(network, x)
 
 
-def distinct(models: Sequence[Parts]) -> tuple[list[tuple[str, Params]], list[dict[str, int]]]:
-    """Return the distinct (part, network) pairs of several models, and where each model finds its parts among them."""
-    found: dict[tuple[str, int], int] = {}
+def _joined(vector: Tensor, runs: Sequence[slice]) -> Tensor:
+    return vector[runs[0]] if len(runs) == 1 else torch.cat([vector[run] for run in runs])
+
+
+def distinct(anatomy: Anatomy, request: Evaluate) -> tuple[list[tuple[str, Params]], list[dict[str, int]]]:
+    """Return the distinct networks of a request's models, by name, and where each model finds its own among them."""
+    found: dict[tuple[str, tuple[int, ...]], int] = {}
     networks: list[tuple[str, Params]] = []
     table: list[dict[str, int]] = []
-    for model in models:
-        row = {}
-        for part, params in model.items():
-            key = (part, id(params))
+    for v in range(request.num_models):
+        places = {}
+        for network in anatomy.judged:
+            rows = {part: int(request.row_V[part][v]) for part in anatomy.parts[network]}
+            key = (network, tuple(rows.values()))
             if key not in found:
                 found[key] = len(networks)
-                networks.append((part, params))
-            row[part] = found[key]
-        table.append(row)
+                parts = {part: trees.take(request.bank[part], row) for part, row in rows.items()}
+                networks.append((network, anatomy.assemble(parts, network)))
+            places[network] = found[key]
+        table.append(places)
     return networks, table
 
 
 def recall(
     x: Tensor,
-    logits: Mapping[int, Tensor] | Sequence[Tensor],
-    row: Mapping[str, int],
+    logits: Mapping[int, Tensor],
+    places: Mapping[str, int],
     networks: Sequence[tuple[str, Params]],
     run: Callable[[str, Params, Tensor], Tensor],
 ) -> Apply:
     """Return an ``apply`` that looks up logits on ``x``, so that networks shared by models run once; else it runs."""
 
-    def apply(part: str, z: Tensor) -> Tensor:
-        return logits[row[part]] if z is x else run(part, networks[row[part]][1], z)
+    def apply(network: str, z: Tensor) -> Tensor:
+        return logits[places[network]] if z is x else run(network, networks[places[network]][1], z)
 
     return apply
 

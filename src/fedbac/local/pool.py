@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedbac.core import trees
-from fedbac.core.parts import Params, Parts, Personalization
+from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.local.examples import Examples
-from fedbac.local.loop import LoopTrainer, distinct, gather
+from fedbac.local.loop import LoopTrainer, gather
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
@@ -28,18 +28,14 @@ def _begin(network: nn.Module, scheme: Personalization, examples: Examples) -> N
     _worker = LoopTrainer(network, scheme, examples)
 
 
-def _train(request: Train, start: Packed, momentum: Packed | None) -> tuple[Packed, float, Packed | None]:
-    whole = replace(request, start=_unpack(start), momentum=_unpack(momentum) if momentum else None)
+def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, float, Packed | None]:
+    whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) if momentum else None)
     parts, loss, after = _worker.train_one(whole, 0)
     return _pack(parts), loss, _pack(after) if after else None
 
 
-def _evaluate(
-    request: Evaluate, networks: list[tuple[str, dict[str, np.ndarray]]], table: list[dict[str, int]]
-) -> Measured:
-    tensors = [(part, _tensors(params)) for part, params in networks]
-    models = tuple({part: tensors[index][1] for part, index in row.items()} for row in table)
-    return _worker.evaluate_one(replace(request, models=models))
+def _evaluate(request: Evaluate, bank: Packed) -> Measured:
+    return _worker.evaluate_one(replace(request, bank=_unpack(bank)))
 
 
 class PoolTrainer:
@@ -52,6 +48,7 @@ class PoolTrainer:
         from loky import ProcessPoolExecutor  # starts slowly and is needed only here
 
         self.examples = examples
+        self.anatomy = Anatomy(scheme, network)
         self.pool: Any = ProcessPoolExecutor(
             max_workers=workers, initializer=_begin, initargs=(network, scheme, examples), timeout=60
         )
@@ -60,15 +57,16 @@ class PoolTrainer:
         """Train the clients of all requests, largest first so that no worker is left with a long one at the end."""
         jobs = [(r, c) for r, request in enumerate(requests) for c in range(len(request.clients))]
         jobs.sort(key=lambda job: -self.examples.shards.train[requests[job[0]].clients[job[1]]].size)
-        starts = [_pack(request.start) for request in requests]
         futures = {}
         for r, c in jobs:
             request = requests[r]
+            bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
             momentum = None
             if request.momentum is not None:
                 momentum = _pack({part: _row(rows, c) for part, rows in request.momentum.items()})
-            light = replace(request, clients=(request.clients[c],), start={}, momentum=None)
-            futures[r, c] = self.pool.submit(_train, light, starts[r], momentum)
+            first = {part: np.zeros(1, dtype=np.int64) for part in bank}
+            light = replace(request, clients=(request.clients[c],), bank={}, row_C=first, momentum=None)
+            futures[r, c] = self.pool.submit(_train, light, _pack(bank), momentum)
         out = []
         for r, request in enumerate(requests):
             outcomes = []
@@ -82,9 +80,11 @@ class PoolTrainer:
         """Evaluate the models of all requests."""
         futures = []
         for request in requests:
-            networks, table = distinct(request.models)
-            arrays = [(part, _arrays(params)) for part, params in networks]
-            futures.append(self.pool.submit(_evaluate, replace(request, models=()), arrays, table))
+            bank, row_V = {}, {}
+            for part in (part for network in self.anatomy.judged for part in self.anatomy.parts[network]):
+                used, row_V[part] = np.unique(request.row_V[part], return_inverse=True)
+                bank[part] = trees.select(request.bank[part], used)
+            futures.append(self.pool.submit(_evaluate, replace(request, bank={}, row_V=row_V), _pack(bank)))
         return [future.result() for future in futures]
 
     def close(self) -> None:

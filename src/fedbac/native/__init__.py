@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from fedbac.native.calls import EvaluateCall, ImagesArgument, TrainCall
 
 # Axes: J jobs, P parts, D parameters of one network, T networks in a table, S visits of all jobs, V models, G groups,
 # N examples, C channels, H height, W width, E epochs.
@@ -91,7 +93,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Visits:
     """Which examples every job visits, in which order and how augmented.
 
     The jobs follow one another, and in each job its epochs; visits that ``drop_last`` drops are listed too.
@@ -108,27 +110,29 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Sgd:
-    """Hyperparameters of training; a number given for all parts may also be a sequence with one entry for each.
+    """How jobs train; a number given for all parts may also be a sequence with one entry for each.
 
-    g = ∇(mean cross-entropy of the batch) + l2·w;  g ← g·min(1, max_norm / (‖g‖ + 1e-6));
+    g = ∇(mean cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6));
     v ← momentum·v + g + weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
     """
 
     batch_size: int
-    learning_rate: float
+    learning_rate: float | Sequence[float] | NDArray[Any]
+    """For all jobs, or one for each."""
     momentum: float = 0.0
     weight_decay: float | Sequence[float] = 0.0
     l2: float | Sequence[float] = 0.0
     max_norm: float = 0.0
     """0 turns clipping off."""
     clip_per_part: bool = False
-    frozen: bool | Sequence[bool] = False
-    """Frozen parts add their logits; they get no gradient and do not count for the norm."""
+    moving: Sequence[slice] | None = None
+    """Per part, the span of parameters that move, whole layers; all of them when not given. The others do not count for
+    the norm; a network of which nothing moves, ``slice(0)``, only adds its logits."""
     drop_last: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class Outcome:
     """What training returns for every job."""
 
     parameters_JPD: NDArray[np.float32]
@@ -167,39 +171,52 @@ def train(
     images: Images,
     networks_TD: NDArray[np.float32],
     start_JP: NDArray[np.int64],
-    schedule: Schedule,
+    visits: Visits,
     sgd: Sgd,
     *,
+    anchors_AD: NDArray[np.float32] | None = None,
+    anchor_JP: NDArray[np.int64] | None = None,
     velocity_JPD: NDArray[np.float32] | None = None,
     return_velocity: bool = False,
     num_threads: int = 1,
     instruction_set: str | None = None,
-) -> Trained:
-    """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs."""
+) -> Outcome:
+    """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs.
+
+    ``anchor_JP`` names the rows of ``anchors_AD`` to which ``l2`` pulls; it pulls to zero where that is negative.
+    """
     start = np.ascontiguousarray(start_JP, np.int64)
     num_jobs, num_parts = start.shape
     networks = _networks(layers, networks_TD)
     _check_range("start_JP", start, len(networks))
-    examples = _indices("examples_S", schedule.examples_S, len(images.pixels_NCHW))
-    num_examples = _per_job("num_examples_J", schedule.num_examples_J, num_jobs)
-    num_epochs = _per_job("num_epochs_J", schedule.num_epochs_J, num_jobs)
-    visits = num_examples * num_epochs
-    if visits.sum() != len(examples):
+    examples = _indices("examples_S", visits.examples_S, len(images.pixels_NCHW))
+    num_examples = _per_job("num_examples_J", visits.num_examples_J, num_jobs)
+    num_epochs = _per_job("num_epochs_J", visits.num_epochs_J, num_jobs)
+    length = num_examples * num_epochs
+    if length.sum() != len(examples):
         raise ValueError(
-            f"examples_S has {len(examples)} visits, but the jobs' examples times epochs are {visits.sum()}"
+            f"examples_S has {len(examples)} visits, but the jobs' examples times epochs are {length.sum()}"
         )
     if sgd.batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {sgd.batch_size}")
-    begin = np.cumsum(visits) - visits
-    crop = None if schedule.crop_S2 is None else _shaped("crop_S2", schedule.crop_S2, np.int8, (len(examples), 2))
-    flip = None if schedule.flip_S is None else _shaped("flip_S", schedule.flip_S, np.uint8, (len(examples),))
+    begin = np.cumsum(length) - length
+    crop = None if visits.crop_S2 is None else _shaped("crop_S2", visits.crop_S2, np.int8, (len(examples), 2))
+    flip = None if visits.flip_S is None else _shaped("flip_S", visits.flip_S, np.uint8, (len(examples),))
     size = (num_jobs, num_parts, layers.num_parameters)
     velocity_in = None if velocity_JPD is None else _shaped("velocity_JPD", velocity_JPD, np.float32, size)
     velocity_out = np.empty(size, np.float32) if return_velocity else None
-    weight_decay, l2, frozen = (
-        np.ascontiguousarray(np.broadcast_to(value, num_parts), kind)
-        for value, kind in ((sgd.weight_decay, np.float32), (sgd.l2, np.float32), (sgd.frozen, np.uint8))
+    weight_decay, l2 = (
+        np.ascontiguousarray(np.broadcast_to(value, num_parts), np.float32) for value in (sgd.weight_decay, sgd.l2)
     )
+    rate = np.ascontiguousarray(np.broadcast_to(sgd.learning_rate, num_jobs), np.float32)
+    spans = [slice(None)] * num_parts if sgd.moving is None else sgd.moving
+    moving = np.array([span.indices(layers.num_parameters)[:2] for span in spans], np.int64).reshape(num_parts, 2)
+    moving_begin, moving_end = (np.ascontiguousarray(bound) for bound in moving.T)
+    anchors = anchor = None
+    if anchors_AD is not None and anchor_JP is not None:
+        anchors = _networks(layers, anchors_AD)
+        anchor = _shaped("anchor_JP", anchor_JP, np.int64, start.shape)
+        _check_range("anchor_JP", np.maximum(anchor, 0), len(anchors))
     parameters = np.empty(size, np.float32)
     loss = np.zeros(num_jobs)
     max_epochs = int(num_epochs.max(initial=0))
@@ -207,14 +224,15 @@ def train(
     finite = np.zeros(num_jobs, np.uint8)
 
     shape = layers._shape()
-    call = _TrainCall(
+    call = TrainCall(
         shape=_pointer(shape, c_int32), num_parts=num_parts, num_threads=num_threads,
         instruction_set=_choose(instruction_set), num_jobs=num_jobs, networks=_pointer(networks, c_float),
         start=_pointer(start, c_int64), schedule=_pointer(examples, c_int32), schedule_begin=_pointer(begin, c_int64),
         num_examples=_pointer(num_examples, c_int64), num_epochs=_pointer(num_epochs, c_int64),
         batch_size=sgd.batch_size, drop_last=sgd.drop_last, crop=_pointer(crop, c_int8), flip=_pointer(flip, c_uint8),
-        learning_rate=sgd.learning_rate, momentum=sgd.momentum, weight_decay=_pointer(weight_decay, c_float),
-        l2=_pointer(l2, c_float), frozen=_pointer(frozen, c_uint8), max_norm=sgd.max_norm,
+        learning_rate=_pointer(rate, c_float), momentum=sgd.momentum, weight_decay=_pointer(weight_decay, c_float),
+        l2=_pointer(l2, c_float), anchors=_pointer(anchors, c_float), anchor=_pointer(anchor, c_int64),
+        moving_begin=_pointer(moving_begin, c_int64), moving_end=_pointer(moving_end, c_int64), max_norm=sgd.max_norm,
         clip_per_part=sgd.clip_per_part, velocity_in=_pointer(velocity_in, c_float),
         velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
         loss=_pointer(loss, c_double), epoch_loss=_pointer(epoch_loss, c_double), max_epochs=max_epochs,
@@ -223,7 +241,7 @@ def train(
     kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_train(byref(call)), num_parts)
     del kept_alive
-    return Trained(parameters, loss, epoch_loss, finite.astype(bool), velocity_out)
+    return Outcome(parameters, loss, epoch_loss, finite.astype(bool), velocity_out)
 
 
 def evaluate(
@@ -253,7 +271,7 @@ def evaluate(
     correct = np.zeros(len(pairs), np.int64)
 
     shape = layers._shape()
-    call = _EvaluateCall(
+    call = EvaluateCall(
         shape=_pointer(shape, c_int32), num_parts=models.shape[1], num_threads=num_threads,
         instruction_set=_choose(instruction_set), networks=_pointer(networks, c_float),
         models=_pointer(models, c_int64), num_groups=len(groups), examples=_pointer(examples, c_int32),
@@ -264,38 +282,6 @@ def evaluate(
     _raise_for(_library().fedbac_evaluate(byref(call)), models.shape[1])
     del kept_alive
     return Evaluated(loss, correct, count[pair_group])
-
-
-# The structs mirror those of network.hpp.
-
-
-class _Images(Structure):
-    _fields_ = [("pixels", c_void_p), ("is_float", c_int32), ("scale", POINTER(c_float)), ("shift", POINTER(c_float)),
-                ("labels", POINTER(c_int64))]  # fmt: skip
-
-
-class _TrainCall(Structure):
-    _fields_ = [
-        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
-        ("images", _Images), ("num_jobs", c_int64), ("networks", POINTER(c_float)), ("start", POINTER(c_int64)),
-        ("schedule", POINTER(c_int32)), ("schedule_begin", POINTER(c_int64)), ("num_examples", POINTER(c_int64)),
-        ("num_epochs", POINTER(c_int64)), ("batch_size", c_int64), ("drop_last", c_int32), ("crop", POINTER(c_int8)),
-        ("flip", POINTER(c_uint8)), ("learning_rate", c_float), ("momentum", c_float),
-        ("weight_decay", POINTER(c_float)), ("l2", POINTER(c_float)), ("frozen", POINTER(c_uint8)),
-        ("max_norm", c_float), ("clip_per_part", c_int32), ("velocity_in", POINTER(c_float)),
-        ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)), ("loss", POINTER(c_double)),
-        ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64), ("finite", POINTER(c_uint8)),
-    ]  # fmt: skip
-
-
-class _EvaluateCall(Structure):
-    _fields_ = [
-        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
-        ("images", _Images), ("networks", POINTER(c_float)), ("models", POINTER(c_int64)), ("num_groups", c_int64),
-        ("examples", POINTER(c_int32)), ("group_begin", POINTER(c_int64)), ("num_pairs", c_int64),
-        ("pair_model", POINTER(c_int64)), ("pair_group", POINTER(c_int64)), ("loss", POINTER(c_double)),
-        ("correct", POINTER(c_int64)),
-    ]  # fmt: skip
 
 
 def _path() -> Path | None:
@@ -311,8 +297,8 @@ def _library() -> ctypes.CDLL:
     library.fedbac_supported.argtypes = [c_int32]
     library.fedbac_num_parameters.argtypes = [POINTER(c_int32)]
     library.fedbac_num_parameters.restype = c_int64
-    library.fedbac_train.argtypes = [POINTER(_TrainCall)]
-    library.fedbac_evaluate.argtypes = [POINTER(_EvaluateCall)]
+    library.fedbac_train.argtypes = [POINTER(TrainCall)]
+    library.fedbac_evaluate.argtypes = [POINTER(EvaluateCall)]
     return library
 
 
@@ -348,7 +334,7 @@ def _networks(layers: Layers, networks_TD: NDArray[np.float32]) -> NDArray[np.fl
     return _shaped("networks_TD", networks_TD, np.float32, (len(networks_TD), layers.num_parameters))
 
 
-def _fill_images(to: _Images, layers: Layers, images: Images) -> list[NDArray[Any]]:
+def _fill_images(to: ImagesArgument, layers: Layers, images: Images) -> list[NDArray[Any]]:
     """Fill the struct and return the arrays that must outlive the call."""
     expected = (layers.channels, layers.height, layers.width)
     if images.pixels_NCHW.shape[1:] != expected:

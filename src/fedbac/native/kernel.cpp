@@ -143,55 +143,55 @@ class Offsets {
   index size_ = 0;
 };
 
-Plan make_plan(const Network& network, int lanes, int num_parts, bool training, bool staging, index segment_logits) {
-  Plan plan{};
+Layout make_layout(const Network& network, int lanes, int num_parts, bool training, bool staging, index segment_logits) {
+  Layout layout{};
   Offsets part;
   index features = 0, inputs = 0;
   for (int l = 0; l < network.num_convolutions; l++) {
     const Convolution& layer = network.convolutions[l];
-    plan.conv_out[l] = part.take(layer.out_size() * chunk_size);
-    plan.winner[l] = part.take(training ? layer.out_size() * chunk_size : 0);
-    plan.packed[l] = part.take(layer.out_channels * layer.in_channels * layer.taps());
-    plan.packed_transposed[l] = part.take(training && l > 0 ? layer.out_channels * layer.in_channels * layer.taps() : 0);
+    layout.conv_out[l] = part.take(layer.out_size() * chunk_size);
+    layout.winner[l] = part.take(training ? layer.out_size() * chunk_size : 0);
+    layout.packed[l] = part.take(layer.out_channels * layer.in_channels * layer.taps());
+    layout.packed_transposed[l] = part.take(training && l > 0 ? layer.out_channels * layer.in_channels * layer.taps() : 0);
   }
   for (int l = 0; l < network.num_linears; l++) {
     const Linear& layer = network.linears[l];
-    plan.linear_out[l] = part.take(index(layer.outputs) * chunk_size);
+    layout.linear_out[l] = part.take(index(layer.outputs) * chunk_size);
     features = std::max<index>({features, layer.inputs, layer.outputs});
     inputs = std::max<index>(inputs, layer.inputs);
   }
-  plan.part_size = part.size();
+  layout.part_size = part.size();
 
   Offsets all;
-  plan.input = all.take(network.pixels() * chunk_size);
-  plan.staging = all.take(staging ? network.pixels() * lanes : 0);
-  plan.logits = all.take(index(network.classes()) * chunk_size);
-  plan.part_begin = all.take(plan.part_size * num_parts);
-  plan.segment_logits = all.take(segment_logits);
+  layout.input = all.take(network.pixels() * chunk_size);
+  layout.staging = all.take(staging ? network.pixels() * lanes : 0);
+  layout.logits = all.take(index(network.classes()) * chunk_size);
+  layout.part_begin = all.take(layout.part_size * num_parts);
+  layout.segment_logits = all.take(segment_logits);
   if (training) {
     index image = 0, patches = 0, patch_list = 0;
     for (int l = 0; l < network.num_convolutions; l++) {
       const Convolution& layer = network.convolutions[l];
       patches = std::max(patches, (layer.in_size() + 2 * lanes) * lanes);
       patch_list = std::max(patch_list, (layer.out_size() + 2 * lanes) * lanes);
-      plan.patch_sums[l] =
+      layout.patch_sums[l] =
           all.take(index(layer.out_channels) * layer.kernel * (layer.kernel * layer.in_channels + lanes));
       if (l == 0) continue;
       image = std::max(image, index(layer.in_channels) * (layer.in_height + 1) * (layer.in_width + 1) * lanes);
-      plan.dense_gradient[l] =
+      layout.dense_gradient[l] =
           all.take(index(layer.out_channels) * (2 * layer.out_height + 2) * (2 * layer.out_width + 2) * lanes);
     }
-    plan.patch_images = all.take(patches);
-    plan.patch_values = all.take(patch_list);
-    plan.patch_offsets = all.take(patch_list);
-    for (index& offset : plan.image_gradient) offset = all.take(image);
-    for (index& offset : plan.feature_gradient) offset = all.take(features * chunk_size);
-    plan.transposed = all.take((inputs + lanes) * chunk_size);
-    plan.gradient = all.take(network.num_parameters * num_parts);
-    plan.velocity = all.take(network.num_parameters * num_parts);
+    layout.patch_images = all.take(patches);
+    layout.patch_values = all.take(patch_list);
+    layout.patch_offsets = all.take(patch_list);
+    for (index& offset : layout.image_gradient) offset = all.take(image);
+    for (index& offset : layout.feature_gradient) offset = all.take(features * chunk_size);
+    layout.transposed = all.take((inputs + lanes) * chunk_size);
+    layout.gradient = all.take(network.num_parameters * num_parts);
+    layout.velocity = all.take(network.num_parameters * num_parts);
   }
-  plan.size = all.size();
-  return plan;
+  layout.size = all.size();
+  return layout;
 }
 
 struct Free {
@@ -199,8 +199,8 @@ struct Free {
 };
 using Workspace = std::unique_ptr<float, Free>;
 
-Workspace make_workspace(const Plan& plan) {
-  const std::size_t size = std::size_t(plan.size) * sizeof(float);
+Workspace make_workspace(const Layout& layout) {
+  const std::size_t size = std::size_t(layout.size) * sizeof(float);
   void* memory = nullptr;
   if (posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();  // macOS has aligned_alloc only in later versions
   Workspace workspace(static_cast<float*>(memory));
@@ -209,11 +209,11 @@ Workspace make_workspace(const Plan& plan) {
 }
 
 // Run work(item, workspace) for every item, in the order given, on up to `num_threads` threads, one workspace each.
-template <class Work>
-void run(const std::vector<index>& items, int num_threads, const Plan& plan, const Work& work) {
+template <class Function>
+void run(const std::vector<index>& items, int num_threads, const Layout& layout, const Function& work) {
   const index limit = std::max<index>(1, std::min<index>(num_threads, index(items.size())));
   std::vector<Workspace> workspaces;
-  for (index i = 0; i < limit; i++) workspaces.push_back(make_workspace(plan));
+  for (index i = 0; i < limit; i++) workspaces.push_back(make_workspace(layout));
   std::atomic<std::size_t> next{0};
   const auto loop = [&](float* workspace) {
     for (std::size_t i; (i = next.fetch_add(1)) < items.size();) work(items[i], workspace);
@@ -230,14 +230,14 @@ void run(const std::vector<index>& items, int num_threads, const Plan& plan, con
 
 int train(const fedbac_train_call& call, const InstructionSet& set, const Network& network) {
   const bool staging = call.crop || call.flip;
-  const Plan plan = make_plan(network, set.lanes, call.num_parts, true, staging, 0);
+  const Layout layout = make_layout(network, set.lanes, call.num_parts, true, staging, 0);
   std::vector<index> jobs(static_cast<std::size_t>(call.num_jobs));
   std::iota(jobs.begin(), jobs.end(), index(0));
   // The largest first, so that no thread is left with a long one at the end.
   std::stable_sort(jobs.begin(), jobs.end(), [&](index a, index b) {
     return call.num_examples[a] * call.num_epochs[a] > call.num_examples[b] * call.num_epochs[b];
   });
-  run(jobs, call.num_threads, plan, [&](index job, float* workspace) { set.train(call, network, plan, workspace, job); });
+  run(jobs, call.num_threads, layout, [&](index job, float* workspace) { set.train(call, network, layout, workspace, job); });
   return ok;
 }
 
@@ -297,9 +297,9 @@ int evaluate(const fedbac_evaluate_call& call, const InstructionSet& set, const 
     const Segment &first = segments[std::size_t(a)], &second = segments[std::size_t(b)];
     return index(first.count) * first.num_networks > index(second.count) * second.num_networks;
   });
-  const Plan plan = make_plan(network, set.lanes, 1, false, false, length * per_example);
-  run(order, call.num_threads, plan, [&](index at, float* workspace) {
-    set.evaluate(call, network, plan, workspace, segments[std::size_t(at)]);
+  const Layout layout = make_layout(network, set.lanes, 1, false, false, length * per_example);
+  run(order, call.num_threads, layout, [&](index at, float* workspace) {
+    set.evaluate(call, network, layout, workspace, segments[std::size_t(at)]);
   });
   std::fill_n(call.loss, call.num_pairs, 0.0);
   std::fill_n(call.correct, call.num_pairs, 0);

@@ -69,10 +69,14 @@ struct fedbac_train_call {
   const std::int8_t* crop;   // [S, 2] or null: pixel (y, x) is taken from (y + dy, x + dx); outside, raw pixel 0
   const std::uint8_t* flip;  // [S] or null: mirror left to right, after the crop
 
-  float learning_rate, momentum;
-  const float* weight_decay;  // [P] added to the gradient after clipping
-  const float* l2;            // [P] added to the gradient before clipping
-  const std::uint8_t* frozen;  // [P]
+  const float* learning_rate;       // [J]
+  float momentum;
+  const float* weight_decay;        // [P] times the weights is added to the gradient after clipping
+  const float* l2;                  // [P] times the weights, less their anchor, is added to the gradient before clipping
+  const float* anchors;             // [A, D]
+  const std::int64_t* anchor;       // [J, P] rows of `anchors`; negative: zero
+  const std::int64_t* moving_begin;  // [P] the weights that move, whole layers: the others keep still and do not
+  const std::int64_t* moving_end;    // [P] count for the norm; nothing moves where both are equal
   float max_norm;             // 0: no clipping
   std::int32_t clip_per_part;
 
@@ -109,7 +113,7 @@ struct fedbac_evaluate_call {
 // Activations hold the batch innermost: `lanes` samples lie side by side, one vector per pixel or feature. Up to the last
 // convolution each block of `lanes` samples has its own contiguous image; from there on all blocks of a chunk lie
 // side by side, so that a linear layer reads its weights once per chunk.
-struct Plan {
+struct Layout {
   // of each part, relative to the part's own slice
   index conv_out[max_layers], winner[max_layers], linear_out[max_layers];
   index packed[max_layers], packed_transposed[max_layers];
@@ -138,8 +142,8 @@ struct Segment {
 struct InstructionSet {
   const char* name;
   int lanes;
-  void (*train)(const fedbac_train_call&, const Network&, const Plan&, float* workspace, index job);
-  void (*evaluate)(const fedbac_evaluate_call&, const Network&, const Plan&, float* workspace, const Segment&);
+  void (*train)(const fedbac_train_call&, const Network&, const Layout&, float* workspace, index job);
+  void (*evaluate)(const fedbac_evaluate_call&, const Network&, const Layout&, float* workspace, const Segment&);
 };
 
 }  // namespace fedbac

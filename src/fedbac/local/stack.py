@@ -1,0 +1,272 @@
+"""All clients' weights in one stack, and the batches they visit in step: what the ``torch.func`` trainer works on."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from fedbac.core import trees
+from fedbac.core.parts import Anatomy, Params, Parts, predict
+from fedbac.core.requests import Train
+from fedbac.core.settings import IntArray
+from fedbac.local.examples import Examples
+from fedbac.local.stages import Stage
+
+GRAPH_SHRINK = 0.9
+"""Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
+
+Job = tuple[Train, int]
+"""A client: its request, and its place there."""
+
+
+class BatchTable:
+    """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
+
+    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage]) -> None:
+        batch = examples.training.batch_size
+        sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
+        used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
+        per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
+        self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
+        self.num_steps = int(self.steps_FC.max(initial=0))
+        self.seen = sum(stage.epochs for stage in stages) * np.array(used, dtype=np.float64)
+        shape = (len(stages), self.num_steps, len(jobs))
+        self.count = np.zeros(shape, dtype=np.int64)
+        self.index = np.zeros((*shape, batch), dtype=np.int64)
+        self.offset = np.zeros((*shape, batch, 2), dtype=np.int64) if examples.augment else None
+        self.flip = np.zeros((*shape, batch), dtype=bool) if examples.augment else None
+        for c, (request, place) in enumerate(jobs):
+            if used[c] == 0:
+                continue
+            full = np.full(per_epoch[c], batch)
+            full[-1] = used[c] - (per_epoch[c] - 1) * batch
+            for f, stage in enumerate(stages):
+                address = (request.clients[place], request.round, request.edge_round)
+                visits = examples.visits(*address, stage.epochs)
+                distortions = examples.distortions(*address, visits)
+                at = (f, slice(0, int(self.steps_FC[f, c])), c)
+
+                def lay(target: np.ndarray, values: np.ndarray, c: int = c, at: tuple[int, slice, int] = at) -> None:
+                    """Cut rows of visits into batches, the last padded, and lay them out step after step."""
+                    # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
+                    padded = np.repeat(values[:, :1], per_epoch[c] * batch, axis=1)
+                    padded[:, : used[c]] = values[:, : used[c]]
+                    target[at] = padded.reshape(-1, batch, *values.shape[2:])
+
+                lay(self.index, visits)
+                self.count[at] = np.tile(full, stage.epochs)
+                if distortions is not None and self.offset is not None and self.flip is not None:
+                    lay(self.offset, distortions[0].numpy())
+                    lay(self.flip, distortions[1].numpy())
+
+    def active(self, phase: int, step: int) -> int:
+        """Return how many clients, the first of the stack, still have a batch at this step of a phase."""
+        return int((self.steps_FC[phase] > step).sum())
+
+
+class Stack:
+    """The clients' weights and momenta, and the batches of a round, in buffers that stay where they are."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        anatomy: Anatomy,
+        examples: Examples,
+        source: tuple[Tensor, Tensor],
+        table: BatchTable,
+        like: Parts,
+    ) -> None:
+        self.network, self.anatomy, self.examples, self.source = network, anatomy, examples, source
+        self.device, training = source[0].device, examples.training
+        num_phases, num_steps, self.capacity = table.count.shape
+        self.num_steps = int(num_steps * 1.25)  # other rounds select clients with more data
+        shape = (num_phases, self.num_steps, self.capacity)
+        self.index = torch.zeros((*shape, training.batch_size), dtype=torch.int64, device=self.device)
+        self.count = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        distorted = self.index.shape if examples.augment else (*shape, 0)
+        self.offset = torch.zeros((*distorted, 2), dtype=torch.int64, device=self.device)
+        self.flip = torch.zeros(distorted, dtype=torch.bool, device=self.device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.rate_A = torch.zeros(self.capacity, device=self.device)
+        self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
+        self.parts = {part: self._buffers(params) for part, params in like.items()}
+        trained = {name for name, _ in network.named_parameters()}
+        self.velocity = {
+            part: {name: torch.zeros_like(value) for name, value in params.items() if name in trained}
+            for part, params in self.parts.items()
+        }
+        self.received: dict[str, Params] = {}
+        """The networks that pull, as the clients received them."""
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.position = torch.arange(training.batch_size, device=self.device)
+
+    def _buffers(self, like: Params) -> Params:
+        return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}
+
+    def holds(self, table: BatchTable) -> bool:
+        """Whether a round of this shape fits the buffers."""
+        return table.count.shape[2] <= self.capacity and table.num_steps <= self.num_steps
+
+    def load(self, table: BatchTable, requests: Sequence[Train], order: IntArray, stages: Sequence[Stage]) -> None:
+        """Put the start of a round in place; ``order`` says which client of all requests each row is."""
+        steps, clients = table.num_steps, order.size
+        self.count.zero_()  # rows beyond the clients of this round have nothing to do
+        pairs = [(self.index, table.index), (self.count, table.count)]
+        pairs += [(self.offset, table.offset)] if table.offset is not None else []
+        pairs += [(self.flip, table.flip)] if table.flip is not None else []
+        for buffer, values in pairs:
+            buffer[:, :steps, :clients] = torch.from_numpy(values).to(self.device)
+        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
+        self.rate_A[:clients] = torch.from_numpy(rate_J[order]).to(self.device)
+        self.loss_sum.zero_()
+        for part, params in self.parts.items():
+            distinct, row_J = self._starts(requests, part)
+            rows = torch.from_numpy(row_J[order]).to(self.device)
+            for name, value in params.items():
+                value[:clients] = distinct[name][rows]
+        for part, buffers in self.velocity.items():
+            kept = [request.momentum[part] for request in requests if request.momentum is not None]
+            for name, value in buffers.items():
+                if not kept:
+                    value.zero_()
+                else:
+                    rows = torch.from_numpy(order).to(self.device)
+                    value[:clients] = torch.cat([momentum[name] for momentum in kept]).to(self.device)[rows]
+        for network in {anchor for stage in stages for anchor in stage.anchors}:
+            now = self.anatomy.assemble(self.parts, network)
+            received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
+            for name, value in received.items():
+                value.copy_(now[name])
+
+    def _starts(self, requests: Sequence[Train], part: str) -> tuple[Params, IntArray]:
+        """Return the distinct starts of a part, and which of them each client of all requests has."""
+        stacks: dict[tuple[int, bytes], tuple[int, Params]] = {}
+        rows, total = [], 0
+        for request in requests:
+            used, place_C = np.unique(request.row_C[part], return_inverse=True)
+            key = (id(request.bank[part]), used.tobytes())
+            if key not in stacks:
+                stacks[key] = total, trees.to(trees.select(request.bank[part], used), self.device)
+                total += used.size
+            rows.append(place_C + stacks[key][0])
+        return trees.join([stack for _, stack in stacks.values()]), np.concatenate(rows)
+
+    def advance(self, number: int, stage: Stage, active: int) -> None:
+        """One SGD step of the first ``active`` clients."""
+        if self.device.type != "cuda":
+            self._step(number, stage, active)
+            return
+        rows = self.capacity
+        while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
+            rows = smaller
+        if (number, rows) not in self.graphs:
+            self.graphs[number, rows] = self._capture(lambda: self._step(number, stage, rows))
+        self.graphs[number, rows].replay()
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
+        tensors = [self.step, self.loss_sum]
+        tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
+        saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.step.copy_(saved[0])  # no trial may run past the last step: the schedule ends there
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        for tensor, value in zip(tensors, saved, strict=True):
+            tensor.copy_(value)
+        torch.cuda.set_rng_state(drawn)
+        graph = torch.cuda.CUDAGraph()
+        with _uncollected(), torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def _step(self, number: int, stage: Stage, rows: int) -> None:
+        training = self.examples.training
+        index_AB, count_A = self._now(self.index, number, rows), self._now(self.count, number, rows)
+        weight_AB = (self.position < count_A[:, None]).float()
+        pixels, labels = self.source
+        x_AB = pixels[index_AB]
+        if self.examples.augment is not None:
+            offset, flip = self._now(self.offset, number, rows), self._now(self.flip, number, rows)
+            x_AB = self.examples.augment.apply(x_AB, offset, flip)
+        x_AB = self.examples.normalize(x_AB)
+        networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.networks}
+        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
+        moving = {
+            network: {name: networks[network][name][:rows] for part in parts for name in part.names}
+            for network, parts in stage.moving.items()
+        }
+        still = {
+            network: {name: value[:rows] for name, value in params.items() if name not in moving.get(network, {})}
+            for network, params in networks.items()
+        }
+
+        def loss(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            """Return one client's mean cross-entropy over the examples of a batch that count."""
+
+            def apply(network: str, x: Tensor) -> Tensor:
+                params = {**still[network], **moving.get(network, {})}
+                logits: Tensor = functional_call(self.network, params, (x,))
+                return logits
+
+            logits = predict(self.anatomy.scheme, stage.terms, apply, x)
+            loss_B = F.cross_entropy(logits, y, reduction="none")
+            return (loss_B * weight).sum() / weight.sum().clamp(min=1)
+
+        step = vmap(grad_and_value(loss), randomness="different")
+        gradient, loss_A = step(moving, still, x_AB, labels[index_AB], weight_AB)
+        for network, parts in stage.moving.items():
+            for part in parts:
+                for name in part.names if part.penalty else ():
+                    weight = moving[network][name]
+                    away = weight if part.anchor is None else weight - self.received[part.anchor][name][:rows]
+                    gradient[network][name] = gradient[network][name] + part.penalty * away
+        if training.clip_norm is not None:
+            scopes = [list(moving)] if training.clip_scope == "joint" else [[network] for network in moving]
+            for scope in scopes:
+                _clip([g for network in scope for g in gradient[network].values()], training.clip_norm)
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        for network, parts in stage.moving.items():
+            for part in parts:
+                for name in part.names:
+                    weight, before = moving[network][name], velocity[network][name][:rows]
+                    each = (-1, *[1] * (weight.dim() - 1))
+                    alive, rate = alive_A.reshape(each), self.rate_A[:rows].reshape(each)
+                    pushed = training.momentum * before + gradient[network][name] + part.decay * weight
+                    after = torch.where(alive, pushed, before)
+                    before.copy_(after)
+                    weight.sub_(rate * alive * after)
+        self.loss_sum[:rows] += torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.step += 1
+
+    def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
+        return buffer[number, :, :rows].index_select(0, self.step)[0]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold the collector off: a graph of an earlier trainer that is freed in the middle would spoil a capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _clip(gradients: Sequence[Tensor], max_norm: float) -> None:
+    """Scale each client's gradient, in place, to a norm of at most ``max_norm``."""
+    norm_A = torch.linalg.vector_norm(torch.cat([g.flatten(1) for g in gradients], 1), dim=1)
+    scale_A = (max_norm / (norm_A + 1e-6)).clamp(max=1.0)
+    for g in gradients:
+        g.mul_(scale_A.reshape(-1, *[1] * (g.dim() - 1)))

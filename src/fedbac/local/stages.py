@@ -1,0 +1,117 @@
+"""The phases of a scheme as trainers run them: in networks and names of weights, with every setting given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedbac.config.experiment import Training
+from fedbac.core.parts import Anatomy, Params, Phase
+from fedbac.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Weights of a network that move together, and what pulls them besides the loss."""
+
+    names: tuple[str, ...]
+    decay: float
+    """Weight decay of the optimizer: that of the task, and the pull that is not clipped."""
+    penalty: float
+    """Strength of the pull that is clipped with the gradient."""
+    anchor: str | None
+    """The network whose weights of the same names, as the client received them, pull; None pulls to zero."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase."""
+
+    terms: tuple[str, ...] | None
+    """The networks whose logits are summed; None if the scheme says how they predict."""
+    networks: tuple[str, ...]
+    """Those that take part; the others are left alone."""
+    epochs: int
+    moving: Mapping[str, tuple[Moving, ...]]
+    """By network; those that keep still are missing."""
+
+    @property
+    def anchors(self) -> frozenset[str]:
+        """The networks that pull as they were received."""
+        found = {moving.anchor for parts in self.moving.values() for moving in parts if moving.penalty}
+        return frozenset(anchor for anchor in found if anchor is not None)
+
+
+def stages_of(anatomy: Anatomy, network: nn.Module, training: Training) -> tuple[Stage, ...]:
+    """Return the phases of a scheme for a network; weights that the user froze never move."""
+    trainable = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    return tuple(_stage(anatomy, phase, trainable, training) for phase in anatomy.scheme.phases())
+
+
+def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Training) -> Stage:
+    scheme = anatomy.scheme
+    terms = phase.terms if phase.terms is not None else scheme.terms
+    networks = anatomy.networks if terms is None else terms
+    moving: dict[str, tuple[Moving, ...]] = {}
+    for part in phase.moves:
+        network, pull, anchor = scheme.parts[part].network, phase.pull.get(part), None
+        if network not in networks:
+            raise ConfigError(
+                f"personalization {scheme.kind!r}: a phase moves part {part!r} but its network {network!r} is not "
+                f"among the terms of that phase ({', '.join(networks)}), so nothing would teach it; add it there"
+            )
+        if pull is not None and pull.to is not None:
+            anchor = scheme.parts[pull.to].network
+            if anatomy.weights[pull.to] != anatomy.weights[part]:
+                raise ConfigError(
+                    f"personalization {scheme.kind!r}: part {part!r} is pulled to part {pull.to!r}, which holds other "
+                    "layers; a part can be pulled only to one of the same layers"
+                )
+        strength, clipped = (0.0, True) if pull is None else (pull.strength, pull.clipped)
+        here = Moving(
+            names=tuple(name for name in anatomy.weights[part] if name in trainable),
+            decay=training.weight_decay + (0.0 if clipped else strength),
+            penalty=strength if clipped else 0.0,
+            anchor=anchor,
+        )
+        moving[network] = (*moving.get(network, ()), here)
+    epochs = training.epochs if phase.epochs is None else phase.epochs
+    return Stage(terms, networks, epochs, moving)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Weights that lie side by side in a flat network, and what pulls them: what our kernels can move."""
+
+    weights: slice
+    decay: float = 0.0
+    penalty: float = 0.0
+    anchor: str | None = None
+
+
+STILL = Span(slice(0, 0))
+
+
+def span(stage: Stage, network: str, like: Params) -> Span:
+    """Return which weights of a network move in a phase that has no ``obstacle``."""
+    parts = stage.moving.get(network, ())
+    if not parts:
+        return STILL
+    sizes, moved = [value.numel() for value in like.values()], {name for part in parts for name in part.names}
+    at = [place for place, name in enumerate(like) if name in moved]
+    begin = sum(sizes[: at[0]])
+    whole = slice(begin, begin + sum(sizes[at[0] : at[-1] + 1]))
+    return Span(whole, parts[0].decay, parts[0].penalty, parts[0].anchor)
+
+
+def obstacle(stages: Sequence[Stage], like: Params) -> str | None:
+    """Return why our kernels cannot run these phases, or None where they can."""
+    for stage in stages:
+        for network, parts in stage.moving.items():
+            moved = {name for part in parts for name in part.names}
+            at = [place for place, name in enumerate(like) if name in moved]
+            if at != list(range(at[0], at[-1] + 1)):
+                return f"layers of network {network!r} that do not lie side by side move in one phase"
+            if len({(part.decay, part.penalty, part.anchor) for part in parts}) > 1:
+                return f"layers of network {network!r} that move in one phase are pulled in different ways"
+    return None
