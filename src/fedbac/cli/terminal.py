@@ -17,22 +17,25 @@ err = Console(stderr=True)
 TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
 TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
 SetOption = Annotated[
-    list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.training.batch_size=64.")
+    list[str],
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.rounds=9. Repeatable."),
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T; by default the task's.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T. Default: the task's.")]
+SeedsOption = Annotated[list[int], typer.Option("--seed", help="Seed of every random draw. Repeatable.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native: our own kernels.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray: every edge an actor.")]
-AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join; by default a local one.")]
+TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native (our own kernels).")]
+EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray (an actor per edge).")]
+AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join. Default: a local one.")]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Threads or processes on the CPU; by default one per core.")
+    int | None, typer.Option("--workers", help="Threads or processes on the CPU. Default: one per core.")
 ]
 MemoryOption = Annotated[
-    float | None, typer.Option("--memory", help="GiB for the clients trained at once; by default by what is free.")
+    float | None,
+    typer.Option("--memory", help="GiB for clients trained at once. Default: a share of what is free."),
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are in the folder.")]
 
 
 @contextmanager
@@ -40,12 +43,13 @@ def progress_bars() -> Iterator[Progress]:
     """Yield progress bars; silent where nobody watches."""
     columns = (
         TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=30 if err.width >= 100 else 14),  # a full line would wrap when the terminal shows ^C
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
-    with Progress(*columns, console=out, disable=not out.is_terminal) as progress:
+    # On the console of warnings, which then appear above the bars instead of among them.
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         yield progress
 
 

@@ -2,10 +2,10 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a different label for every run: its name, with its folder or a number where names repeat."""
-    return _distinct([run.name for run in runs], [run.folder for run in runs])
+    return _distinct([run.name for run in runs], [run.folder.name if run.folder else "" for run in runs])
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
@@ -84,7 +84,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         members.setdefault(_identity(run), []).append(run)
     several = list(members.values())
     names = [_method(some[0]) if len(some) > 1 else some[0].name for some in several]
-    names = _distinct(names, [some[0].folder if len(some) == 1 else None for some in several])
+    names = _distinct(names, list(map(_place, several)))
     looks = _looks([_method(some[0]) for some in several])
     return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
 
@@ -141,10 +141,18 @@ def _method(run: Run) -> str:
     return str(look_up(run.config, "experiment.method.name", run.name))
 
 
-def _distinct(names: Sequence[str], folders: Sequence[Path | None]) -> list[str]:
+def _place(runs: Sequence[Run]) -> str:
+    """Return the folder of a run, or what the folders of several seeds have in common, as those of a sweep do."""
+    names = {run.folder.name for run in runs if run.folder is not None}
+    if len(runs) > 1:
+        names = {re.sub(r"[_-]seed\d+$", "", name) for name in names}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
     repeated = {name for name, count in Counter(names).items() if count > 1}
     named = [
-        f"{name} [{folder.name}]" if name in repeated and folder is not None else name
+        f"{name} [{folder.removeprefix(f'{name}_')}]" if name in repeated and folder else name
         for name, folder in zip(names, folders, strict=True)
     ]
     seen: Counter[str] = Counter()

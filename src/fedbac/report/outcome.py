@@ -1,7 +1,7 @@
 """The outcome in plain words: who leads and by how much, and what a reader should beware of."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,37 @@ def caveats(runs: Sequence[Run]) -> list[str]:
 
 def leaks(run: Run) -> list[str]:
     """Return each way in which a run let test data into training."""
-    found = []
-    if look_up(run.config, "experiment.method.selection.reward_split") == "test":
-        found.append(f"The Thompson reward was measured on {LEAK}.")
-    if look_up(run.config, "experiment.method.measurement.split") == "test":
-        found.append(f"The losses that clusters are chosen by were measured on {LEAK}.")
+    columns = [field.rpartition(".")[2] for field, splits in measured_on(run).items() if "test" in splits]
+    return [f"What {column} learns from was measured on {LEAK}." for column in columns]
+
+
+def measured_on(run: Run) -> dict[str, list[str]]:
+    """Return the splits on which each policy of a run had models measured, by the field that decides it.
+
+    A run states it (``measured_on`` in its ``config.yaml``). Runs of versions that did not are read by the names that
+    settings about splits had then.
+    """
+    stated = look_up(run.config, "measured_on")
+    if isinstance(stated, Mapping):
+        return {str(field): list(splits) for field, splits in stated.items() if splits}
+    found: dict[str, list[str]] = {}
+    for column in ("clustering", "selection"):
+        settings = look_up(run.config, f"experiment.method.{column}", {})
+        splits = {*_values(settings, "reward_split"), *_values(settings, "reward_splits")}
+        if column == "clustering" and look_up(settings, "kind") != "fixed":
+            splits |= {look_up(run.config, "experiment.method.measurement.split", "train")}
+        if splits:
+            found[f"method.{column}"] = sorted(splits)
     return found
+
+
+def _values(settings: Any, name: str) -> set[str]:
+    """Return the texts that settings hold under a name, however deep."""
+    if not isinstance(settings, Mapping):
+        return set()
+    own = settings.get(name, ())
+    found = {own} if isinstance(own, str) else set(own)
+    return found.union(*(_values(child, name) for child in settings.values()))
 
 
 def different(runs: Sequence[Run]) -> list[str]:

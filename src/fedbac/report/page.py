@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedbac.report.figures import figures
 from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
-from fedbac.report.outcome import caveats, leaks, outcome
+from fedbac.report.outcome import caveats, leaks, measured_on, outcome
 from fedbac.report.table import NONE, Table, best, ledger_table, seeds_table, table
 from fedbac.report.theme import SWAPS, style_sheet
 from fedbac.runs.store import Run
@@ -182,7 +182,7 @@ def facts(run: Run) -> dict[str, str]:
         "Accuracy measured": POINTS.get(point, point),
         "Final accuracy": f"mean over the last {last_rounds(run)} rounds",
         "Targets": f"reached after {look_up(judge, 'target_patience', 1)} rounds in a row",
-        "Thompson reward": _reward(run),
+        "Policies measure on": _measures(run),
         "Failed clients": f"{failed} (client, round) pairs left out" if failed else "none",
     }
 
@@ -194,9 +194,9 @@ def _members(task: Mapping[str, Any]) -> str:
     return f"{num_edges} edges with {clients} clients each"
 
 
-def _reward(run: Run) -> str:
-    split = look_up(run.config, "experiment.method.selection.reward_split")
-    return "none: selection does not learn" if split is None else f"measured on {split} data"
+def _measures(run: Run) -> str:
+    found = [f"{field.rpartition('.')[2]}: {', '.join(splits)}" for field, splits in measured_on(run).items()]
+    return "; ".join(found) or "nothing: no policy needs a model measured"
 
 
 def _configurations(runs: Sequence[Run]) -> str:

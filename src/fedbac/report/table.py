@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import Group, groups, labels, summarized
+from fedbac.report.groups import Group, groups, labels, look_up, summarized
 from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
@@ -47,7 +47,8 @@ def seeds_table(together: Sequence[Group]) -> Table:
 def ledger_table(runs: Sequence[Run]) -> Table:
     """Return the bytes of every run by tier, direction and purpose, and their total."""
     header = ["between", "direction", "purpose", *labels(runs)]
-    between = {"client": "client and edge", "cloud": "edge and cloud"}
+    flat = any(look_up(run.config, "experiment.method.topology.kind") == "flat" for run in runs)
+    between = {"client": "client and edge" + " (flat: and cloud)" * flat, "cloud": "edge and cloud"}
     rows = [
         [between[tier], direction, purpose, *(human_bytes(_entry(run, tier, direction, purpose)) for run in runs)]
         for tier in TIERS
@@ -88,8 +89,8 @@ def _header(targets: Sequence[str]) -> list[str]:
         "σ over edges (points)",
         "worst edge (%)",
         *(f"rounds to {100 * float(target):g} %" for target in targets),
-        "bytes to train",
-        "bytes in all",
+        "training bytes",
+        "total bytes",
         "moves",
         "clusters",
         "seconds",
@@ -104,7 +105,7 @@ def _row(label: str, summary: Mapping[str, Any], targets: Sequence[str]) -> list
         percent(summary["edge_std"]),
         percent(summary["edge_min"]),
         *(NONE if at is None else str(at) for at in reached),
-        human_bytes(_bytes_to_train(summary)),
+        human_bytes(_training_bytes(summary)),
         human_bytes(summary["bytes_total"]),
         str(summary["moves"]),
         str(summary["active_clusters"]),
@@ -129,7 +130,7 @@ def _mean_row(group: Group, targets: Sequence[str]) -> list[str]:
         percent(mean("edge_std")),
         percent(mean("edge_min")),
         *map(rounds_to, targets),
-        human_bytes(float(np.mean([_bytes_to_train(summary) for summary in summaries]))),
+        human_bytes(float(np.mean([_training_bytes(summary) for summary in summaries]))),
         human_bytes(mean("bytes_total")),
         f"{mean('moves'):g}",
         f"{mean('active_clusters'):g}",
@@ -137,7 +138,7 @@ def _mean_row(group: Group, targets: Sequence[str]) -> list[str]:
     ]
 
 
-def _bytes_to_train(summary: Mapping[str, Any]) -> int:
+def _training_bytes(summary: Mapping[str, Any]) -> int:
     return sum(int(summary["bytes"][tier][direction]["train"]) for tier in TIERS for direction in DIRECTIONS)
 
 

@@ -1,1 +1,1 @@
-"""Playing experiments: the federation, the run folder, single runs and sweeps."""
+"""Experiments from names to results: configuring, playing, stopping, the run folder, several runs at once."""

@@ -5,8 +5,8 @@
     summary.json        the numbers of the final table
     checkpoint/         round-000012.safetensors and round-000012.json, the newest two
 
-A record is on the disk before its checkpoint, and a checkpoint's JSON, written last, vouches for its tensors by their
-hash: whenever a process dies, the folder holds a complete round to go on from.
+A record is on the disk before its checkpoint, and the checkpoint's manifest (its JSON), written last, vouches for the
+tensors by their hash: whenever a process dies, the folder holds a complete round to resume from.
 """
 
 import errno
@@ -21,20 +21,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from fedbac.errors import CheckpointError, RunFolderError, RunInUseError
-from fedbac.rounds.cloud import State
-from fedbac.core.parts import Parts
+from fedbac.config.text import read_yaml, to_yaml
+from fedbac.core.state import State, flatten, unflatten
+from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
+from fedbac.runs.files import replacing, write_whole
 
 KEEP_CHECKPOINTS = 2
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, but many times as fast where it was built
 
 log = logging.getLogger("fedbac")
 
@@ -98,7 +94,7 @@ class RunFolder:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run, which nothing goes on from; its records and summary stay."""
+        """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def finished(self) -> bool:
@@ -106,13 +102,17 @@ class RunFolder:
         return self.summary_file.exists() and bool(json.loads(self.summary_file.read_text()).get("finished"))
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration."""
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        self._replace(self.config_file, text.encode())
+        """Write the configuration; its time stays that of the first one, by which runs of a comparison are ordered."""
+        with self._disk():
+            before = self.config_file.stat() if self.has_run() else None
+            write_whole(self.config_file, to_yaml(config))
+            if before is not None:
+                os.utime(self.config_file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the summary."""
-        self._replace(self.summary_file, (json.dumps(summary, indent=1) + "\n").encode())
+        with self._disk():
+            write_whole(self.summary_file, json.dumps(summary, indent=1) + "\n")
 
     def append(self, record: Mapping[str, Any], state: State, experiment: Mapping[str, Any]) -> None:
         """Add a round: first its record, then its checkpoint, each on the disk before the next begins."""
@@ -129,38 +129,20 @@ class RunFolder:
         self._save_checkpoint(state, experiment)
 
     def _save_checkpoint(self, state: State, experiment: Mapping[str, Any]) -> None:
+        manifest_file = self.checkpoints / f"round-{state.round:06d}.json"
         with self._disk():
             self.checkpoints.mkdir(exist_ok=True)
-            name = f"round-{state.round:06d}"
-            tensors = self.checkpoints / f"{name}.safetensors"
-            partial = tensors.with_suffix(".partial")
-            try:
-                save_file(flatten(state), partial)
-            except SafetensorError as error:  # how the library reports a failed write
-                partial.unlink(missing_ok=True)
-                raise OSError(errno.ENOSPC, str(error)) from error
-            _sync(partial)
-            digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-            os.replace(partial, tensors)
-        promise = {"round": state.round, "sha256": digest, "experiment": experiment}
-        self._replace(self.checkpoints / f"{name}.json", json.dumps(promise).encode())
+            with replacing(manifest_file.with_suffix(".safetensors")) as partial:
+                try:
+                    save_file(flatten(state), partial)
+                except SafetensorError as error:  # how the library reports a failed write
+                    raise OSError(errno.ENOSPC, str(error)) from error
+                digest = _digest(partial)
+            manifest = {"round": state.round, "sha256": digest, "experiment": experiment}
+            write_whole(manifest_file, json.dumps(manifest))
         for old in sorted(self.checkpoints.glob("round-*.json"))[:-KEEP_CHECKPOINTS]:
             old.unlink(missing_ok=True)
             old.with_suffix(".safetensors").unlink(missing_ok=True)
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        """Write a file so that at any moment either the old or the new one is there, whole."""
-        partial = path.with_name(path.name + ".partial")
-        with self._disk():
-            try:
-                with partial.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -169,7 +151,7 @@ class RunFolder:
         except OSError as error:
             reason = "the disk is full" if error.errno == errno.ENOSPC else f"it cannot be written ({error})"
             raise RunFolderError(
-                f"{self.path}: {reason}. All complete rounds are safe; make room and go on with "
+                f"{self.path}: {reason}. All complete rounds are safe; make room, then resume with: "
                 f"fedbac resume {self.path}"
             ) from error
 
@@ -179,13 +161,7 @@ class RunFolder:
         """Return the configuration."""
         if not self.has_run():
             raise RunFolderError(f"{self.path}: there is no run here (no config.yaml)")
-        try:
-            config = yaml.load(self.config_file.read_text(encoding="utf-8"), Loader=_LOADER)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{self.config_file}: it is not readable YAML: {error}") from error
-        if not isinstance(config, dict) or "experiment" not in config:
-            raise RunFolderError(f"{self.config_file}: it has no 'experiment', so it is not the configuration of a run")
-        return config
+        return read_config(self.config_file)
 
     def read_records(self) -> list[dict[str, Any]]:
         """Return the records of complete rounds, up to the first line that is not one."""
@@ -210,26 +186,26 @@ class RunFolder:
     def restore(self, template: State, experiment: Mapping[str, Any]) -> tuple[State, list[dict[str, Any]]]:
         """Return the state after the last complete round and the records up to it; what lies beyond is cut off."""
         records = self.read_records()
-        promises = sorted(self.checkpoints.glob("round-*.json"), reverse=True)
-        if records and not promises and self.finished():
+        manifests = sorted(self.checkpoints.glob("round-*.json"), reverse=True)
+        if records and not manifests and self.finished():
             raise RunFolderError(
-                f"{self.path}: the run is finished and its checkpoints were removed, so there is nothing to go on from"
+                f"{self.path}: the run is finished and its checkpoints were removed, so it cannot be resumed"
             )
         troubles = []
-        for promise in promises:
+        for manifest in manifests:
             try:
-                state = _load(promise, template, experiment)
+                state = _load(manifest, template, experiment)
             except CheckpointError as error:
                 troubles.append(str(error))
                 log.warning("%s; trying the checkpoint before it", error)
                 continue
             if state.round > len(records):
                 troubles.append(
-                    f"{self.rounds_file} holds only {len(records)} readable rounds, {promise} stands at {state.round}"
+                    f"{self.rounds_file} holds only {len(records)} readable rounds, {manifest} stands at {state.round}"
                 )
                 continue
             if troubles:
-                log.warning("going on from round %d", state.round)
+                log.warning("resuming from round %d", state.round)
             self._cut(records[: state.round])
             return state, records[: state.round]
         if troubles:
@@ -243,31 +219,71 @@ class RunFolder:
     def _cut(self, records: Sequence[Mapping[str, Any]]) -> None:
         kept = "".join(json.dumps(record) + "\n" for record in records)
         if not self.rounds_file.exists() or self.rounds_file.read_bytes() != kept.encode():
-            self._replace(self.rounds_file, kept.encode())
+            with self._disk():
+                write_whole(self.rounds_file, kept)
 
 
-def _sync(path: Path) -> None:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run, from its file."""
+    config = read_yaml(path)
+    if not isinstance(config.get("experiment"), dict):
+        raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
+    return config
+
+
+class Tail:
+    """The rounds in a folder as they are written by whomever; reads only what is new."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.file = folder.rounds_file
+        self.rounds, self.last, self._end = 0, b"", 0
+
+    def refresh(self) -> int:
+        """Return how many rounds are complete now."""
+        size = self.file.stat().st_size if self.file.exists() else 0
+        if size < self._end:  # what lay beyond the last checkpoint was cut off
+            self.rounds, self.last, self._end = 0, b"", 0
+        if size > self._end:
+            with self.file.open("rb") as file:
+                file.seek(self._end)
+                *lines, _ = file.read().split(b"\n")
+            if lines:
+                self.rounds, self.last = self.rounds + len(lines), lines[-1]
+                self._end += sum(len(line) + 1 for line in lines)
+        return self.rounds
+
+    def record(self) -> dict[str, Any] | None:
+        """Return the record of the last complete round that was seen."""
+        return json.loads(self.last) if self.last else None
+
+
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load(promise: Path, template: State, experiment: Mapping[str, Any]) -> State:
-    tensors = promise.with_suffix(".safetensors")
+def _load(manifest: Path, template: State, experiment: Mapping[str, Any]) -> State:
+    tensors = manifest.with_suffix(".safetensors")
     try:
-        stated = json.loads(promise.read_text())
-        content = tensors.read_bytes()
+        stated = json.loads(manifest.read_text())
+        digest = _digest(tensors)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{promise}: the checkpoint cannot be read ({error})") from error
-    if hashlib.sha256(content).hexdigest() != stated.get("sha256"):
+        raise CheckpointError(f"{manifest}: the checkpoint cannot be read ({error})") from error
+    if digest != stated.get("sha256"):
         raise CheckpointError(f"{tensors}: the checkpoint is damaged (its hash is not the one written down)")
     changed = differences(stated["experiment"], experiment)
     if changed:
         raise RunFolderError(
-            f"{promise.parent.parent}: the configuration has changed since the run began ({', '.join(changed)}). "
-            "A run goes on only as it began; put config.yaml back, use the version of fedbac that it began with, or "
+            f"{manifest.parent.parent}: the configuration has changed since the run began ({', '.join(changed)}). "
+            "A run resumes only as it began: restore config.yaml, use the version of fedbac that it began with, or "
             "start a new run in another folder"
         )
-    return unflatten(template, load_file(tensors), int(stated["round"]))
+    try:
+        state: State = unflatten(template, load_file(tensors))
+    except KeyError as error:
+        hint = "was the network or a policy changed, or was it written by another version?"
+        raise CheckpointError(f"{tensors}: the checkpoint has no tensor {error}; {hint}") from error
+    return replace(state, round=int(stated["round"]))
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -276,68 +292,3 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         keys = sorted({*old, *new})
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
     return [] if old == new else [f"{path}: {old!r} is now {new!r}"]
-
-
-# ------------------------------------------------------------------------------------- states as named tensors
-
-
-def flatten(state: State) -> dict[str, Tensor]:
-    """Return a state as tensors named by their path."""
-    flat: dict[str, Tensor] = {}
-    _put_parts(flat, "parts", state.parts)
-    for name in ("label_M", "moved_M", "used_K"):
-        flat[name] = torch.from_numpy(np.ascontiguousarray(getattr(state, name)))
-    flat["overfitting"] = torch.tensor(state.overfitting, dtype=torch.float64)
-    flat["overfitted"] = torch.tensor(state.overfitted)
-    for owner, policy in [("clustering", state.clustering), *_numbered("selection", state.selection_M)]:
-        for field, array in policy._asdict().items():
-            flat[f"{owner}/{field}"] = torch.from_numpy(np.array(array, order="C"))
-    for owner, momentum in _numbered("momentum", state.momentum_M):
-        if momentum is not None:
-            _put_parts(flat, owner, momentum)
-    return flat
-
-
-def unflatten(template: State, flat: Mapping[str, Tensor], round_: int) -> State:
-    """Return the state whose tensors these are; the template, a fresh start, says what there must be."""
-
-    def policy(owner: str, like: Any) -> Any:
-        return type(like)(**{field: flat[f"{owner}/{field}"].numpy() for field in like._fields})
-
-    try:
-        return replace(
-            template,
-            round=round_,
-            parts=_take_parts(flat, "parts", template.parts),
-            label_M=flat["label_M"].numpy(),
-            moved_M=flat["moved_M"].numpy(),
-            used_K=flat["used_K"].numpy(),
-            overfitting=flat["overfitting"].item(),
-            overfitted=bool(flat["overfitted"]),
-            clustering=policy("clustering", template.clustering),
-            selection_M=tuple(policy(owner, like) for owner, like in _numbered("selection", template.selection_M)),
-            momentum_M=tuple(
-                None if like is None else _take_parts(flat, owner, like)
-                for owner, like in _numbered("momentum", template.momentum_M)
-            ),
-        )
-    except KeyError as error:
-        changed = "was the network or a policy changed, or was it written by another version?"
-        raise CheckpointError(f"the checkpoint has no tensor {error}; {changed}") from error
-
-
-def _numbered(name: str, items: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"{name}/{index}", item) for index, item in enumerate(items)]
-
-
-def _put_parts(flat: dict[str, Tensor], owner: str, parts: Parts) -> None:
-    for part, params in parts.items():
-        for name, value in params.items():
-            flat[f"{owner}/{part}/{name}"] = value.detach().cpu().contiguous()
-
-
-def _take_parts(flat: Mapping[str, Tensor], owner: str, like: Parts) -> Parts:
-    return {
-        part: {name: flat[f"{owner}/{part}/{name}"].to(value.device) for name, value in params.items()}
-        for part, params in like.items()
-    }

@@ -1,23 +1,34 @@
-"""Sweeps: a grid over settings and seeds, run in parallel, resumed where it stopped, collected into one table."""
+"""Several runs as one: a grid over methods, settings and seeds, run here or in parallel, resumed, collected."""
 
 import itertools
 import re
 import shlex
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
-from fedbac.config.experiment import Experiment, Runtime, parse
-from fedbac.runs.play import Inputs, configure, finish, play, read_experiment
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import play_folder
+from fedbac.runs.stopping import Stop, leave_signals_to_the_parent
+from fedbac.runs.store import Run, RunFolder, Tail, differences
 
 POLL_SECONDS = 0.2
+SHOWN_DIFFERENCES = 3
+
+Submit = Callable[..., Any]
+"""Starts a run elsewhere and returns its future."""
+Fail = Callable[[Path, Exception], None]
+"""What to do about a run that failed."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +39,30 @@ class Point:
     folder: RunFolder
     settings: tuple[str, ...]
 
+    @property
+    def label(self) -> str:
+        """The method's name, the settings that set it apart, and the seed where it is not 0."""
+        seed = [f"seed {self.experiment.seed}"] * (self.experiment.seed != 0)
+        return " ".join([self.experiment.method.name, *map(_short, self.settings), *seed])
+
+
+def full_name(method: str, settings: Sequence[str], seed: int) -> str:
+    """Return the name of a run's folder, with its seed also where there is only one: others may be added later."""
+    return "_".join([method, *map(_short, settings), f"seed{seed}"])
+
 
 def grid(
     names: Sequence[str], task: str | Path, axes: Sequence[str], listed: Sequence[str], seeds: Sequence[int],
     rounds: int | None, fixed: Sequence[str], parent: Path,
+    named: Callable[[str, Sequence[str], int], str] = full_name,
 ) -> list[Point]:  # fmt: skip
     """Return every combination of methods, axis values and seeds, each checked before any of them runs.
 
     An axis is ``path=v1,v2,…``; a value with commas of its own is written in brackets. Where points are listed, each
     as ``path=value path=value …``, one after another of them is combined with the axes.
     """
+    _refuse_repeats("METHOD", names)
+    _refuse_repeats("--seed", map(str, seeds))
     choices: list[list[tuple[str, ...]]] = [[(value,) for value in _values(axis)] for axis in axes]
     if listed:
         choices.insert(0, [tuple(shlex.split(point)) for point in listed])
@@ -45,12 +70,16 @@ def grid(
     for seed, name, chosen in itertools.product(seeds, names, itertools.product(*choices)):
         settings = tuple(itertools.chain(*chosen))
         experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
-        short = "_".join([name, *map(_short, settings), f"seed{seed}"])
-        points.append(Point(experiment, RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", short)), settings))
-    folders = [point.folder.path for point in points]
-    if len(set(folders)) < len(folders):
-        raise ConfigError("--grid, --point: two points are the same; give every value once")
+        folder = RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", named(name, settings, seed)))
+        points.append(Point(experiment, folder, settings))
+    _refuse_repeats("--grid, --point", (point.folder.path.name for point in points))
     return points
+
+
+def _refuse_repeats(option: str, values: Iterable[str]) -> None:
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise ConfigError(f"{option}: {repeated[0]} is given twice; give every value once")
 
 
 def _short(setting: str) -> str:
@@ -66,28 +95,44 @@ def _values(axis: str) -> list[str]:
     return [f"{path}={value}" for value in values]
 
 
-def lay_out(points: Sequence[Point], runtime: Runtime) -> None:
-    """Write every point's configuration, so that the sweep can be resumed as a whole.
+# --------------------------------------------------------------------------------------------------- folders
 
-    What is there already stays, but for where it runs: a run may go on elsewhere than it began.
+
+def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False) -> None:
+    """Write every point's configuration, so that all of them can be run, and resumed, from their folders alone.
+
+    A folder that holds the same experiment already is resumed, wherever it ran before; one that holds another is
+    refused, unless it is to be overwritten. Nothing is written before all folders have been looked at.
     """
     now = runtime.model_dump(mode="json")
+    if not overwrite:
+        for point in points:
+            _refuse_another(point)
     for point in points:
         with point.folder.locked():
+            if overwrite:
+                point.folder.clear()
             config: dict[str, Any] = {"experiment": point.experiment.model_dump(mode="json")}
             if point.folder.has_run():
                 config = point.folder.read_config()
-                if parse(Experiment, config["experiment"]) != point.experiment:
-                    raise ConfigError(f"{point.folder.path}: there is another run in this folder; choose another --out")
             if config.get("runtime") != now:
                 point.folder.write_config(config | {"runtime": now})
 
 
-def run_folder(folder: str, data_folder: str | None) -> None:
-    """Play, or go on with, the run of one folder; the work of one worker."""
-    place = RunFolder(folder)
-    experiment, runtime = read_experiment(place.config_file)
-    finish(play(experiment, folder=place, runtime=runtime, inputs=Inputs(data_folder=data_folder), continued=True))
+def _refuse_another(point: Point) -> None:
+    if not point.folder.has_run():
+        return
+    there = parse(Experiment, point.folder.read_config()["experiment"])
+    if there != point.experiment:
+        changed = differences(there.model_dump(mode="json"), point.experiment.model_dump(mode="json"))
+        more = [f"{len(changed) - SHOWN_DIFFERENCES} more"] * (len(changed) > SHOWN_DIFFERENCES)
+        raise ConfigError(
+            f"{point.folder.path}: another run is in this folder ({'; '.join(changed[:SHOWN_DIFFERENCES] + more)}); "
+            "choose another --out, or replace it with --overwrite"
+        )
+
+
+# --------------------------------------------------------------------------------------------------- running
 
 
 def run_all(
@@ -96,31 +141,87 @@ def run_all(
     jobs: int,
     data_folder: Path | None,
     failures: dict[Path, Exception] | None = None,
+    stop: Stop | None = None,
 ) -> Generator[dict[Path, int], None, None]:
     """Run all folders in their order, ``jobs`` at a time, yielding now and then how many rounds each has completed.
 
-    What a run raises is raised here, or with ``failures`` put there while the other runs go on. Closing the generator
-    ends the workers; their runs go on from their last round another time.
+    One at a time they run in this process, else in others: of this machine, or of a Ray cluster if the runtime says
+    so. What a run raises is raised here, or with ``failures`` put there while the other runs continue. Once ``stop``
+    is wanted, the rounds in hand are finished and saved. Closing the generator ends everything at once.
     """
-    place = None if data_folder is None else str(data_folder)
-    with _workers(runtime, jobs) as submit:
-        pending = {folder.path: submit(str(folder.path), place) for folder in folders}
-        while pending:
-            time.sleep(POLL_SECONDS)
-            for path, future in list(pending.items()):
-                if future.done():
-                    del pending[path]
-                    try:
-                        future.result()  # raises what the run raised
-                    except Exception as error:
-                        if failures is None:
-                            raise
-                        failures[path] = error
-            yield {folder.path: _rounds_in(folder) for folder in folders}
+    stop = stop or Stop()
+    inputs = Inputs(data_folder=data_folder)
+
+    def fail(path: Path, error: Exception) -> None:
+        if failures is None:
+            raise error
+        failures[path] = error
+
+    if jobs == 1 and runtime.engine != "ray":
+        running = _run_here(folders, inputs, stop, fail)
+    else:
+        running = _run_elsewhere(folders, inputs, stop, fail, _workers(runtime, jobs))
+    tails = {folder.path: Tail(folder) for folder in folders}
+    with closing(running):
+        for _ in running:
+            yield {path: tail.refresh() for path, tail in tails.items()}
+    yield {path: tail.refresh() for path, tail in tails.items()}
+
+
+def _run_here(folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail) -> Generator[None, None, None]:
+    for folder in folders:
+        yield  # before the first round, so that whoever watches sees it begin
+        if stop.wanted:
+            return
+        try:
+            with closing(play_folder(folder, inputs, stop)) as playing:
+                for _ in playing:
+                    yield
+        except Exception as error:
+            fail(folder.path, error)
+
+
+def _run_elsewhere(
+    folders: Sequence[RunFolder],
+    inputs: Inputs,
+    stop: Stop,
+    fail: Fail,
+    workers: AbstractContextManager[Submit],
+) -> Generator[None, None, None]:
+    # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
+    # never used again, so that one left behind by a crash stops nobody.
+    sign = folders[0].path.parent / f".stop-{uuid.uuid4().hex}"
+    words = (None if inputs.data_folder is None else str(inputs.data_folder), str(sign))
+    try:
+        with workers as submit:
+            pending = {folder.path: submit(str(folder.path), *words) for folder in folders}
+            while pending:
+                yield
+                time.sleep(POLL_SECONDS)
+                if stop.wanted:
+                    sign.touch()
+                for path, future in list(pending.items()):
+                    if future.done():
+                        del pending[path]
+                        try:
+                            future.result()  # raises what the run raised
+                        except Exception as error:
+                            fail(path, error)
+    finally:
+        sign.unlink(missing_ok=True)
+
+
+def run_folder(folder: str, data_folder: str | None, sign: str) -> None:
+    """Start or resume the run of one folder, until it ends or there is a sign to stop; the work of one worker."""
+    stop, told = Stop(), Path(sign).exists
+    if told():
+        return
+    for _ in play_folder(RunFolder(folder), Inputs(data_folder=data_folder), stop):
+        stop.wanted = told()
 
 
 @contextmanager
-def _workers(runtime: Runtime, jobs: int) -> Iterator[Any]:
+def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
     """Yield a function that starts a run elsewhere: in a process of this machine, or anywhere on a Ray cluster."""
     if runtime.engine == "ray":
         from fedbac.engines.ray import tasks
@@ -130,15 +231,14 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Any]:
         return
     from loky import ProcessPoolExecutor
 
-    pool = ProcessPoolExecutor(max_workers=jobs, timeout=60)
+    pool = ProcessPoolExecutor(max_workers=jobs, timeout=60, initializer=leave_signals_to_the_parent)
     try:
         yield lambda *words: pool.submit(run_folder, *words)
     finally:
-        pool.shutdown(wait=True, kill_workers=True)  # a killed run goes on from its last round
+        pool.shutdown(wait=True, kill_workers=True)  # a killed run resumes from its last round
 
 
-def _rounds_in(folder: RunFolder) -> int:
-    return folder.rounds_file.read_bytes().count(b"\n") if folder.rounds_file.exists() else 0
+# ------------------------------------------------------------------------------------------------ collecting
 
 
 def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -1,0 +1,81 @@
+"""What there is to choose from: ``fedbac methods``, ``show``, ``tasks`` and ``data``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedbac import data
+from fedbac.cli.terminal import DataOption, SetOption, TaskOption, out
+from fedbac.config.text import to_yaml
+from fedbac.presets import methods as rows
+from fedbac.presets import tasks as known
+from fedbac.runs.configure import configure
+
+data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_help=True)
+
+
+def methods() -> None:
+    """List the methods, with one row of choices each."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("method", "topology", "clustering", "selection", "sharing", "personal", "learns"):
+        table.add_column(title, no_wrap=title == "method")
+    any_task = known.task(known.DEFAULT_TASK)
+    for name, preset in rows.METHODS.items():
+        row = preset(any_task)
+        selection = f"{row.selection.kind} p={row.selection.fraction:g}"
+        chosen = [row.topology.kind, row.clustering.kind, selection, row.sharing.kind, row.personalization.kind]
+        table.add_row(name, *chosen, "yes" if row.adaptive else "no")
+    out.print(table)
+    out.print("\nfedbac show METHOD describes one, with every setting.")
+
+
+def show(
+    method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods).")],
+    task: TaskOption = known.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+) -> None:
+    """Print a method's whole configuration on a task, as it would be run."""
+    experiment = configure(method, task, settings=settings)
+    typer.echo(f"# {rows.METHODS[method].__doc__}")
+    typer.echo(to_yaml(experiment.model_dump(mode="json")), nl=False)
+
+
+def tasks() -> None:
+    """List the tasks: data, federation and training."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
+        table.add_column(title, no_wrap=title in {"task", "data set"})
+    for name, task in known.TASKS.items():
+        numbers = (
+            task.num_edges,
+            sum(task.clients()),
+            task.partition.dirichlet_server,
+            task.partition.dirichlet_client,
+        )
+        work = (task.rounds, task.training.epochs, task.training.batch_size)
+        table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
+    out.print(table)
+
+
+@data_app.command("list")
+def data_list(data_folder: DataOption = None) -> None:
+    """List the data sets and where each was found."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("data set", "found in", "what it is", "licence"):
+        table.add_column(title, overflow="fold")
+    for entry in data.available(data_folder):
+        table.add_row(entry.name, str(entry.where or "not here"), entry.description, entry.licence)
+    out.print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).")],
+    folder: Annotated[
+        Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac finds it.")
+    ] = None,
+) -> None:
+    """Download a data set from its official source and check it."""
+    out.print(f"{name} is in {data.fetch(name, folder)}", highlight=False, soft_wrap=True)

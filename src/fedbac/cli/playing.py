@@ -1,0 +1,149 @@
+"""Playing runs before a person's eyes: progress, Ctrl-C and failures are the same for every command."""
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+
+from fedbac.cli.terminal import err, out, progress_bars
+from fedbac.config.experiment import Runtime
+from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError
+from fedbac.runs import sweep
+from fedbac.runs.stopping import Interrupted, Stop
+from fedbac.runs.store import Run, Tail
+from fedbac.runs.sweep import Point
+
+MENDABLE = (ConfigError, PartitionError, PolicyError, FederationError)
+"""Errors that a person can do something about: a message, not a traceback."""
+FEW = 10
+"""Up to so many runs have a line each; more share one."""
+SAY_SECONDS = 60
+"""Where nobody watches a progress bar, how often to say how far many runs are."""
+
+
+def play_all(
+    points: Sequence[Point], parent: Path, *, data_folder: Path | None, jobs: int = 1, spread: Runtime | None = None
+) -> list[Run]:
+    """Run, or resume, what has been laid out, and return the runs that did not fail.
+
+    A single run's error is raised; of several, the others continue and errors are shown at the end. A signal stops all
+    of them when their rounds in hand are saved, and ends the command.
+    """
+    stop, failures = Stop(), dict[Path, Exception]()
+    folders = [point.folder for point in points]
+    try:
+        with stop.caught(), progress_bars() as bars:
+            board = Board(points, jobs, bars)
+            caught = failures if len(points) > 1 else None
+            for done in sweep.run_all(folders, spread or Runtime(), jobs, data_folder, caught, stop):
+                board.update(done, failures, stop.wanted)
+    except Interrupted:
+        raise _stopped("Stopped at once", parent) from None
+    show_failures(failures)
+    if stop.wanted and not all(point.folder.finished() for point in points if point.folder.path not in failures):
+        raise _stopped("Stopped", parent)
+    runs = [folder.read() for folder in folders if folder.path not in failures]
+    if not runs:
+        raise typer.Exit(1)
+    return runs
+
+
+def _stopped(how: str, folder: Path) -> typer.Exit:
+    """Say that all complete rounds are saved and how to resume; return what ends the command."""
+    to_resume = f"To resume: fedbac resume {folder}, or the same command without --overwrite."
+    err.print(f"{how}; all complete rounds are saved. {to_resume}", highlight=False, soft_wrap=True)
+    return typer.Exit(130)
+
+
+def show_failures(failures: Mapping[Path, Exception]) -> None:
+    """Show every error once, with the runs that it ended; also the traceback of one that should not be."""
+    together: dict[str, list[str]] = {}
+    for path, error in failures.items():
+        text = str(error) if isinstance(error, MENDABLE) else "".join(traceback.format_exception(error))
+        together.setdefault(text.strip(), []).append(path.name)
+    for text, names in together.items():
+        err.print(f"[bold red]failed:[/] {escape(', '.join(names))}", highlight=False, soft_wrap=True)
+        err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Board:
+    """Shows how far runs are: by a bar, or in lines of text where there is no terminal."""
+
+    def __init__(self, points: Sequence[Point], jobs: int, bars: Progress) -> None:
+        self.points, self.jobs, self.bars = points, jobs, bars
+        self.tails = [Tail(point.folder) for point in points]
+        self.seen = [tail.refresh() for tail in self.tails]
+        self.labels = [point.label for point in points]
+        if len(set(self.labels)) < len(points):  # resumed runs do not know what sets them apart
+            self.labels = [point.folder.path.name for point in points]
+        self.total = sum(map(_rounds, points))
+        self.begun = self.over = 0
+        self.said = time.monotonic()
+        self.lines = []
+        if len(points) <= FEW:
+            for point, label, rounds in zip(points, self.labels, self.seen, strict=True):
+                line = bars.add_task(
+                    escape(label), total=_rounds(point), completed=rounds, note="", start=False, visible=False
+                )
+                self.lines.append(line)
+        else:
+            self.line = bars.add_task(f"{len(points)} runs", total=self.total, completed=sum(self.seen), note="")
+
+    def update(self, done: Mapping[Path, int], failures: Mapping[Path, Exception], stopping: bool) -> None:
+        """Show how many rounds each run has completed, which have failed, and whether the rest is stopping."""
+        rounds = [done[point.folder.path] for point in self.points]
+        failed = [point.folder.path in failures for point in self.points]
+        ended = [bad or count >= _rounds(point) for point, count, bad in zip(self.points, rounds, failed, strict=True)]
+        suffix = " [yellow]stopping" if stopping else ""
+        if self.lines:
+            self._begin(sum(ended) + self.jobs)
+            for index, count in enumerate(rounds):
+                if count != self.seen[index]:
+                    self._round(index, suffix)
+                elif failed[index]:
+                    self.bars.update(self.lines[index], note="[red]failed")
+        else:
+            self._many(sum(rounds), sum(ended), suffix)
+        self.seen = rounds
+
+    def _begin(self, count: int) -> None:
+        """Show the lines of the first runs: they begin in their order, so many at a time."""
+        for index in range(self.begun, min(count, len(self.points))):
+            self.bars.start_task(self.lines[index])
+            record = self.tails[index].record()
+            self.bars.update(self.lines[index], visible=True, note=_note(record) if record else "")
+            self.begun = index + 1
+
+    def _round(self, index: int, suffix: str) -> None:
+        count, total = self.tails[index].refresh(), _rounds(self.points[index])
+        record = self.tails[index].record()
+        if record is None:
+            return
+        note = _note(record)
+        self.bars.update(self.lines[index], completed=count, note=note + (suffix if count < total else ""))
+        tenth = max(1, total // 10)
+        if self.bars.disable and (count // tenth > self.seen[index] // tenth or count == 1):
+            out.print(f"{escape(self.labels[index])}: round {count}/{total}, {note}", highlight=False, soft_wrap=True)
+
+    def _many(self, rounds: int, over: int, suffix: str) -> None:
+        note = f"{over} of {len(self.points)} runs finished"
+        self.bars.update(self.line, completed=rounds, note=note + suffix)
+        if self.bars.disable and (over != self.over or time.monotonic() - self.said > SAY_SECONDS):
+            out.print(f"{note}, round {rounds} of {self.total}", highlight=False)
+            self.said = time.monotonic()
+        self.over = over
+
+
+def _rounds(point: Point) -> int:
+    return point.experiment.task.rounds
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    clusters = record["active_clusters"]
+    text = f"accuracy {100 * record['accuracy']:.2f} %, {clusters} cluster{'s' if clusters > 1 else ''}"
+    return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")

@@ -1,0 +1,119 @@
+"""What runs show: the final table in the terminal and the page; the command ``fedbac report``."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedbac.cli.terminal import out
+from fedbac.errors import ConfigError
+from fedbac.runs import sweep
+from fedbac.runs.files import write_whole
+from fedbac.runs.store import Run, RunFolder
+
+WIDE = 125
+"""Columns of a terminal from which the final table has all its columns and one run per line."""
+TALL = 4
+"""Up to so many runs stand side by side in a narrower terminal; more have a line each, with fewer columns."""
+MAIN_COLUMNS = ("method", "seeds", "accuracy", "σ over edges", "worst edge")
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
+    out_file: Annotated[Path | None, typer.Option("--out", help="The page. Default: report.html.")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="Also write every figure into this folder.")] = None,
+) -> None:
+    """Print the table of runs, finished or not, and write their report."""
+    runs = [place.read() for place in run_folders(folders)]
+    empty = [str(run.folder) for run in runs if not run.records]
+    if empty:
+        raise ConfigError(f"no complete round yet in {', '.join(empty)}")
+    # A page about several folders is nobody's own: it goes where the command was typed.
+    _show(runs, out_file or (folders[0] if len(folders) == 1 else Path()) / "report.html")
+    if figures is not None:
+        from fedbac.report import save_figures  # matplotlib is slow to import and needed only here
+
+        for path in save_figures(runs, figures):
+            out.print(f"Figure: {path}", highlight=False, soft_wrap=True)
+
+
+def conclude(runs: Sequence[Run], folder: Path) -> None:
+    """Show runs that have just been played, and write their report into a folder."""
+    _show(runs, folder / "report.html")
+    out.print(f"Runs: {folder}", highlight=False, soft_wrap=True)
+
+
+def conclude_sweep(runs: Sequence[Run], folder: Path) -> None:
+    """Do so best first, and write means and deviations over seeds as data too."""
+    rows = sweep.collect(runs)
+    by_name = {run.folder.name: run for run in runs if run.folder is not None}
+    conclude([by_name[name] for row in rows for name in row["runs"]], folder)
+    write_whole(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
+    out.print(f"Table: {folder / 'sweep.json'}", highlight=False, soft_wrap=True)
+
+
+def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
+    """Return the run folders among these and directly below them."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)  # in the order in which they were laid out
+        if not here:
+            raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
+        found += here
+    return found
+
+
+def _show(runs: Sequence[Run], page: Path) -> None:
+    from fedbac.report import final, outcome, write_report  # matplotlib is slow to import and needed only here
+
+    (header, rows), best = final(runs)
+    out.print()
+    out.print(_table(header, rows, best))
+    out.print(f"\n{outcome(runs)}", highlight=False, markup=False)
+    for run in runs:
+        wanted = run.config["experiment"]["task"]["rounds"]
+        if len(run.records) < wanted:
+            out.print(f"{run.name}: stopped after {len(run.records)} of {wanted} rounds", highlight=False, markup=False)
+    try:
+        write_report(runs, page)
+    except OSError as error:
+        raise ConfigError(f"--out: {page} cannot be written ({error.strerror}); choose another place") from error
+    out.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+    if out.width >= WIDE:
+        return _line_each(header, rows, best)
+    if len(rows) <= TALL:
+        return _column_each(header, rows, best)
+    kept = [index for index, title in enumerate(header) if title.startswith(MAIN_COLUMNS)]
+    return _line_each([header[i] for i in kept], [[row[i] for i in kept] for row in rows], best)
+
+
+def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+    """One run, or method, per line."""
+    table = Table(box=None, pad_edge=False)
+    for index, title in enumerate(header):
+        table.add_column(title, justify="left" if index == 0 else "right", overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(*map(escape, row), style="bold green" if index == best else "")
+    return table
+
+
+def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+    """One run, or method, per column."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column(header[0])
+    for index, row in enumerate(rows):
+        table.add_column(escape(row[0]), justify="right", style="bold green" if index == best else "")
+    for line, title in enumerate(header[1:], start=1):
+        table.add_row(title, *(row[line] for row in rows))
+    return table

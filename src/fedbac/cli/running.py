@@ -1,0 +1,176 @@
+"""``fedbac run``, ``compare``, ``sweep`` and ``resume``: points of a grid, laid out, played and reported alike."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbac.cli.playing import play_all
+from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
+from fedbac.cli.terminal import (
+    TASK_HELP,
+    AddressOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    MemoryOption,
+    OutOption,
+    OverwriteOption,
+    RoundsOption,
+    SeedsOption,
+    SetOption,
+    TaskOption,
+    TrainerOption,
+    WorkersOption,
+    say_if_runs_take_turns,
+)
+from fedbac.config.experiment import Runtime
+from fedbac.config.explain import parse
+from fedbac.errors import ConfigError
+from fedbac.local import num_cores
+from fedbac.presets import tasks
+from fedbac.runs.configure import configure, experiment_in, read_experiment
+from fedbac.runs.store import RunFolder
+from fedbac.runs.sweep import Point, grid, lay_out
+
+
+def run(
+    method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods) or a run's config.yaml.")],
+    task: Annotated[str | None, typer.Option("--task", help=f"{TASK_HELP} Default: {tasks.DEFAULT_TASK}.")] = None,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random draw. Default: 0.")] = None,
+    rounds: RoundsOption = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
+    workers: WorkersOption = None,
+    memory: MemoryOption = None,
+    trainer: Annotated[str | None, typer.Option("--trainer", help="auto, torch or native. Default: auto.")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="simulator, or ray (an actor per edge). Default: simulator.")
+    ] = None,
+    address: AddressOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run one method on one task. The same command resumes an interrupted run."""
+    if method.endswith((".yaml", ".yml")):
+        if task is not None:
+            raise ConfigError(f"--task: {method} has its task already; change it with --set task....")
+        changes = [*settings, *([] if seed is None else [f"seed={seed}"])]
+        changes += [] if rounds is None else [f"task.rounds={rounds}"]
+        experiment, runtime = read_experiment(method, changes)
+        source = experiment.task.dataset
+    else:
+        named = task or tasks.DEFAULT_TASK
+        experiment = configure(method, named, seed=seed or 0, num_rounds=rounds, settings=settings)
+        runtime, source = Runtime(), Path(named).stem
+    runtime = _changed(
+        runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
+    )
+    folder = RunFolder(out_folder or Path("runs") / f"{experiment.method.name}-{source}-seed{experiment.seed}")
+    below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
+    if below:
+        raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
+    point = Point(experiment, folder, ())
+    lay_out([point], runtime, overwrite)
+    conclude(play_all([point], folder.path, data_folder=data_folder), folder.path)
+
+
+def compare(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to compare (see: fedbac methods).")],
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seeds: SeedsOption = [0],  # noqa: B006
+    rounds: RoundsOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    memory: MemoryOption = None,
+    trainer: TrainerOption = "auto",
+    engine: EngineOption = "simulator",
+    address: AddressOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run several methods on the same task, one after another. The same command resumes what was interrupted."""
+    runtime = _changed(
+        Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
+    )
+    parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
+
+    def named(method: str, settings: Sequence[str], seed: int) -> str:
+        return method if len(seeds) == 1 else f"{method}-seed{seed}"
+
+    points = grid(names, task, (), (), seeds, rounds, settings, parent, named)
+    lay_out(points, runtime, overwrite)
+    runs = play_all(points, parent, data_folder=data_folder)
+    conclude(runs, parent)
+    _fail_if(len(runs) < len(points))
+
+
+def sweep(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to run (see: fedbac methods).")],
+    axes: Annotated[
+        list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="Values of a setting to try. Repeatable.")
+    ] = [],  # noqa: B006
+    listed: Annotated[
+        list[str], typer.Option("--point", metavar="'PATH=V PATH=V'", help="Settings of one point. Repeatable.")
+    ] = [],  # noqa: B006
+    task: TaskOption = tasks.DEFAULT_TASK,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seeds: SeedsOption = [0],  # noqa: B006
+    rounds: RoundsOption = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time. Default: one per core.")] = None,
+    device: DeviceOption = "cpu",
+    trainer: TrainerOption = "auto",
+    engine: Annotated[str, typer.Option("--engine", help="simulator, or ray (runs anywhere on a cluster).")] = (
+        "simulator"
+    ),
+    address: AddressOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
+    parent = out_folder or Path("runs") / f"sweep-{Path(task).stem}"
+    points = grid(names, task, axes, listed, seeds, rounds, settings, parent)
+    jobs = jobs or num_cores()
+    # Several runs at a time use one core each; the engine spreads the runs, not their edges.
+    alone = jobs == 1 and engine == "simulator"
+    own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1)
+    spread = _changed(Runtime(), device=device, engine=engine, address=address)
+    say_if_runs_take_turns(device, jobs)
+    lay_out(points, own, overwrite)
+    runs = play_all(points, parent, data_folder=data_folder, jobs=jobs, spread=spread)
+    conclude_sweep(runs, parent)
+    _fail_if(len(runs) < len(points))
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison or a sweep.")],
+    data_folder: DataOption = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: as before.")] = None,
+    workers: WorkersOption = None,
+    memory: MemoryOption = None,
+) -> None:
+    """Resume interrupted runs, one after another, exactly as if they had never stopped."""
+    points = []
+    for place in run_folders([folder]):
+        experiment, runtime = experiment_in(place)
+        points.append(Point(experiment, place, ()))
+        lay_out(points[-1:], _changed(runtime, device=device, workers=workers, memory_gib=memory))
+    runs = play_all(points, folder, data_folder=data_folder)
+    conclude(runs, folder)
+    _fail_if(len(runs) < len(points))
+
+
+def _changed(runtime: Runtime, **choices: object) -> Runtime:
+    """Return the runtime with what was chosen; what was not stays."""
+    chosen = {key: value for key, value in choices.items() if value is not None}
+    return parse(Runtime, runtime.model_dump() | chosen, "runtime")
+
+
+def _fail_if(failed: bool) -> None:
+    if failed:
+        raise typer.Exit(1)
