@@ -16,8 +16,8 @@ from fedbac import Merging, Random, Runtime, configure, method, task
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds.cloud import models_of, rounds, start
-from fedbac.rounds.edge import MeasureOrder
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.orders import MeasureOrder, Wanted
 
 
 def gaps(loss_MM: FloatArray) -> dict[str, FloatArray]:
@@ -56,9 +56,10 @@ def main() -> None:
     for record, state in rounds(experiment, federation.sites, edges, begin):
         if record["round"] not in args.rounds:
             continue
-        models = models_of(state, experiment.method.personalization.scopes, range(num_edges))
-        orders = [MeasureOrder(site.index, models, args.split, site.clients, 256) for site in federation.sites]
-        found = gaps(np.stack([report.loss_V for report in edges.measure(orders)]))
+        rows = {"global": np.zeros(num_edges, dtype=np.int64), "cluster": np.arange(num_edges)}
+        wanted = (Wanted(rows, args.split, max_samples=256),)
+        orders = [MeasureOrder(m, state.parts, wanted, selection=state.selection_M[m]) for m in range(num_edges)]
+        found = gaps(np.stack([report.readings[0].loss_VG[:, 0] for report in edges.measure(orders)]))
         if record["round"] == min(args.rounds):
             print("| round | " + " | ".join(found) + " |")
             print("|---" * (len(found) + 1) + "|")

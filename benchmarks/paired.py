@@ -1,8 +1,9 @@
-"""One row of an artefact less another, seed by seed: what docs/plus.md says of some seeds and pairs of rows.
+"""One row of an artefact less another, seed by seed, for docs/plus.md and its history, decision 11.
 
     python benchmarks/paired.py beyond fedbac-plus "additive, frozen singletons" [--seeds 3 4 5] [--results results]
 
-In points of accuracy, per task: the mean, its standard error, and the difference in each seed that both rows have.
+Per task, over the seeds that both rows have: the mean difference in points of accuracy, its standard error, the
+difference in each seed, and the ratio of total bytes.
 """
 
 import argparse
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbac_paper import measures, results
 from fedbac_paper.artefacts import ARTEFACTS
+from fedbac_paper.measures import gap
+from fedbac_paper.results import read_results
 
 
 def main() -> None:
@@ -22,7 +24,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--results", type=Path, default=Path("results"))
     args = parser.parse_args()
-    found = results.read(args.artefact, args.results)
+    found = read_results(args.artefact, args.results)
     if found is None:
         parser.error(f"{args.results} has no results of {args.artefact}")
     known = ARTEFACTS[args.artefact].variants
@@ -30,11 +32,14 @@ def main() -> None:
         if row not in known:
             parser.error(f"{args.artefact} has no row {row!r}; choose of {list(known)}")
     for task in ARTEFACTS[args.artefact].tasks:
-        by_seed = measures.gap(found, task, args.one, args.other)
-        gaps = [100 * gap for seed, gap in by_seed.items() if args.seeds is None or seed in args.seeds]
+        by_seed = gap(found, task, args.one, args.other)
+        seeds = [seed for seed in by_seed if args.seeds is None or seed in args.seeds]
+        gaps = [100 * by_seed[seed] for seed in seeds]
         mean = f"{np.mean(gaps):+.2f}" if gaps else "no seed that both have"
         error = f" ± {np.std(gaps, ddof=1) / len(gaps) ** 0.5:.2f}" if len(gaps) > 1 else ""
-        print(f"{task:22}{mean}{error:8} ", *(f"{gap:+.2f}" for gap in gaps))
+        rows = [[found.of(task, row)[seed].bytes.everything for seed in seeds] for row in (args.one, args.other)]
+        ratio = f" bytes × {np.mean(rows[0]) / np.mean(rows[1]):.2f}" if gaps else ""
+        print(f"{task:22}{mean}{error:8} ", *(f"{one:+.2f}" for one in gaps), ratio)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ import torch
 
 from fedbac import Dataset, configure, play
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.config.explain import parse
 from fedbac.data import load
 from fedbac.errors import DataNotFoundError
 from fedbac.federation import assemble
 from fedbac.gpu.driver import Module
 from fedbac.gpu.network import GROUP
-from fedbac.runs.play import Inputs, parse
+from fedbac.runs.configure import Inputs
 
 
 def data(folder: Path | None) -> tuple[Dataset, bool]:

@@ -1,10 +1,11 @@
-"""What docs/plus.md shows of runs, most of them on ``planted`` and ``noisy``: one row per method, over its seeds.
+"""What docs/plus.md and decision 11 say of runs: one row per method, over its seeds.
 
     python benchmarks/plus.py FOLDER...        (folders of a sweep)
 
 Beside the accuracy (mean over seeds, and that of each): moves, the round of the last one, clusters at the end, their
 adjusted Rand index against the planted groups, the share of selections in the second half of a run that went to noisy
-clients, ``overfitting`` in the last ten rounds, the round from which clusters shared, and bytes.
+clients, ``overfitting`` in the last ten rounds and at most in the first half of a run, the round from which clusters
+shared, and bytes.
 """
 
 import argparse
@@ -43,17 +44,22 @@ def last_move(run: Run) -> int:
 
 
 def overfitting(run: Run) -> float:
-    return float(np.mean(np.array([record["overfitting"] for record in run.records[-10:]], dtype=float)))  # None is NaN
+    found = [record["notes"].get("overfitting") for record in run.records[-10:]]
+    return float(np.mean(np.array(found, dtype=float)))  # None is NaN
+
+
+def early_overfitting(run: Run) -> float:
+    found = [record["notes"].get("overfitting") for record in run.records[: len(run.records) // 2]]
+    return max((value for value in found if value is not None), default=float("nan"))
 
 
 def shares_from(run: Run) -> str:
-    method, half = run.config["experiment"]["method"], len(run.records) // 2
-    if not method["sharing"]:
-        return "–"
-    if method["sharing_by"] == "constant":
-        return "1"
-    # The rule of fedbac.rounds: nobody begins in the second half.
-    return next((str(record["round"] + 1) for record in run.records[:half] if (record["overfitting"] or 0) > 1), "–")
+    kind, half = run.config["experiment"]["method"]["sharing"]["kind"], len(run.records) // 2
+    if kind != "once_overfitted":
+        return "1" if kind == "towards_mean" else "–"
+    # The rule of the policy: nobody begins in the second half.
+    late = [record["round"] + 1 for record in run.records[:half] if (record["notes"]["overfitting"] or 0) > 1]
+    return str(late[0]) if late else "–"
 
 
 def _or_dash(value: Any, form: str) -> str:
@@ -73,6 +79,7 @@ def row(summary: dict[str, Any], runs: list[Run]) -> str:
         _or_dash(np.mean([rand_index(run) for run in runs]), "{:.2f}"),
         _or_dash(100 * np.mean([noisy_share(run) for run in runs]), "{:.0f} %"),
         _or_dash(np.mean([overfitting(run) for run in runs]), "{:.2f}"),
+        _or_dash(max(map(early_overfitting, runs)), "{:.2f}"),
         ", ".join(map(shares_from, runs)),
         f"{summary['bytes_total'] / 1e9:.2f}",
     ]
@@ -88,7 +95,7 @@ def main() -> None:
         runs.sort(key=lambda run: run.config["experiment"]["seed"])
         print(f"\n{folder.name}\n")
         columns = ("run", "accuracy", "of each seed", "worst edge", "moves", "last move", "clusters", "Rand index")
-        columns += ("noisy", "overfitting", "shares from", "GB")
+        columns += ("noisy", "overfitting", "at most, first half", "shares from", "GB")
         print("| " + " | ".join(columns) + " |")
         print("|---" * len(columns) + "|")
         for summary in collect(runs):

@@ -27,11 +27,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from work import RATE, Outcome, Work, train_client
 
-from fedbac import Runtime, Shared, trees
+from fedbac import Runtime, Shared
+from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.requests import Train
 from fedbac.local import make_trainer, num_cores
@@ -77,7 +79,8 @@ def ours(work: Work) -> Outcome:
     """Through the trainer that runs use."""
     network = work.network()
     trainer = make_trainer(network, Shared(), work.examples, Runtime(device=work.device, trainer=work.trainer))
-    order = Train(tuple(range(work.clients)), {"global": weights(network)}, 1, 0, RATE)
+    bank, row_C = {"global": trees.stack([weights(network)])}, {"global": np.zeros(work.clients, dtype=np.int64)}
+    order = Train(tuple(range(work.clients)), bank, row_C, 1, 0, RATE)
     trained = trainer.train([order])[0].parts_C["global"]  # graphs are captured and workers started once per run
     size = work.examples.shards.train
     averaged = trees.weighted_mean(trained, torch.tensor([float(mine.size) for mine in size]).numpy())

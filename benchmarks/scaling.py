@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbac import Dataset, Runtime, Shards, aggregation, configure, trees
-from fedbac import rounds as cloud
+from fedbac import Dataset, Runtime, Shards, configure
+from fedbac.core import aggregation, trees
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.runs.play import Inputs
+from fedbac.rounds import cloud
+from fedbac.runs.configure import Inputs
 
 LOCAL = ("training", "measuring")
 CENTRAL = ("selection", "clustering", "aggregation", "other")
@@ -82,14 +83,14 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         clock.watch("selection", type(experiment.method.selection), verb)
         clock.watch("clustering", type(experiment.method.clustering), verb)
     clock.watch("aggregation", aggregation.EdgeAverage, "add")
-    clock.watch("aggregation", cloud, "cloud_average")
+    clock.watch("aggregation", cloud, "average_by_owner")
     total, trained = 0.0, 0
     state = cloud.start(experiment, parties.build, parties.sites)
     state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
     for record, _ in cloud.rounds(experiment, parties.sites, edges, state):
         total += record["seconds"]
         trained += sum(shards.train[client].size for edge in record["selected"] for client in edge)
-    steps = trained * args.epochs * len(experiment.method.personalization.scopes)
+    steps = trained * args.epochs * len(experiment.method.personalization.parts)
     on_gpu = edges.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     edges.close()

@@ -78,7 +78,7 @@ class Work:
                 (examples.normalize(pixels[order[batch]]), labels[order[batch]])
                 for batch in examples.batches(self.images)
             ]
-            for order in examples.visits(client, 1, 0, 1)
+            for order in examples.visits(client, 1, 0, self.epochs)
         ]
 
     def source(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,13 @@ from typing import Any
 import yaml
 from pydantic_core import PydanticUndefined
 
-from fedbac import data, models, topology
+from fedbac import data, models
 from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
+    SHARING,
+    TOPOLOGY,
     Evaluation,
     Measurement,
     Method,
@@ -28,9 +30,10 @@ from fedbac.config.experiment import (
 from fedbac.core.settings import Settings
 from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
-from fedbac_paper import own_claims, pages, results
+from fedbac_paper import overview
 from fedbac_paper.artefacts import ARTEFACTS
-from fedbac_paper.headlines import headlines, in_short
+from fedbac_paper.pages import page, write_pages
+from fedbac_paper.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -43,9 +46,10 @@ GROUPS: list[tuple[str, type[Settings]]] = [
     ("task.augment", data.Augment),
     *((f"task.network, kind `{cls.model_fields['kind'].default}`", cls) for cls in (models.LeNet5, models.Perceptron)),
     ("method", Method),
-    ("method.topology", topology.Hierarchical),
+    *((f"method.topology, kind `{kind}`", cls) for kind, cls in TOPOLOGY.kinds.items()),
     *((f"method.clustering, kind `{kind}`", cls) for kind, cls in CLUSTERING.kinds.items()),
     *((f"method.selection, kind `{kind}`", cls) for kind, cls in SELECTION.kinds.items()),
+    *((f"method.sharing, kind `{kind}`", cls) for kind, cls in SHARING.kinds.items()),
     *((f"method.personalization, kind `{kind}`", cls) for kind, cls in PERSONALIZATION.kinds.items()),
     ("method.measurement", Measurement),
     ("evaluation", Evaluation),
@@ -72,11 +76,12 @@ def settings() -> str:
     ]
     for path, cls in GROUPS:
         summary = inspect.cleandoc(cls.__doc__ or "")
-        lines += ["", f"## {path}", "", summary, "", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
+        lines += ["", f"## {path}", "", summary]
+        fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
+        if fields:
+            lines += ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
         schema = cls.model_json_schema()
-        for name, field in cls.model_fields.items():
-            if name == "kind":
-                continue
+        for name, field in fields.items():
             meaning = " ".join((field.description or "").split())
             allowed = _allowed(schema["properties"].get(name, {}))
             default = _default(field.get_default(call_default_factory=True))
@@ -112,23 +117,15 @@ def methods() -> str:
         "",
         "One row of choices each; `fedbac show NAME` prints a row with every setting. Written by `tools/make_docs.py`.",
         "",
-        "| method | clustering | selection | personalization | adaptive | shared at the cloud | what it is |",
-        "|---|---|---|---|---|---|---|",
+        "| method | topology | clustering | selection | sharing | personalization | adaptive | what it is |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     task = tasks.task(tasks.DEFAULT_TASK)
     for name, preset in METHODS.items():
         row = preset(task)
         selection = f"{row.selection.kind}, p = {row.selection.fraction:g}"
-        adaptive, shared = "yes" if row.adaptive else "no", ", ".join(row.shared) or "nothing"
-        cells = (
-            f"`{name}`",
-            row.clustering.kind,
-            selection,
-            row.personalization.kind,
-            adaptive,
-            shared,
-            preset.__doc__,
-        )
+        kinds = (row.topology.kind, row.clustering.kind, selection, row.sharing.kind, row.personalization.kind)
+        cells = (f"`{name}`", *kinds, "yes" if row.adaptive else "no", preset.__doc__)
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -142,51 +139,21 @@ def block(path: Path, text: str) -> str:
     return f"{before}{begin}\n{text}{end}{after}"
 
 
-def main_result() -> str:
-    """Return the README's table and figure; nothing before there are results."""
-    found = results.read("table-2", RESULTS)
-    if found is None:
-        return ""
-    seeds = ", ".join(map(str, sorted({finding.seed for finding in found.findings})))
-    beyond = results.read("beyond", RESULTS)
-    parts = [
-        "",
-        f"The paper's main table, ours (± the standard deviation over seeds {seeds}) with the paper's number in "
-        f"brackets ([all results](docs/reproduce.md)).{'' if beyond is None else trust(beyond)}",
-        "",
-        pages.main_table(found, beyond),
-        "",
-    ]
-    if results.read("figure-convergence", RESULTS) is not None:
-        parts += ["![Accuracy over the rounds](docs/reproduce/figure-convergence.svg)", ""]
-    return "\n".join(parts)
-
-
-def trust(beyond: results.Results) -> str:
-    """Return how far the row of fedbac-plus is to be trusted: the verdicts by all seeds, and by those not tuned on."""
-    verdict = {claim.text: claim.verdict for claim in own_claims.beyond(beyond)}
-    held_out, every_seed = (in_short(verdict[own_claims.matches_the_best(held_out=one)]) for one in (True, False))
-    return (
-        " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column: "
-        f"{every_seed}, by all its seeds; {held_out}, by those from {own_claims.HELD_OUT} on, by which none of its "
-        "rules was chosen ([evidence](docs/plus.md#clusters-that-share-methodsharing))."
-    )
-
-
-def overview() -> str:
+def reproduced() -> str:
     """Return what docs/reproduce.md begins with: all pages, and the main claims in short."""
-    return f"{pages.index(RESULTS, 'reproduce')}\n\n## The claims in short\n\n{headlines(RESULTS, 'reproduce')}"
+    index, claims = overview.index(RESULTS, "reproduce"), overview.main_claims(RESULTS, "reproduce")
+    return f"\n{index}\n\n## The claims in short\n\n{claims}\n\n"
 
 
 def texts() -> dict[Path, str]:
     """Return every generated page."""
-    found = [item for name in ARTEFACTS if (item := results.read(name, RESULTS)) is not None]
+    found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
     return {
         DOCS / "settings.md": settings(),
         DOCS / "methods.md": methods(),
-        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview()}\n\n"),
-        ROOT / "README.md": block(ROOT / "README.md", main_result()),
-        **{DOCS / "reproduce" / f"{item.artefact}.md": pages.page(item) for item in found},
+        DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
+        ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
+        **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
     }
 
 
@@ -204,7 +171,7 @@ def stale() -> list[Path]:
 def main() -> int:
     """Write or check the pages."""
     if "--check" not in sys.argv[1:]:
-        pages.write(list(ARTEFACTS), RESULTS, DOCS / "reproduce")
+        write_pages(list(ARTEFACTS), RESULTS, DOCS / "reproduce")
         for path, text in texts().items():
             path.write_text(text, encoding="utf-8")
     old = [str(path.relative_to(ROOT)) for path in stale()]

@@ -1,15 +1,20 @@
-"""The paper's tables and figures: what to run, what the paper printed, what came out, and which claims hold.
+"""The study of the paper: what to run, what the paper printed, what came out, and which claims hold.
 
-settings    one setting per data set for what the paper leaves open
-artefacts   which runs each table and figure needs
-plan        these runs as experiments and folders; what is finished, begun or missing
+artefacts   a file per table or figure: its runs, its page, its figure and its claims
+artefact    what such a file consists of
+tasks       the tasks and their names
+settings    settings that several tables and figures use; what the paper leaves open, per data set
+paper       the numbers that the paper printed
+plan        the runs as experiments and folders; what is finished, begun or missing
 results     small JSON files with what the runs showed
+collect     from run folders to results
+measures    numbers of results that claims are about
+targets     rounds and bytes to a target accuracy
 verdicts    the rules by which a claim holds
-measures    numbers of a result that claims are about
-claims      the claims of each table and figure, those of the paper (paper_claims, speed_claims) and
-            our own (own_claims)
-figures     pictures with the paper's own curves behind ours
-cells       how numbers stand in tables
-bodies      the tables of each page
+claims      what a claim is
+tables      numbers in tables, and tables that several pages share
+drawing     how figures are drawn
 pages       one page a table or figure
+overview    all pages in short
+command     ``fedbac reproduce``
 """

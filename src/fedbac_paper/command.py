@@ -11,29 +11,31 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedbac.cli.playing import Board, show_failures
 from fedbac.cli.terminal import (
     DataOption,
     DeviceOption,
     OutOption,
     SetOption,
     TrainerOption,
-    err,
     out,
     progress_bars,
     say_if_runs_take_turns,
 )
-from fedbac.config.experiment import Runtime, parse
+from fedbac.config.experiment import Runtime
+from fedbac.config.explain import parse
 from fedbac.errors import ConfigError, unknown
 from fedbac.local import num_cores
 from fedbac.runs import sweep
-from fedbac.runs.play import Stop
+from fedbac.runs.stopping import Stop
 from fedbac.runs.sweep import Point
-from fedbac_paper import results
-from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING, Artefact
+from fedbac_paper.artefact import Artefact
+from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
+from fedbac_paper.collect import check_pass, collect
+from fedbac_paper.pages import write_pages
 from fedbac_paper.plan import Filter, Pass, points, seconds_left, status, work
+from fedbac_paper.results import read_results, write_results
 
-SAY_SECONDS = 60
-"""Where nobody watches a progress bar, how often to say how far things are."""
 NAMES = ", ".join((*ARTEFACTS, "all"))
 
 
@@ -52,7 +54,7 @@ def reproduce(
     datasets: Annotated[list[str], typer.Option("--data-set", help="Only runs on this data set; repeatable.")] = [],  # noqa: B006
     tasks: Annotated[list[str], typer.Option("--task", help="Only runs of this task; repeatable.")] = [],  # noqa: B006
     variants: Annotated[list[str], typer.Option("--variant", help="Only this row of the artefact; repeatable.")] = [],  # noqa: B006
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after so long; again to go on.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Time limit; the same command resumes.")] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, help="Runs at a time; 1 on a GPU, else one per core.")
     ] = None,
@@ -73,7 +75,7 @@ def reproduce(
         bool, typer.Option("--render-only", help="Run nothing: pages from the result files.")
     ] = False,
 ) -> None:
-    """Reproduce the paper's tables and figures: run what is missing, go on with what was interrupted, render."""
+    """Reproduce the paper's tables and figures: run what is missing, resume what was interrupted, render."""
     started = time.monotonic()
     stopped = failed = False
     artefacts = _artefacts(names)
@@ -86,9 +88,9 @@ def reproduce(
         raise ConfigError(f"--first-seed {first_seed}: the last of --seeds {seeds} is {seeds - 1}; choose more seeds")
     if not render_only:
         wanted = points(artefacts, range(first_seed, seeds), change, parent, keep)
-        before = {artefact.name: results.read(artefact.name, place) for artefact in artefacts}
+        before = {artefact.name: read_results(artefact.name, place) for artefact in artefacts}
         for known in before.values():
-            results.check_pass(known, change)
+            check_pass(known, change)
         if plan:
             _show_plan(wanted)
             return
@@ -99,11 +101,9 @@ def reproduce(
             say_if_runs_take_turns(device, jobs)
             stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
         for artefact in artefacts:
-            found = results.collect(artefact, seeds, change, parent, before[artefact.name])
-            out.print(f"Results: {results.write(found, place)}", highlight=False, soft_wrap=True)
-    from fedbac_paper import pages  # matplotlib is slow to import and needed only here
-
-    for path in pages.write([artefact.name for artefact in artefacts], place, pages_place):
+            found = collect(artefact, seeds, change, parent, before[artefact.name])
+            out.print(f"Results: {write_results(found, place)}", highlight=False, soft_wrap=True)
+    for path in write_pages([artefact.name for artefact in artefacts], place, pages_place):
         out.print(f"Page: {path}", highlight=False, soft_wrap=True)
     if stopped:
         raise typer.Exit(130)
@@ -128,44 +128,25 @@ def _run(
     if not todo:
         return False, False
     sweep.lay_out(todo, runtime)
-    stop, failures = Stop(), dict[Path, Exception]()
-    total = sum(point.experiment.task.rounds for point in todo)
-    finished: set[Path] = set()
-    said = time.monotonic()
-    with stop.caught(), progress_bars() as progress:
-        line = progress.add_task(f"{len(todo)} runs", total=total, note="")
-        playing = sweep.run_all([point.folder for point in todo], runtime, jobs, data_folder, failures)
-        for done in playing:
-            ended = {p.folder.path for p in todo if done[p.folder.path] >= p.experiment.task.rounds}
-            note = f"{len(ended)} of {len(todo)} runs, {sum(done.values())} of {total} rounds"
-            progress.update(line, completed=sum(done.values()), note=note)
-            if not out.is_terminal and (ended != finished or time.monotonic() - said > SAY_SECONDS):
-                out.print(note, highlight=False)
-                said = time.monotonic()
-            finished = ended
-            late = deadline is not None and time.monotonic() > deadline
-            if stop.wanted or late:
-                playing.close()
-                break
+    stop, late, failures = Stop(), False, dict[Path, Exception]()
+    with stop.caught(), progress_bars() as bars:
+        board = Board(todo, jobs, bars)
+        for done in sweep.run_all([point.folder for point in todo], runtime, jobs, data_folder, failures, stop):
+            board.update(done, failures, stop.wanted)
+            if not stop.wanted and deadline is not None and time.monotonic() > deadline:
+                stop.wanted = late = True
     left = [point for point in todo if status(point) != "finished"]
     for point in todo:
         if point not in left:
             point.folder.drop_checkpoints()
-    _say_what_is_left(left, {} if stop.wanted else failures)
-    return stop.wanted and bool(left), bool(failures) and not stop.wanted
+    show_failures(failures)
+    _say_what_is_left([point for point in left if point.folder.path not in failures])
+    return stop.wanted and not late and bool(left), bool(failures)
 
 
-def _say_what_is_left(left: Sequence[Point], failures: dict[Path, Exception]) -> None:
-    together: dict[str, list[str]] = {}
-    for path, error in failures.items():
-        together.setdefault(str(error) or type(error).__name__, []).append(path.name)
-    for text, failed in together.items():
-        err.print(
-            f"[bold red]failed:[/] {escape(', '.join(failed))}\n  {escape(text)}", highlight=False, soft_wrap=True
-        )
-    waiting = [point for point in left if point.folder.path not in failures]
+def _say_what_is_left(waiting: Sequence[Point]) -> None:
     if waiting:
-        out.print(f"{len(waiting)} runs are not finished; the same command goes on with them:", highlight=False)
+        out.print(f"{len(waiting)} runs are not finished; the same command resumes them:", highlight=False)
         for point in (point for point in waiting if status(point) == "begun"):
             done = f"{len(point.folder.read_records())} of {point.experiment.task.rounds} rounds"
             out.print(f"  {point.folder.path.name}: {done}", highlight=False, soft_wrap=True)

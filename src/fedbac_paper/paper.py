@@ -11,9 +11,12 @@ import numpy as np
 READINGS = ("paper-figures", "paper-text", "fed-bac")
 """Our readings of Fed-BAC: as the paper's figures show it, as its text says, and without its test data (C.21, C.29)."""
 
+BASELINES = {"hierfavg": "HierFAVG", "ifca": "IFCA"}
+"""What the paper compares Fed-BAC with, and how it writes their names."""
+
 
 @cache
-def printed() -> dict[str, Any]:
+def all_numbers() -> dict[str, Any]:
     """Return every printed number."""
     numbers: dict[str, Any] = json.loads(resources.files(__package__).joinpath("paper.json").read_text("utf-8"))
     return numbers
@@ -31,7 +34,7 @@ def period_of(variant: str) -> int:
 
 def look_up(table: str, *keys: str) -> Any:
     """Return a printed number, or None where the paper has none."""
-    node: Any = printed()[table]
+    node: Any = all_numbers()[table]
     for key in keys:
         node = node.get(key) if isinstance(node, dict) else None
     return node

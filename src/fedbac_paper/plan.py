@@ -7,25 +7,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbac.config.experiment import Experiment, parse
+from fedbac.config.experiment import Experiment
+from fedbac.config.explain import parse
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError
-from fedbac.runs.play import configure
+from fedbac.runs.configure import configure
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import Point
-from fedbac_paper.artefacts import Artefact, Cell
-from fedbac_paper.settings import SETTINGS, TRAINING_EXAMPLES
+from fedbac.sharing import TowardsMean
+from fedbac_paper.artefact import Artefact, Cell
+from fedbac_paper.settings import CALIBRATED
 
+TRAINING_EXAMPLES = {"cifar10": 50_000, "svhn": 73_257, "fashion-mnist": 60_000}
+"""For estimates of the work before any data are read."""
 Status = Literal["finished", "begun", "missing"]
 SALT = "each network is clipped by itself"
-"""Part of every hash. Another one makes all earlier runs and results other runs, which they are once a default has
-changed; ``tests/golden/test_golden_defaults.py`` watches over that."""
+"""Every hash contains it. Choose another one when a default changes: a hash leaves defaults out, so earlier runs and
+results would be taken for runs under the new default. ``tests/golden/test_golden_defaults.py`` watches over that, and says of each default that changed under
+this salt why the runs are the same."""
 REVISIONS = {
-    "merging": "the running reward starts at 0, on all data",
-    "overfitting": "all clusters share or none, and for good, from the first half on",
+    "merging": "the running reward starts at 0, on all data; each merger counts by itself",
+    "once_overfitted": "all clusters share or none, and for good, from the first half on",
     "credit_thompson": "who holds little is not judged",
 }
-"""Of rules that have changed: part of the hash of every experiment that uses a policy of this kind, or shares by it."""
+"""Rules that have changed, by the kind of policy or of sharing that follows them. The hash of an experiment that uses
+such a kind contains the text, so that runs under the old rule are not found."""
+
+ALWAYS_STATED = {
+    "task",
+    "task.partition",
+    "task.network",
+    "task.training",
+    "method",
+    "method.topology",
+    "method.clustering",
+    "method.selection",
+    "method.selection.shared",  # of the kind credit_thompson
+    "method.personalization",
+    "method.measurement",
+    "evaluation",
+}
+"""Groups of settings that every hash covers even at their defaults, because the first hashes did; do not add to them.
+
+A group that came later is left out at its default, like any single setting. If it were stated, its arrival would
+change every hash, and no earlier run or result would be found again."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,7 @@ class Pass:
 
 def experiment_of(cell: Cell, seed: int, change: Pass) -> Experiment:
     """Return the experiment of a cell with one seed."""
-    fixed = SETTINGS[cell.dataset] if cell.calibrated else ()
+    fixed = CALIBRATED[cell.dataset] if cell.calibrated else ()
     settings = [*fixed, *cell.settings, *change.overrides()]
     return configure(cell.method, cell.task, seed=seed, num_rounds=change.rounds, settings=settings)
 
@@ -106,23 +131,25 @@ class Filter:
 
 
 def identity(experiment: Experiment) -> str:
-    """Return the hash of an experiment: of what differs from the defaults, so that a new setting changes no hash."""
+    """Return the hash of an experiment. It leaves out what is at its default, so a new setting changes no hash."""
     method = experiment.method
-    kinds = (method.clustering.kind, method.selection.kind, method.personalization.kind, method.sharing_by)
+    kinds = (method.clustering.kind, method.selection.kind, method.personalization.kind, method.sharing.kind)
     revised = "".join(REVISIONS.get(kind, "") for kind in kinds)
-    stated = json.dumps(_stated(experiment), sort_keys=True)
-    return hashlib.sha256((SALT + revised + stated).encode()).hexdigest()[:12]
+    stated = _stated(experiment)
+    if isinstance(method.sharing, TowardsMean):
+        stated["method"]["sharing"] = method.sharing.share  # as the first hashes stated it, when it was one number
+    return hashlib.sha256((SALT + revised + json.dumps(stated, sort_keys=True)).encode()).hexdigest()[:12]
 
 
-def _stated(settings: Settings) -> dict[str, Any]:
+def _stated(settings: Settings, path: str = "") -> dict[str, Any]:
+    """Return the settings that the hash covers; ``path`` says where in the experiment they are."""
     plain = settings.model_dump(mode="json")
     stated: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if isinstance(value, Settings):
-            stated[name] = _stated(value)
-        elif name in {"kind", "name"} or value != field.get_default(call_default_factory=True):
-            stated[name] = plain[name]
+        value, place = getattr(settings, name), f"{path}{name}"
+        always = place in ALWAYS_STATED or name in {"kind", "name"}
+        if always or value != field.get_default(call_default_factory=True):
+            stated[name] = _stated(value, f"{place}.") if isinstance(value, Settings) else plain[name]
     return stated
 
 
@@ -145,7 +172,7 @@ def work(experiment: Experiment) -> float:
     task, method = experiment.task, experiment.method
     examples = TRAINING_EXAMPLES.get(task.dataset, 10_000) * task.data_fraction
     examples *= 1 - task.partition.validation_fraction
-    per_round = task.training.epochs * examples * method.selection.fraction * len(method.personalization.scopes)
+    per_round = task.training.epochs * examples * method.selection.fraction * len(method.personalization.parts)
     return task.rounds * per_round
 
 
