@@ -8,8 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeFloat
 
 import fedbac
-from fedbac import Ask, Evidence, NoState, Settings
+from fedbac import Ask, Evidence, Moment, NoState, Settings
+from fedbac.contracts import check
 from fedbac.core.bandits import budget, top
+from fedbac.core.queries import Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
 
@@ -22,12 +24,16 @@ class LargestFirst(Settings):
     fraction: float = 0.5
     noise: NonNegativeFloat = 0.1
 
+    def needs(self) -> frozenset[Query]:
+        """Need nothing measured, ever: the sizes of clients are always told."""
+        return frozenset()
+
     def init(self, num_members: int) -> NoState:
         """Return the empty state: this policy learns nothing."""
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask:
-        """Need nothing measured."""
+    def ask(self, state: NoState, moment: Moment) -> Ask:
+        """Need nothing measured in this round."""
         return Ask()
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
@@ -42,6 +48,7 @@ class LargestFirst(Settings):
 
 
 if __name__ == "__main__":
+    check(LargestFirst())  # that it keeps all promises of a selection policy: before any training, in a second
     fedbac.SELECTION.register(LargestFirst)  # so that a saved configuration that names it can be read again
     task = fedbac.task("demo")
     method = fedbac.method("fed-bac", task).model_copy(update={"name": "largest-first", "selection": LargestFirst()})

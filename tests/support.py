@@ -13,21 +13,24 @@ from torch import nn
 
 from fedbac import gpu, native
 from fedbac.config.experiment import Evaluation, Experiment, Method, Task, Training
-from fedbac.core.parts import Apply, Params, Parts, Personalization, Phase, Scope
-from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core import trees
+from fedbac.core.parts import Params, Part, Parts, Personalization, Phase, Scope
+from fedbac.core.policies import Assignment, NoState
+from fedbac.core.queries import Ask, Evidence, Moment, Query, Split
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.rng import Rng
 from fedbac.core.settings import IntArray, Settings
+from fedbac.core.state import State
 from fedbac.data import Augment, Dataset, Shards
 from fedbac.engines import Simulator
 from fedbac.federation import Federation, assemble
-from fedbac.local import FusedTrainer, LoopTrainer, VmapTrainer, fused
+from fedbac.local import Examples, FusedTrainer, LoopTrainer, VmapTrainer, fused
 from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
-from fedbac.models import Custom, NetworkChoice, Perceptron, UserNetwork
+from fedbac.models import Build, Custom, NetworkChoice, Perceptron, UserNetwork, builder
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.cloud import State, models_of, rounds, start
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.holdings import holdings
 from tests.emulator import NO_COMPILER, EmulatedModule
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small
@@ -105,9 +108,56 @@ def play(
     return Played(experiment, federation, records, states)
 
 
-def model_of_edge(state: State, scopes: Mapping[str, Scope], edge: int) -> Parts:
-    """Return the networks that an edge uses."""
-    return models_of(state, scopes, [int(state.label_M[edge])])[0]
+def model_of_edge(played: Played, edge: int, state: State | None = None) -> Parts:
+    """Return the networks that an edge uses, by default at the end."""
+    state = state or played.end
+    site = played.federation.sites[edge]
+    held = holdings(played.experiment.method.personalization.parts, site, int(state.label_M[edge]))
+    return {part: trees.take(state.parts[part], int(own.owner_R[0])) for part, own in held.items()}
+
+
+# ------------------------------------------------------------------------------------ what trainers are asked
+
+
+def federate(
+    dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, seed: int = 0,
+    network: NetworkChoice = SMALL, user: UserNetwork | None = None, augment: Augment | None = None,
+) -> Federation:  # fmt: skip
+    """Return what trainers need of a federation, without a method."""
+    build = builder(network, user, dataset.x_train.shape[1:], dataset.num_classes, seed)
+    examples = Examples(dataset, shards, training, augment, seed, dataset.normalization())
+    return Federation(dataset=dataset, shards=shards, sites=(), examples=examples, build=build)
+
+
+def order(
+    clients: Sequence[int], start: Parts, round_: int = 1, edge_round: int = 0, rate: float = 0.1,
+    momentum: Parts | None = None,
+) -> Train:  # fmt: skip
+    """Return the request to train clients that all start from one model."""
+    bank = {part: {name: value[None] for name, value in params.items()} for part, params in start.items()}
+    row_C = {part: np.zeros(len(clients), dtype=np.int64) for part in bank}
+    return Train(tuple(clients), bank, row_C, round_, edge_round, rate, momentum)
+
+
+def start_of(request: Train, client: int) -> Parts:
+    """Return the model from which a client of a request starts, by its place there."""
+    return {part: trees.take(stack, int(request.row_C[part][client])) for part, stack in request.bank.items()}
+
+
+def question(models: Sequence[Parts], split: Split, owners: Sequence[int], **options: Any) -> Evaluate:
+    """Return the request to measure models; parts that are one object are one row of the bank."""
+    bank: Parts = {}
+    row_V: dict[str, IntArray] = {}
+    for part in models[0]:
+        distinct = {id(model[part]): model[part] for model in models}
+        bank[part] = trees.stack(list(distinct.values()))
+        row_V[part] = np.array([list(distinct).index(id(model[part])) for model in models])
+    return Evaluate(bank, row_V, split, tuple(owners), **options)
+
+
+def on_test(models: Sequence[Parts], edge: int) -> Evaluate:
+    """Return the request to measure models on the test data of an edge."""
+    return question(models, "test", (edge,), level="edge")
 
 
 # ---------------------------------------------------------------------------------------------------- data
@@ -190,6 +240,11 @@ class Scripted(Settings):
     adaptive: ClassVar[bool] = False
     num_clusters: int
     script: tuple[tuple[int, ...], ...]
+    origin: tuple[tuple[float, ...], ...] | None = None
+    """Where the networks of clusters come from, whenever labels are given."""
+
+    def needs(self) -> frozenset[Query]:
+        return frozenset()
 
     def clusters(self, num_members: int) -> int:
         return self.num_clusters
@@ -200,81 +255,46 @@ class Scripted(Settings):
     def init(self, num_members: int) -> NoState:
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask | None:
-        return Ask() if round_ < len(self.script) else None
+    def ask(self, state: NoState, moment: Moment) -> Ask | None:
+        return Ask() if moment.round < len(self.script) else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         return state
 
-    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, IntArray]:
-        return state, np.array(self.script[evidence.round])
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
+        origin = None if self.origin is None else np.array(self.origin)
+        return state, Assignment(np.array(self.script[evidence.round]), origin)
 
 
 class OnlyGlobalMoves(Settings):
     """Additive with f ≡ 0, for good."""
 
     kind: Literal["only_global_moves"] = "only_global_moves"
-    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
-    sums_logits: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, Part]] = Additive.parts
+    terms: ClassVar[tuple[str, ...]] = Additive.terms
 
-    def init(self, build: Any, num_clusters: int) -> Parts:
-        parts = Additive().init(build, num_clusters)
+    def init(self, build: Build, owners: Mapping[Scope, int]) -> Parts:
+        parts = Additive().init(build, owners)
         return {"global": parts["global"], "cluster": _zeros(parts["cluster"])}
 
-    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
-        return Additive().predict(apply, x)
-
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(moves=("global",), decay={}, penalty={}),)
+        return (Phase(moves=("global",)),)
 
 
 class OnlyClusterMoves(Settings):
     """Additive with h ≡ 0 and λ = 0; its cluster networks start where those of ``PerCluster`` do."""
 
     kind: Literal["only_cluster_moves"] = "only_cluster_moves"
-    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
-    sums_logits: ClassVar[bool] = True
+    parts: ClassVar[Mapping[str, Part]] = Additive.parts
+    terms: ClassVar[tuple[str, ...]] = Additive.terms
     cluster_init: Literal["shared", "distinct"] = "shared"
 
-    def init(self, build: Any, num_clusters: int) -> Parts:
-        cluster = PerCluster(cluster_init=self.cluster_init).init(build, num_clusters)["cluster"]
+    def init(self, build: Build, owners: Mapping[Scope, int]) -> Parts:
+        cluster = PerCluster(cluster_init=self.cluster_init).init(build, owners)["cluster"]
         return {"global": _zeros({name: value[:1] for name, value in cluster.items()}), "cluster": cluster}
 
-    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
-        return Additive().predict(apply, x)
-
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(moves=("cluster",), decay={}, penalty={}),)
-
-
-class InTurns(Settings):
-    """Additive, but first h is trained with f held still and then f with h held still."""
-
-    kind: Literal["in_turns"] = "in_turns"
-    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
-    sums_logits: ClassVar[bool] = True
-
-    def init(self, build: Any, num_clusters: int) -> Parts:
-        return Additive().init(build, num_clusters)
-
-    def predict(self, apply: Apply, x: torch.Tensor) -> torch.Tensor:
-        return Additive().predict(apply, x)
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (
-            Phase(moves=("global",), decay={}, penalty={}),
-            Phase(moves=("cluster",), decay={"cluster": 0.01}, penalty={}),
-        )
-
-
-class Warmed(InTurns):
-    """Additive, but h is first trained alone for a while: a part that moves in two phases."""
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (
-            Phase(moves=("global",), decay={}, penalty={}),
-            Phase(moves=("global", "cluster"), decay={}, penalty={"cluster": 0.1}),
-        )
+        return (Phase(moves=("cluster",)),)
 
 
 def _zeros(params: Params) -> Params:
@@ -298,8 +318,8 @@ class StubTrainer:
         at = (request.round, request.edge_round)
         value_C = [float(client) * (request.edge_round + 1) for client in request.clients]
         parts_C = {
-            part: {name: torch.stack([torch.full_like(p, value) for value in value_C]) for name, p in params.items()}
-            for part, params in request.start.items()
+            part: {name: torch.stack([torch.full_like(p[0], value) for value in value_C]) for name, p in params.items()}
+            for part, params in request.bank.items()
         }
         loss_C = np.array([np.nan if at in self.failing.get(client, ()) else 1.0 for client in request.clients])
         return Trained(parts_C, loss_C)
@@ -307,7 +327,7 @@ class StubTrainer:
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         out = []
         for request in requests:
-            shape = (len(request.models), 1 if request.split == "test" else len(request.clients))
+            shape = (1 if request.paired else request.num_models, len(request.owners))
             out.append(Measured(np.ones(shape), np.full(shape, 0.5), np.ones(shape[1], dtype=np.int64)))
         return out
 

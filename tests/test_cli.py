@@ -6,11 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from fedbac.cli import playing
 from fedbac.cli.main import main
+from fedbac.errors import FederationError
+from fedbac.runs import play
+from fedbac.runs import sweep as runs
 from fedbac.runs.store import RunFolder
 
 COMMAND = [sys.executable, "-c", "from fedbac.cli.main import main; main()"]
@@ -60,6 +65,26 @@ def test_run_report_and_repeat_from_the_configuration(fedbac: Shell, tmp_path: P
     assert (tmp_path / "both.html").exists()
 
 
+def test_a_flat_run_and_one_of_personal_networks_are_reported(fedbac: Shell, tmp_path: Path) -> None:
+    """Of one site; and without a model that could be measured on all test data. Alone and beside others."""
+    for name in ("fedavg", "ditto"):
+        assert f"{name} reaches" in fedbac("run", name, "--rounds", "2", "--out", f"runs/{name}", *SMALL)
+        page = (tmp_path / "runs" / name / "report.html").read_text()
+        assert "5 edges with 2 clients each" in page
+        assert "nothing: no policy needs a model measured" in page
+        assert ("client and edge (flat: and cloud)" in page) == (name == "fedavg")
+    flat, personal = (json.loads((tmp_path / "runs" / n / "summary.json").read_text()) for n in ("fedavg", "ditto"))
+    assert 0 < flat["accuracy_global"] < 1
+    assert personal["accuracy_global"] is None
+    assert flat["active_clusters"] == personal["active_clusters"] == 1
+    assert flat["bytes"]["cloud"] == {way: dict.fromkeys(("train", "evaluate", "control"), 0) for way in ("down", "up")}
+    record = json.loads((tmp_path / "runs/ditto/rounds.jsonl").read_text().splitlines()[-1])
+    assert record["accuracy_global"] is None
+    assert len(record["accuracy_per_edge"]) == len(record["selected"]) == 5
+    both = fedbac("report", "runs", "--out", "both.html")
+    assert {"fedavg", "ditto"} <= set(both.split())
+
+
 def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path) -> None:
     fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
     fedbac("run", "a/config.yaml", "--seed", "7", "--rounds", "2", "--set", "task.training.epochs=2", "--out", "b")
@@ -73,7 +98,7 @@ def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path
 
 
 def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
-    assert "names a method twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
+    assert "ifca is given twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
     text = fedbac("compare", "ifca", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
     assert text.index("ifca") < text.index("hierfavg")
     assert "holds the runs hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
@@ -107,10 +132,62 @@ def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: 
     assert 2 <= done < 20
     assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
     text = fedbac("resume", "c")
+    assert text.index("hierfavg") < text.index("ifca"), "in the order of the comparison, though ifca was not begun"
     for method in ("hierfavg", "ifca"):
         assert method in text
         assert json.loads((tmp_path / "c" / method / "summary.json").read_text())["finished"]
     assert "ifca" in (tmp_path / "c" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep"])
+def test_the_same_command_resumes_and_another_is_refused(command: str, fedbac: Shell, tmp_path: Path) -> None:
+    few = ["--device", "cpu", *SMALL[4:]]
+    words = [command, "hierfavg", "--rounds", "2", "--out", "c", *few, *(["--jobs", "1"] if command == "sweep" else [])]
+    fedbac(*words)
+    (rounds,) = tmp_path.glob("c/*/rounds.jsonl")
+    before = rounds.read_bytes()
+    assert "hierfavg" in fedbac(*words)
+    assert rounds.read_bytes() == before, "nothing is run again"
+    refused = fedbac(*words, "--set", "task.training.batch_size=8", code=2)
+    assert "another run" in refused
+    assert "task.training.batch_size: 32 is now 8" in refused
+    assert rounds.read_bytes() == before
+    fedbac(*words, "--set", "task.training.batch_size=8", "--overwrite")
+    assert rounds.read_bytes() != before
+
+
+def test_a_run_that_fails_does_not_end_a_comparison(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def play_folder(folder: RunFolder, *words: Any) -> Any:
+        if folder.path.name == "ifca":
+            raise FederationError("no [power]")
+        if folder.path.name == "fed-bac":
+            raise ZeroDivisionError("a mistake of ours")
+        return play.play_folder(folder, *words)
+
+    monkeypatch.setattr(runs, "play_folder", play_folder)
+    text = fedbac("compare", "ifca", "fed-bac", "hierfavg", "--rounds", "1", "--out", "c", *SMALL, code=1)
+    assert "failed: ifca\nno [power]\n" in text
+    assert "Traceback" in text
+    assert "ZeroDivisionError: a mistake of ours" in text
+    assert "Report: c/report.html" in text
+    assert "failed: ifca, fed-bac" not in text
+
+
+def test_many_runs_share_a_line(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playing, "FEW", 1)
+    text = fedbac("compare", "ifca", "hierfavg", "--rounds", "2", "--out", "c", *SMALL)
+    assert "1 of 2 runs finished, round 2 of 4" in text
+    assert "2 of 2 runs finished, round 4 of 4" in text
+
+
+def test_a_sweep_is_ranked_and_its_rows_are_named_by_what_sets_them_apart(fedbac: Shell, tmp_path: Path) -> None:
+    axis = ["--grid", "method.selection.fraction=0.5,1.0", "--seed", "0", "--seed", "1"]
+    text = fedbac("sweep", "hierfavg", *axis, "--rounds", "1", "--jobs", "2", "--out", "s", *SMALL[4:])
+    rows = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    names = [row["runs"][0].removeprefix("hierfavg_").removesuffix("_seed0") for row in rows]
+    first, second = (text.index(f"hierfavg [{name}]") for name in names)
+    assert first < second
+    assert rows[0]["accuracy"] >= rows[1]["accuracy"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -128,7 +205,10 @@ def test_a_sweep_that_is_stopped_leaves_no_worker_behind(number: signal.Signals,
     assert "the same command" in errors
     for folder in folders:
         with RunFolder(folder).locked():  # else somebody is still at it
-            pass
+            summary = json.loads((folder / "summary.json").read_text())
+        assert not summary["finished"], "its worker had the time to finish a round and sum up"
+        assert summary["rounds"] == len(RunFolder(folder).read_records())
+    assert not list((tmp_path / "s").glob(".stop-*"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The demo's order, the wheel, and the examples that people start from."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -31,6 +32,19 @@ def test_the_custom_policy_example_runs() -> None:
     assert done.stdout.count("round ") == 3
 
 
+def test_the_page_on_policies_runs_as_it_stands() -> None:
+    """Its snippets, one after another: every class passes its check and all of them train."""
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+    assert len(page.split()) < 1200
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) == 4
+    done = subprocess.run(
+        [sys.executable, "-"], input="\n".join(snippets), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 1
+
+
 def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=280, cwd=tmp_path)
@@ -41,7 +55,7 @@ def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
         archive.extractall(site)
     assert "fedbac/data/embedded/fashion_mnist_mini.npz" in names
     assert "fedbac/data/embedded/LICENSE" in names
-    assert "fedbac/py.typed" in names
+    assert {"fedbac/py.typed", "fedbac_paper/py.typed", "fedbac_paper/paper.json"} <= set(names)
     assert wheel.stat().st_size < 8_000_000
     done = subprocess.run(
         [
@@ -64,6 +78,16 @@ def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    study = subprocess.run(
+        [sys.executable, "-m", "fedbac", "reproduce", "noisy", "--plan"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert study.returncode == 0, study.stderr
+    assert "12 of 12 runs to go" in study.stdout
     where = "import fedbac; print(fedbac.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", where],

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import fedbac
+from fedbac import CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 
 LAYERS = [
     {"errors", "version"},
     {"core"},
     {"data", "models", "topology", "native", "gpu"},
-    {"clustering", "selection", "personalization"},
-    {"config"},
+    {"clustering", "selection", "sharing", "personalization"},
+    {"config", "contracts"},
     {"rounds", "local", "federation"},
     {"engines"},
     {"presets"},
@@ -24,7 +26,7 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-COLUMNS = {"topology", "clustering", "selection", "personalization"}
+COLUMNS = {"topology", "clustering", "selection", "sharing", "personalization"}
 ALGORITHM = {"core", "rounds", "local", "engines"}
 """What serves every method, and so may know none."""
 ALLOWED_ONLY_IN = {
@@ -34,6 +36,7 @@ ALLOWED_ONLY_IN = {
     "pooch": {"data"},
     "ray": {"engines"},
 }
+CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION)
 ROOT = Path(fedbac.__file__).parent
 STUDY = ROOT.parent / "fedbac_paper"
 FILES = sorted([*(file for file in ROOT.rglob("*.py") if file != ROOT / "__init__.py"), *STUDY.rglob("*.py")])
@@ -91,8 +94,46 @@ def test_imports_point_down(unit: str) -> None:
 def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
     for column in COLUMNS:
         assert not GRAPH[column] & (COLUMNS | {"config"})
-    for unit in (*ALGORITHM, "federation", "runs"):
+    for unit in (*ALGORITHM, "federation", "runs", "contracts"):
         assert not GRAPH[unit] & COLUMNS
+
+
+RULES = {"cfl", "credit", "ditto", "fedavg", "fedper", "fedprox", "hierfavg", "ifca", "linucb", "overfit", "thompson"}
+"""Names that literature or our own rules go by, beside those of presets and kinds."""
+PLAIN_WORDS = {"fixed", "personal", "random", "shared", "additive", "flat", "hierarchical", "apart", "per_cluster"}
+"""Kinds that are words of everyday."""
+
+
+def names_of_methods() -> set[str]:
+    """Return what may not be named where every method is served: presets, and kinds that are no everyday words."""
+    kinds = {kind for choice in CHOICES for kind in choice.kinds}
+    spelled = {*METHODS, *kinds, *RULES} - PLAIN_WORDS
+    return {re.sub("[-_]", sign, name) for name in spelled for sign in "-_ "}
+
+
+@pytest.mark.parametrize("unit", sorted(ALGORITHM))
+def test_the_algorithm_names_no_method(unit: str) -> None:
+    """In code or comments. A branch on a method starts with its name; what a method needs is a verb of its column.
+
+    The package is named after a method, so its own name may stand alone.
+    """
+    words = "|".join(sorted(map(re.escape, names_of_methods()), key=len, reverse=True))
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in sorted((ROOT / unit).rglob("*.*"))
+        if file.suffix in {".py", ".cu", ".cpp", ".inc", ".hpp"}
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.search(words, line, re.IGNORECASE)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_file_is_past_four_hundred_lines() -> None:
+    """Whoever reads one should hold it in mind; kernels may be longer."""
+    root = ROOT.parent.parent
+    files = [f for folder in ("src", "tests", "benchmarks", "tools", "examples") for f in (root / folder).rglob("*.py")]
+    long = {f.name: n for f in files if (n := len(f.read_text(encoding="utf-8").splitlines())) > 400}
+    assert not long
 
 
 @pytest.mark.parametrize("library", sorted(ALLOWED_ONLY_IN))
@@ -106,3 +147,16 @@ def test_importing_the_library_stays_light() -> None:
     code = f"import sys, fedbac; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_only_the_report_and_the_study_s_drawing_draw() -> None:
+    """``import fedbac`` and ``fedbac --help`` stay quick: elsewhere matplotlib is imported when something is drawn."""
+    for file in (ROOT / "__init__.py", *FILES):
+        if ROOT / "report" in file.parents or file == STUDY / "drawing.py":
+            continue
+        heavy = re.search(
+            r"^(import|from) (matplotlib|fedbac\.report|fedbac import .*\breport\b|fedbac_paper import .*\bdrawing\b)",
+            file.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+        assert heavy is None, file

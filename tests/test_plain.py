@@ -14,13 +14,14 @@ from torch import nn
 from fedbac.clustering import LinUCB
 from fedbac.config.experiment import Experiment, Measurement, Method, Runtime, Task, Training
 from fedbac.core.requests import Trainer
+from fedbac.core.state import State
 from fedbac.data import Dataset, Partition, Shards, partition, toy
 from fedbac.engines import Simulator
 from fedbac.federation import assemble
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.models import LeNet5, Perceptron
 from fedbac.personalization import Additive
-from fedbac.rounds.cloud import State, rounds, start
+from fedbac.rounds.cloud import rounds, start
 from fedbac.selection import Thompson
 
 NUM_EDGES, CLIENTS_PER_EDGE = 4, 3

@@ -8,6 +8,8 @@ import pytest
 from fedbac.config.experiment import Runtime
 from fedbac.errors import ConfigError
 from fedbac.runs import sweep
+from fedbac.runs.play import finish, play_folder
+from fedbac.runs.stopping import Stop
 
 SMALL = (
     "task.num_edges=5",
@@ -57,6 +59,22 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     assert list(progress[-1].values()) == [2, 0, 2]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_stop_lets_rounds_finish_and_begins_no_run(jobs: int, tmp_path: Path) -> None:
+    found = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (), (0, 1, 2), 500, SMALL, tmp_path)
+    sweep.lay_out(found, ALONE)
+    folders = [point.folder for point in found]
+    stop = Stop()
+    for done in sweep.run_all(folders, ALONE, jobs, None, stop=stop):
+        stop.wanted = stop.wanted or any(done.values())
+    assert 0 < sum(done.values()) < 1500
+    for folder in folders:
+        run = folder.read()
+        assert len(run.records) == run.summary.get("rounds", 0) == done[folder.path]
+    assert not folders[2].rounds_file.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(folder.path.name for folder in folders)
+
+
 def test_bad_grids_fail_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="path=value,value"):
         points(tmp_path, "method.selection.fraction")
@@ -71,7 +89,7 @@ def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
     found = points(tmp_path, "method.selection.fraction=0.5,1.0")
     sweep.lay_out(found, ALONE)
     folders = [point.folder for point in found]
-    sweep.run_folder(str(folders[0].path), None)
+    finish(play_folder(folders[0]))
     before = folders[0].rounds_file.read_bytes()
     progress = list(sweep.run_all(folders, ALONE, 2, None))
     assert progress[-1] == {folder.path: 2 for folder in folders}
@@ -83,11 +101,11 @@ def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
         assert row["accuracy"] == pytest.approx(sum(s["accuracy"] for s in summaries) / 2)
 
 
-def test_a_run_may_go_on_elsewhere_than_it_began(tmp_path: Path) -> None:
+def test_a_run_may_resume_elsewhere_than_it_began(tmp_path: Path) -> None:
     (point,) = points(tmp_path, seeds=(0,))
     sweep.lay_out([point], Runtime(device="cuda"))
     sweep.lay_out([point], ALONE)
-    sweep.run_folder(str(point.folder.path), None)
+    finish(play_folder(point.folder))
     assert point.folder.read().summary["finished"]
     assert point.folder.read_config()["runtime"]["device"] == "cpu"
 

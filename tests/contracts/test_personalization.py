@@ -10,18 +10,29 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedbac import PERSONALIZATION, Additive, ConfigError, Experiment, Fixed, Method, Runtime, Training, native
+from fedbac import PERSONALIZATION, Additive, ConfigError, Runtime, Shared, Training, native
 from fedbac.core import trees
-from fedbac.core.parts import Apply, Parts, Personalization, Phase, Scope
-from fedbac.core.requests import Evaluate, Train, Trainer
+from fedbac.core.parts import Anatomy, Apply, Part, Parts, Personalization, Phase, Predicting, Pull, Scope, predict
+from fedbac.core.requests import Evaluate, Trainer
 from fedbac.core.settings import Settings
-from fedbac.federation import Federation, assemble
+from fedbac.data import partition
+from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
+from fedbac.local.stages import stages_of
 from fedbac.models import builder, weights
 from tests.contracts.variants import refuses_change, variants
+from tests.schemes import InTurns, Layered, Personal
+from tests.support import federate, order
 from tests.unit.tiny import tiny_data, tiny_task
 
-SCHEMES = variants(PERSONALIZATION)
+SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
+OTHERS = {
+    "personal": Personal(),
+    "layered": Layered(),
+    "layers in turns": Layered(in_turns=True),
+    "in turns": InTurns(),
+}
+"""Forms that no scheme here has yet."""
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 K = 3
 TASK = tiny_task(training=Training(epochs=1, batch_size=1000, momentum=0.0, clip_norm=None, weight_decay=0.01))
@@ -32,17 +43,17 @@ class Contrast(Settings):
     """A scheme of the user's that is no plain sum: ŷ = h(x) − 2 f(x)."""
 
     kind: Literal["contrast"] = "contrast"
-    scopes: ClassVar[Mapping[str, Scope]] = Additive.scopes
-    sums_logits: ClassVar[bool] = False
+    parts: ClassVar[Mapping[str, Part]] = Additive.parts
+    terms: ClassVar[None] = None
 
-    def init(self, build: Any, num_clusters: int) -> Parts:
-        return Additive(cluster_init="distinct").init(build, num_clusters)
+    def init(self, build: Any, owners: Mapping[Scope, int]) -> Parts:
+        return Additive(cluster_init="distinct").init(build, owners)
 
     def predict(self, apply: Apply, x: Tensor) -> Tensor:
         return apply("global", x) - 2 * apply("cluster", x)
 
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase(moves=("global", "cluster"), decay={}, penalty={}),)
+        return (Phase(moves=("global", "cluster")),)
 
 
 class Mirrored(Contrast):
@@ -59,22 +70,36 @@ every_trainer = pytest.mark.parametrize(
     [
         pytest.param(kind, scheme, id=f"{kind}-{name}")
         for kind in TRAINERS
-        for name, scheme in (SCHEMES | USERS).items()
-        if kind != "native" or scheme.sums_logits
+        for name, scheme in (SCHEMES | OTHERS | USERS).items()
+        if kind != "native" or scheme.terms is not None
     ],
 )
 
 
-def predict(scheme: Any, model: Parts, x: Tensor) -> Tensor:
-    """Run a scheme's prediction with plain calls of the network."""
-    logits: Tensor = scheme.predict(lambda part, z: functional_call(build(0), model[part], (z,)), x)
-    return logits
+OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": K, "edge": K + 1, "client": K + 2}
 
 
-def model_of(scheme: Any, parts: Parts, cluster: int) -> Parts:
-    return {
-        part: trees.take(parts[part], cluster if scope == "cluster" else 0) for part, scope in scheme.scopes.items()
-    }
+def anatomy(scheme: Any) -> Anatomy:
+    return Anatomy(scheme, build(0))
+
+
+def logits_of(scheme: Any, model: Parts, x: Tensor, terms: tuple[str, ...] | None) -> Tensor:
+    """Run a scheme's prediction, or the sum of some of its networks, with plain calls."""
+
+    def apply(network: str, z: Tensor) -> Tensor:
+        logits: Tensor = functional_call(build(0), anatomy(scheme).assemble(model, network), (z,))
+        return logits
+
+    return predict(scheme, terms, apply, x)
+
+
+def row_of(scheme: Any, part: str, owner: int) -> int:
+    return min(owner, OWNERS[scheme.parts[part].scope] - 1)
+
+
+def model_of(scheme: Any, parts: Parts, owner: int) -> Parts:
+    """Return the parts of one owner; those that have fewer owners are shared."""
+    return {part: trees.take(parts[part], row_of(scheme, part, owner)) for part in scheme.parts}
 
 
 def shaken(parts: Parts) -> Parts:
@@ -94,22 +119,20 @@ def test_it_is_a_frozen_scheme_of_its_kind(scheme: Any) -> None:
 
 
 @every_scheme
-def test_parts_are_those_of_the_scopes_stacked_by_scope(scheme: Any) -> None:
-    parts = scheme.init(build, K)
-    assert list(parts) == list(scheme.scopes)
-    template = weights(build(0))
-    for part, scope in scheme.scopes.items():
-        assert scope in ("cloud", "cluster")
-        assert list(parts[part]) == list(template)
+def test_parts_hold_their_layers_a_row_for_each_owner(scheme: Any) -> None:
+    parts, template = scheme.init(build, OWNERS), weights(build(0))
+    assert list(parts) == list(scheme.parts)
+    for part, spec in scheme.parts.items():
+        assert tuple(parts[part]) == anatomy(scheme).weights[part]
         for name, value in parts[part].items():
-            assert value.shape == ((1 if scope == "cloud" else K), *template[name].shape)
+            assert value.shape == (OWNERS[spec.scope], *template[name].shape)
             assert torch.isfinite(value).all()
 
 
 @every_scheme
 def test_parts_start_the_same_every_time_and_share_no_memory(scheme: Any) -> None:
     """Stacks are written to row by row: rows that shared memory would move together."""
-    first, second = scheme.init(build, K), scheme.init(build, K)
+    first, second = scheme.init(build, OWNERS), scheme.init(build, OWNERS)
     for part, params in first.items():
         for name, value in params.items():
             assert torch.equal(value, second[part][name])
@@ -119,24 +142,26 @@ def test_parts_start_the_same_every_time_and_share_no_memory(scheme: Any) -> Non
 
 
 @pytest.mark.parametrize("scheme", (SCHEMES | USERS).values(), ids=SCHEMES | USERS)
-def test_prediction_is_the_sum_of_the_parts_logits_exactly_if_it_says_so(scheme: Any) -> None:
-    """The native kernel trusts ``sums_logits`` and never calls ``predict``."""
-    parts = shaken(scheme.init(build, K))
+def test_a_scheme_says_which_networks_it_sums_or_how_it_predicts(scheme: Any) -> None:
+    if scheme.terms is None:
+        assert isinstance(scheme, Predicting)
+    else:
+        assert set(scheme.terms) <= set(anatomy(scheme).networks)
     x = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    for k in range(K):
-        model = model_of(scheme, parts, k)
-        total = sum(functional_call(build(0), params, (x,)) for params in model.values())
-        assert torch.allclose(predict(scheme, model, x), total, atol=1e-6) == scheme.sums_logits
+    parts = shaken(scheme.init(build, OWNERS))
+    one, other = (logits_of(scheme, model_of(scheme, parts, k), x, scheme.terms) for k in (0, 1))
+    assert one.shape == (7, 10)
+    assert torch.equal(one, other) == all(spec.scope == "cloud" for spec in scheme.parts.values())
 
 
 @every_scheme
 def test_phases_move_every_part_and_no_other(scheme: Any) -> None:
     phases = scheme.phases()
-    assert {part for phase in phases for part in phase.moves} == set(scheme.scopes)
+    assert {part for phase in phases for part in phase.moves} == set(scheme.parts)
     for phase in phases:
-        for pull in (phase.decay, phase.penalty):
-            assert set(pull) <= set(phase.moves)
-            assert all(value >= 0 for value in pull.values())
+        assert set(phase.pull) <= set(phase.moves)
+        assert all(pull.strength >= 0 and pull.to in (None, *scheme.parts) for pull in phase.pull.values())
+    assert len(stages_of(anatomy(scheme), build(0), TASK.training)) == len(phases)
 
 
 # ------------------------------------------------------------------------------------ the trainers keep to the scheme
@@ -144,8 +169,9 @@ def test_phases_move_every_part_and_no_other(scheme: Any) -> None:
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    experiment = Experiment(task=TASK, method=Method(name="x", clustering=Fixed(), personalization=Additive()))
-    return assemble(experiment, dataset=tiny_data())
+    data = tiny_data()
+    shards = partition(data.y_train, data.y_test, data.num_classes, TASK.clients(), TASK.partition, seed=0)
+    return federate(data, shards, training=TASK.training, network=TASK.network)
 
 
 def trainer(kind: str, scheme: Any, federation: Federation) -> Trainer:
@@ -169,44 +195,55 @@ def test_a_scheme_that_is_no_sum_is_kept_from_the_native_kernel(scheme: Any, fed
 
 @every_trainer
 def test_evaluation_is_by_the_schemes_prediction(kind: str, scheme: Any, federation: Federation) -> None:
-    """Loss and accuracy of every model on every client's data, as plain calls of ``predict`` give them."""
-    parts = shaken(scheme.init(build, K))
-    models = tuple(model_of(scheme, parts, k) for k in (0, 2, 1))
-    request = Evaluate(models, "train", edge=0, clients=(3, 0))
+    """Loss and accuracy of every model on every client's data, as plain calls of the prediction give them."""
+    parts = shaken(scheme.init(build, OWNERS))
+    owners = (0, 2, 1)
+    row_V = {part: np.array([row_of(scheme, part, owner) for owner in owners]) for part in parts}
+    request = Evaluate(parts, row_V, "train", (3, 0))
     got = trainer(kind, scheme, federation).evaluate([request])[0]
     x_all, y_all = federation.examples.source("train")
-    for g, client in enumerate(request.clients):
+    for g, client in enumerate(request.owners):
         index = torch.from_numpy(federation.shards.train[client])
         x, y = federation.examples.normalize(x_all[index]), y_all[index]
         assert got.count_G[g] == len(y)
-        for v, model in enumerate(models):
-            logits = predict(scheme, model, x)
+        for v, owner in enumerate(owners):
+            logits = logits_of(scheme, model_of(scheme, parts, owner), x, scheme.terms)
             assert got.loss_VG[v, g] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
             assert got.accuracy_VG[v, g] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
 
 
 @every_trainer
 def test_one_step_follows_the_gradient_of_the_schemes_loss(kind: str, scheme: Any, federation: Federation) -> None:
-    """θ ← θ − η (∇ loss + (weight decay + the phase's pull) θ), for every part, when one batch is the whole epoch."""
-    model = model_of(scheme, shaken(scheme.init(build, K)), 1)
+    """θ ← θ − η (∇ loss + weight decay · θ + pull), for every part that moves, when a batch is the whole epoch."""
+    model = model_of(scheme, shaken(scheme.init(build, OWNERS)), 1)
     kept = {part: {name: value.clone() for name, value in params.items()} for part, params in model.items()}
     clients, rate = (1, 4), 0.1
-    got = trainer(kind, scheme, federation).train([Train(clients, model, round=1, edge_round=0, learning_rate=rate)])[0]
+    got = trainer(kind, scheme, federation).train([order(clients, model, rate=rate)])[0]
     x_all, y_all = federation.examples.source("train")
-    assert len(scheme.phases()) == 1
-    phase = scheme.phases()[0]
     for c, client in enumerate(clients):
         index = torch.from_numpy(federation.shards.train[client])
         x, y = federation.examples.normalize(x_all[index]), y_all[index]
+        now, losses = kept, []
+        for phase in scheme.phases():
+            terms = phase.terms or scheme.terms
 
-        def loss(model: Parts, x: Tensor = x, y: Tensor = y) -> Tensor:
-            return F.cross_entropy(predict(scheme, model, x), y)
+            def loss(model: Parts, x: Tensor = x, y: Tensor = y, terms: tuple[str, ...] | None = terms) -> Tensor:
+                return F.cross_entropy(logits_of(scheme, model, x, terms), y)
 
-        gradient = grad(loss)(kept)
-        assert got.loss_C[c] == pytest.approx(float(loss(kept)), rel=1e-5)
-        for part, params in kept.items():
-            pull = 0.01 + phase.decay.get(part, 0.0) + phase.penalty.get(part, 0.0)
+            for _ in range(phase.epochs or TASK.training.epochs):
+                gradient = grad(loss)(now)
+                losses.append(float(loss(now)))
+                after = dict(now)
+                for part in phase.moves:
+                    pull = phase.pull.get(part, Pull(0.0))
+                    after[part] = {}
+                    for name, value in now[part].items():
+                        away = value if pull.to is None else value - kept[pull.to][name]
+                        step = gradient[part][name] + 0.01 * value + pull.strength * away
+                        after[part][name] = value - rate * step
+                now = after
+        assert got.loss_C[c] == pytest.approx(np.mean(losses), rel=1e-5)
+        for part, params in now.items():
             for name, value in params.items():
-                expected = value - rate * (gradient[part][name] + pull * value)
-                np.testing.assert_allclose(got.parts_C[part][name][c], expected, atol=1e-6)
-                assert torch.equal(model[part][name], value)  # what was sent is not written to
+                np.testing.assert_allclose(got.parts_C[part][name][c], value, atol=1e-6)
+                assert torch.equal(model[part][name], kept[part][name])  # what was sent is not written to

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedbac.core.rng import stream
-from fedbac.data import Partition, Shards, class_counts, partition
+from fedbac.data import Partition, Shards, class_counts, deal_test, partition
 from fedbac.data.partition import Mode, proportions
 from fedbac.errors import ConfigError, PartitionError
 
@@ -243,3 +243,41 @@ def test_edges_that_share_a_distribution_have_the_same_class_mix() -> None:
 def test_more_distributions_than_edges_are_refused() -> None:
     with pytest.raises(ConfigError, match="edge_distributions=4: there are only 3 edges"):
         split(edge_distributions=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    y_test=st.lists(st.integers(0, 4), max_size=60),
+    train_NC=st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+def test_every_test_example_of_an_edge_goes_to_one_client_by_its_classes(
+    y_test: list[int], train_NC: list[list[int]], seed: int
+) -> None:
+    y, counts = np.array(y_test, dtype=np.int64), np.array(train_NC)
+    test = np.flatnonzero(np.arange(y.size) % 3 != 1)  # an edge's, not everybody's
+    shares = deal_test(test, y, counts, stream(seed, "client-test", 0))
+    assert everything(shares) == test.tolist()
+    assert all((np.diff(share) > 0).all() for share in shares)
+    dealt_NC = class_counts(y, shares, 5) if y.size else np.zeros((len(shares), 5))
+    for c in range(5):
+        weight_N = counts[:, c] if counts[:, c].any() else counts.sum(1) if counts.any() else np.ones(len(counts))
+        exact_N = dealt_NC[:, c].sum() * weight_N / weight_N.sum()
+        assert (np.abs(dealt_NC[:, c] - exact_N) < 1).all()
+        assert not dealt_NC[weight_N == 0, c].any()
+
+
+def test_ties_of_test_examples_go_to_the_lower_client() -> None:
+    y = np.zeros(5, dtype=np.int64)
+    shares = deal_test(np.arange(5), y, np.array([[3], [3], [3]]), stream(0, "client-test", 0))
+    assert [share.size for share in shares] == [2, 2, 1]
+    thirds = deal_test(np.arange(5), y, np.array([[1], [3], [6]]), stream(0, "client-test", 0))
+    assert [share.size for share in thirds] == [1, 1, 3]
+
+
+def test_which_test_examples_a_client_gets_is_drawn() -> None:
+    y, counts = np.zeros(40, dtype=np.int64), np.array([[1], [1]])
+    one, other, again = (deal_test(np.arange(40), y, counts, stream(seed, "client-test", 0))[0] for seed in (0, 1, 0))
+    assert not np.array_equal(one, other)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, np.arange(20))

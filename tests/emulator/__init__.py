@@ -45,7 +45,7 @@ def _compiled(source: str) -> Path:
     names += [f"convolve_back_{level}" for level in levels if level != "0"]
     launchers = [
         f'extern "C" void launch_{name}(const unsigned* grid, unsigned threads, void** a) {{ '
-        f"LAUNCH({name}, *(Buffers*)a[0], *(Sgd*)a[1], *(int*)a[2]) }}"
+        f"LAUNCH({name}, *(Buffers*)a[0], *(Rule*)a[1], *(int*)a[2]) }}"
         for name in names
     ]
     launchers.append(

@@ -3,32 +3,27 @@
 import logging
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
-from fedbac.config.experiment import Method, Training
-from fedbac.core.requests import Train, Trained, Trainer
+from fedbac.config.experiment import Training
+from fedbac.core.parts import Personalization, Scope
+from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.data import planted_groups
-from fedbac.engines import Simulator
-from fedbac.engines.chunks import COPIES, GIB, Piece, cut
+from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
+from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Additive
-from fedbac.rounds.cloud import rounds, start
-from fedbac.selection import Thompson
-from fedbac.topology import Hierarchical
-from tests.support import Played, StubTrainer, prepare, without
+from tests.schemes import Layered, Personal
+from tests.support import StubTrainer, distance, federate
 
 DATA, SHARDS, _ = planted_groups(3, 5, 2, train=6, validation=2, test=12)
 TRAINING = Training(epochs=1, batch_size=4, momentum_state="persist")
-METHOD = Method(
-    name="test",
-    topology=Hierarchical(edge_rounds=2),
-    selection=Thompson(fraction=0.8),
-    personalization=Additive(),
-)
 
 
 class Narrow:
@@ -53,38 +48,81 @@ class Narrow:
         return self.trainer.train(requests)
 
 
-def play(room: int = 1000, memory_gib: float | None = None, error: Exception | None = None) -> tuple[Played, Narrow]:
-    experiment, federation = prepare(METHOD, DATA, SHARDS, training=TRAINING, num_rounds=2)
-    trainer = Narrow(LoopTrainer(federation.network, METHOD.personalization, federation.examples), room, error)
-    edges = Simulator(experiment, federation.sites, trainer, memory_gib)
-    played = Played(experiment, federation, [], [start(experiment, federation.build, federation.sites)])
-    for record, state in rounds(experiment, federation.sites, edges, played.end):
-        played.records.append(record)
-        played.states.append(state)
-    return played, trainer
+def questions(federation: Federation, scheme: Personalization) -> list[Average]:
+    """Return what three edges ask, at different moments: four of their five clients, from rows of their own."""
+    owners: dict[Scope, int] = {"cloud": 1, "cluster": 2, "client": 4}
+    asked = []
+    for edge, clients in enumerate(SHARDS.clients):
+        chosen = tuple(clients)[edge % 2 :][:4]
+        bank = {
+            part: {name: value * (1 + 0.1 * edge) for name, value in params.items()}
+            for part, params in scheme.init(federation.build, owners).items()
+        }
+        scopes = {part: spec.scope for part, spec in scheme.parts.items()}
+        rows: dict[str, list[int]] = {"cloud": [0, 0, 0, 0], "cluster": [0, 1, 1, 0], "client": [2, 0, 3, 1]}
+        row_C = {part: np.array(rows[scope]) for part, scope in scopes.items()}
+        rest = {
+            part: {name: torch.zeros(4, *value.shape[1:]) for name, value in params.items()}
+            for part, params in bank.items()
+        }
+        train = Train(chosen, bank, row_C, 1 + edge, 0, 0.1, rest)
+        asked.append(Average(train, np.array([SHARDS.train[client].size + client for client in chosen])))
+    return asked
 
 
-def client_gib(played: Played) -> float:
-    numbers = sum(value[0].numel() for params in played.end.parts.values() for value in params.values())
-    return COPIES * 4 * numbers / GIB
-
-
-def same(one: Played, other: Played) -> bool:
-    trees = [
-        [*p.end.parts.values(), *(params for m in p.end.momentum_M if m for params in m.values())] for p in (one, other)
+def work(
+    room: int = 1000, memory: float | None = None, error: Exception | None = None, scheme: Personalization | None = None
+) -> tuple[list[Averaged], Narrow]:
+    """Train twelve clients, and again with the momentum they came back with."""
+    scheme = scheme or Additive()
+    federation = federate(DATA, SHARDS, training=TRAINING)
+    trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), room, error)
+    chunks, asked = Chunks(trainer, memory, 1), questions(federation, scheme)
+    first = chunks.average(asked)
+    again = [
+        replace(request, train=replace(request.train, round=9, bank=done.bank, momentum=done.momentum))
+        for request, done in zip(asked, first, strict=True)
     ]
-    equal = [torch.equal(a[name], b[name]) for a, b in zip(*trees, strict=True) for name in a]
-    return all(equal) and without(one.records) == without(other.records)
+    return [*first, *chunks.average(again)], trainer
 
 
-def test_the_budget_decides_the_chunks_and_nothing_else() -> None:
-    """Twelve clients train in every edge round; weights, momenta and records have the same bits."""
-    whole, trainer = play()
-    assert trainer.sizes == [12] * 4
+def client_bytes(averaged: Averaged) -> float:
+    return COPIES * 4 * sum(value[0].numel() for params in averaged.bank.values() for value in params.values())
+
+
+def same(one: list[Averaged], other: list[Averaged]) -> bool:
+    for a, b in zip(one, other, strict=True):
+        assert a.momentum is not None
+        assert b.momentum is not None
+        assert distance(a.bank, b.bank) == 0
+        assert distance(a.momentum, b.momentum) == 0
+        np.testing.assert_array_equal(a.loss_C, b.loss_C)
+        assert {part: w.tolist() for part, w in a.weight.items()} == {part: w.tolist() for part, w in b.weight.items()}
+    return True
+
+
+@pytest.mark.parametrize("scheme", [Additive(), Personal(), Layered()], ids=lambda scheme: scheme.kind)
+def test_the_budget_decides_the_chunks_and_nothing_else(scheme: Personalization) -> None:
+    """Averages, momenta and losses have the same bits."""
+    whole, trainer = work(scheme=scheme)
+    assert trainer.sizes == [12] * 2
     for clients, sizes in ((1.5, [1] * 12), (5.1, [4] * 3), (8, [6, 6])):
-        chunked, trainer = play(memory_gib=clients * client_gib(whole))
-        assert trainer.sizes == sizes * 4
+        chunked, trainer = work(memory=clients * client_bytes(whole[0]), scheme=scheme)
+        assert trainer.sizes == sizes * 2
         assert same(chunked, whole)
+
+
+def test_rows_that_nobody_started_from_stay_and_weigh_nothing() -> None:
+    federation, scheme = federate(DATA, SHARDS, training=TRAINING), Additive(cluster_init="distinct")
+    (asked, *_) = questions(federation, scheme)
+    rows = {"global": np.zeros(4, dtype=int), "cluster": np.ones(4, dtype=int)}
+    asked = replace(asked, train=replace(asked.train, row_C=rows))
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    (averaged,) = Chunks(trainer, None, 1).average([asked])
+    assert averaged.weight["cluster"].tolist() == [0, int(asked.size_C.sum())]
+    for name, value in averaged.bank["cluster"].items():
+        assert torch.equal(value[0], asked.train.bank["cluster"][name][0])
+        assert not torch.equal(value[1], asked.train.bank["cluster"][name][1])
 
 
 @pytest.mark.parametrize(
@@ -98,28 +136,28 @@ def test_the_budget_decides_the_chunks_and_nothing_else() -> None:
 )
 def test_out_of_memory_halves_the_chunk_and_goes_on(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fedbac"):
-        played, trainer = play(room=7, error=error)
-    assert trainer.sizes == [6] * 8
-    assert same(played, play()[0])
+        done, trainer = work(room=7, error=error)
+    assert trainer.sizes == [6] * 4
+    assert same(done, work()[0])
     assert [record.getMessage() for record in caplog.records] == [
         "out of memory with 12 clients at once; going on with 6"
     ]
 
 
 def test_it_halves_down_to_a_single_client() -> None:
-    played, trainer = play(room=1)
+    done, trainer = work(room=1)
     assert set(trainer.sizes) == {1}
-    assert same(played, play()[0])
+    assert same(done, work()[0])
 
 
 def test_without_room_for_a_single_client_the_error_says_so() -> None:
     with pytest.raises(NotEnoughMemoryError, match=r"a single client \(no room\).*batch"):
-        play(room=0)
+        work(room=0)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        play(room=0, error=RuntimeError("shapes cannot be multiplied"))
+        work(room=0, error=RuntimeError("shapes cannot be multiplied"))
 
 
 def test_a_chunk_is_let_go_of_before_the_next_is_trained() -> None:
@@ -132,11 +170,9 @@ def test_a_chunk_is_let_go_of_before_the_next_is_trained() -> None:
             self.results.extend(weakref.ref(result) for result in trained)
             return trained
 
-    experiment, federation = prepare(Method(name="test"), DATA, SHARDS, num_rounds=1)
-    first = start(experiment, federation.build, federation.sites)
-    edges = Simulator(experiment, federation.sites, Watched(), memory_gib=1e-9)
-    next(rounds(experiment, federation.sites, edges, first))
-    assert len(Watched.results) == 15
+    federation = federate(DATA, SHARDS)
+    Chunks(Watched(), 1.0, 1).average(questions(federation, Additive()))
+    assert len(Watched.results) == 12
 
 
 @pytest.mark.parametrize("most", [1, 5, 64, 100, 333, 635, 1000])

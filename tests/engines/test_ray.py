@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,9 +21,10 @@ from fedbac.data import toy
 from fedbac.errors import ConfigError
 from fedbac.federation import assemble
 from fedbac.rounds.cloud import rounds, start
-from fedbac.rounds.edge import MeasureOrder
+from fedbac.rounds.orders import MeasureOrder, TrainOrder, Wanted
 from fedbac.runs import sweep
-from fedbac.runs.play import Inputs, configure, finish, play
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import finish, play
 from tests.store import worker
 
 # Ray's own code leaves sockets and files to the collector.
@@ -117,8 +119,8 @@ def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(one_cor
         sweep.lay_out(points, alone)
         folders = [point.folder for point in points]
         if place.name == "here":
-            for folder in folders:
-                sweep.run_folder(str(folder.path), None)
+            for _ in sweep.run_all(folders, alone, 1, None):
+                pass
         else:
             spread = Runtime(engine="ray", address=one_core)
             for done in (interrupted := sweep.run_all(folders, spread, 1, None)):
@@ -152,18 +154,28 @@ def test_every_edge_finds_a_place_on_a_gpu(num_edges: int, gpus: int) -> None:
 
 
 def test_orders_travel_without_what_their_networks_are_views_of() -> None:
-    """Pickled, a view takes the whole tensor along: ten networks of one stack would be a hundred."""
-    from fedbac.engines.ray import Packed
+    """Pickled, a view takes the whole tensor along: ten orders for one network each would be a hundred networks."""
+    from fedbac.engines.ray import _ready
 
     stack = trees.unravel(torch.randn(10, 3000), {"a": torch.zeros(50, 50), "b": torch.zeros(500)})
-    common = trees.take(stack, 0)
-    models = tuple({"global": common, "cluster": trees.take(stack, k)} for k in range(10))
-    packed = Packed().order(MeasureOrder(0, models, "test", ()))
-    assert isinstance(packed, MeasureOrder)
-    there = pickle.loads(pickle.dumps(packed))
-    assert len(pickle.dumps(packed)) < 1.2 * 11 * 3000 * 4
-    assert len({id(model["global"]) for model in there.models}) == 1, "a shared network stays one object"
-    for model, same in zip(models, there.models, strict=True):
-        for part, params in model.items():
-            for name, value in params.items():
-                torch.testing.assert_close(same[part][name], value, rtol=0, atol=0)
+    row = np.array([0])
+    for k in range(10):
+        bank = {part: {n: v[k : k + 1] for n, v in stack.items()} for part in ("global", "cluster")}
+        rows = dict.fromkeys(bank, row)
+        for order in (
+            MeasureOrder(0, bank, (Wanted(rows, "test"),)),
+            TrainOrder(0, 1, bank, rows, selection=None, moved=False, momentum={"global": bank["global"]}),
+        ):
+            networks = len(bank) + isinstance(order, TrainOrder)
+            assert len(pickle.dumps(order)) > 10 * 3000 * 4, "a view takes all along"
+            text = pickle.dumps(_ready(order))
+            assert len(text) < 1.2 * networks * 3000 * 4
+            there = pickle.loads(text)
+            for sent, same in (
+                (order.bank, there.bank),
+                (getattr(order, "momentum", {}), getattr(there, "momentum", {})),
+            ):
+                assert sent.keys() == same.keys()
+                for part, params in sent.items():
+                    for name, value in params.items():
+                        assert torch.equal(same[part][name], value)

@@ -3,17 +3,33 @@
 When it does, choose another ``fedbac_paper.plan.SALT``, and write the file anew:
 
     python -m tests.golden.test_golden_defaults
+
+Three defaults have changed that needed no other SALT, because under the new ones every run of the study has the numbers
+that it had (tests below):
+
+- ``Measurement.clients`` from ``all`` to ``trusted``: with a selection policy that cannot say whom it trusts, all are
+  asked; and the runs whose selection can, and that left it at ``all``, measure nothing for the cloud. Those of merging
+  said ``trusted`` already, and their hash has changed by their rule (``REVISIONS``).
+- ``untrained_loss`` of merging and of credit from ln 10 to ln(number of classes): all data sets have ten.
+- ``Method.sharing`` from 0 to ``apart``, ``Method.sharing_by`` and ``Method.newcomers`` to what the policies do, and
+  ``Method.empty_cluster`` to the policies that can enter an empty cluster: other words for the same.
 """
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fedbac import data, models, topology
+import numpy as np
+import pytest
+
+from fedbac import data, models
 from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
     SELECTION,
+    SHARING,
+    TOPOLOGY,
     Evaluation,
     Experiment,
     Measurement,
@@ -21,8 +37,13 @@ from fedbac.config.experiment import (
     Task,
     Training,
 )
+from fedbac.core.policies import SelectionPolicy, Trusting
 from fedbac.core.settings import Settings
-from fedbac_paper.plan import SALT
+from fedbac.data.catalog import SOURCES
+from fedbac.rounds.orders import Site
+from fedbac.rounds.survey import clients_to_ask
+from fedbac_paper.artefacts import ARTEFACTS
+from fedbac_paper.plan import REVISIONS, SALT, Pass, experiment_of
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 GROUPS: tuple[type[Settings], ...] = (
@@ -37,9 +58,10 @@ GROUPS: tuple[type[Settings], ...] = (
     models.Perceptron,
     Method,
     Measurement,
-    topology.Hierarchical,
+    *TOPOLOGY.kinds.values(),
     *CLUSTERING.kinds.values(),
     *SELECTION.kinds.values(),
+    *SHARING.kinds.values(),
     *PERSONALIZATION.kinds.values(),
 )
 
@@ -62,6 +84,35 @@ def test_no_default_changes_under_the_same_hashes() -> None:
     changed = {name: (value, now[name]) for name, value in recorded["defaults"].items() if now.get(name) != value}
     assert not changed, f"choose another SALT, then see above: {changed}"
     assert recorded["salt"] == SALT
+
+
+@pytest.mark.parametrize("kind", SELECTION.kinds)
+def test_all_are_asked_where_selection_cannot_say_whom_it_trusts(kind: str) -> None:
+    policy = SELECTION.kinds[kind]()
+    assert isinstance(policy, SelectionPolicy)
+    site = Site(0, (4, 5, 6), np.array([9, 9, 9]), np.array([1, 1, 1]), 10)
+    doubted = policy.init(3)
+    if isinstance(policy, Trusting):
+        doubted = doubted._replace(fail_N=np.array([0.0, 2.0, 0.0]))
+    asked = {
+        clients: clients_to_ask(
+            Method(name=kind, selection=policy, measurement=Measurement(clients=clients)), site, doubted, (5,)
+        )
+        for clients in get_args(Measurement.model_fields["clients"].annotation)
+    }
+    assert asked == {"trusted": (4, 6) if kind == "credit_thompson" else (4, 5, 6), "all": (4, 5, 6), "selected": (5,)}
+
+
+def test_no_run_of_the_study_has_other_numbers_under_the_defaults_of_today() -> None:
+    assert Measurement().clients == "trusted"
+    assert math.log(10) == 2.302585092994046
+    for artefact in ARTEFACTS.values():
+        for cell in artefact.cells:
+            experiment = experiment_of(cell, 0, Pass())
+            method = experiment.method
+            assert SOURCES[experiment.task.dataset].num_classes == 10
+            if isinstance(method.selection, Trusting) and method.clustering.kind not in REVISIONS:
+                assert not method.needs["method.clustering"] | method.needs["method.sharing"], cell
 
 
 if __name__ == "__main__":

@@ -1,26 +1,29 @@
 """Options of the round loop with a known answer: weights at the cloud, empty clusters, points of evaluation."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedbac.clustering import Fixed, LowestLoss
+from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering.fixed import inherited
 from fedbac.config.experiment import Evaluation, Method, Training
+from fedbac.core import trees
 from fedbac.core.parts import Params, Personalization
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence, Split
+from fedbac.core.queries import Ask, Evidence, Gram, Loss, Moment, Query, Split
 from fedbac.core.requests import Evaluate
 from fedbac.data import Shards, planted_groups
 from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.cloud import models_of, rounds, start
-from fedbac.rounds.edge import MeasureOrder, TrainOrder
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.orders import MeasureOrder, TrainOrder, Wanted
 from fedbac.selection import Random
+from fedbac.sharing import Apart
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -28,7 +31,6 @@ from tests.support import (
     StubTrainer,
     deal,
     distance,
-    model_of_edge,
     only_edge,
     play,
     prepare,
@@ -86,11 +88,13 @@ def test_cluster_parts_are_averaged_within_the_cluster_and_global_parts_over_all
 # ---------------------------------------------------------------------------------------------- empty clusters
 
 
-def enter_empty(rule: Literal["keep", "clone", "zero"], personalization: Personalization) -> Played:
+def enter_empty(rule: Literal["keep", "clone"], personalization: Personalization) -> Played:
     """Edges 0 and 2 leave cluster 0 for the empty clusters 2 and 3; edge 1 joins edge 3 in cluster 1."""
-    clustering = Scripted(num_clusters=4, script=((0, 0, 0, 1), (2, 1, 3, 1)))
-    method = Method(name="test", clustering=clustering, personalization=personalization, empty_cluster=rule)
-    return play(method, DATA, SHARDS, num_rounds=1)
+    before, after = np.array([0, 0, 0, 1]), np.array([2, 1, 3, 1])
+    origin_KJ = inherited(rule, before, after, 4)
+    origin = None if origin_KJ is None else tuple(map(tuple, origin_KJ.tolist()))
+    clustering = Scripted(num_clusters=4, script=(tuple(before.tolist()), tuple(after.tolist())), origin=origin)
+    return play(Method(name="test", clustering=clustering, personalization=personalization), DATA, SHARDS, num_rounds=1)
 
 
 def row(params: Params, index: int) -> dict[str, Params]:
@@ -99,8 +103,8 @@ def row(params: Params, index: int) -> dict[str, Params]:
 
 @pytest.mark.parametrize("scheme", [PerCluster(cluster_init="distinct"), Additive(cluster_init="distinct")])
 def test_what_an_edge_finds_in_an_empty_cluster(scheme: Personalization) -> None:
-    kept, cloned, zeroed = (enter_empty(rule, scheme) for rule in ("keep", "clone", "zero"))
-    for played in (kept, cloned, zeroed):
+    kept, cloned = enter_empty("keep", scheme), enter_empty("clone", scheme)
+    for played in (kept, cloned):
         record = played.records[0]
         assert record["assignment"] == [0, 0, 0, 1]
         assert record["assignment_next"] == [2, 1, 3, 1]
@@ -111,47 +115,31 @@ def test_what_an_edge_finds_in_an_empty_cluster(scheme: Personalization) -> None
     for k in (2, 3):
         assert distance(row(kept.end.parts["cluster"], k), row(start, k)) == 0
         assert distance(row(cloned.end.parts["cluster"], k), row(kept.end.parts["cluster"], 0)) == 0
-    if "global" in scheme.scopes:
+    if "global" in scheme.parts:
         assert distance({"g": cloned.end.parts["global"]}, {"g": kept.end.parts["global"]}) == 0
 
 
-@pytest.mark.parametrize("scheme", [PerCluster(cluster_init="distinct"), Additive(cluster_init="distinct")])
-def test_zero_gives_a_residual_without_output_that_can_learn(scheme: Personalization) -> None:
-    played = enter_empty("zero", scheme)
-    model = model_of_edge(played.end, scheme.scopes, 0)
-    network = played.federation.build(0)
-    network.load_state_dict(model["cluster"])
-    x = torch.from_numpy(DATA.x_test[:5])
-    assert not network(x).any()
-    assert any(bool(value.any()) for value in model["cluster"].values()), "a network of zeros could never learn"
+@pytest.mark.parametrize("policy", [LowestLoss(num_clusters=4, period=1, threshold=1.0), LinUCB(period=1)])
+def test_policies_clone_into_the_empty_clusters_that_are_entered(policy: LowestLoss | LinUCB) -> None:
+    """Whatever is entered while empty holds what its first new member came with; nothing else changes hands."""
+    start: dict[str, Any] = {"start_labels": "uniform", "empty_cluster": "clone"}
+    method = Method(
+        name="test",
+        clustering=policy.model_copy(update=start),
+        personalization=PerCluster(cluster_init="distinct"),
+    )
+    played = play(method, DATA, SHARDS, num_rounds=1)
+    assert played.records[0]["entered_empty"] > 0
+    for k in range(1, 4):
+        entered = k in played.records[0]["assignment_next"]
+        source, at = (played.end, 0) if entered else (played.states[0], k)
+        assert distance(row(played.end.parts["cluster"], k), row(source.parts["cluster"], at)) == 0
 
 
 def test_zero_last_layer_of_a_network_with_buffers() -> None:
     network = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
     network.load_state_dict(zero_last_layer(weights(network)), strict=False)
     assert not network.eval()(torch.from_numpy(DATA.x_test[:5])).any()
-
-
-def test_the_rule_for_empty_clusters_does_not_matter_without_moves_into_them() -> None:
-    script = ((0, 0, 1, 1), (1, 0, 0, 1))
-    plays = [
-        play(
-            Method(
-                name="test",
-                clustering=Scripted(num_clusters=4, script=script),
-                personalization=Additive(cluster_init="distinct"),
-                empty_cluster=rule,
-            ),
-            DATA,
-            SHARDS,
-        )
-        for rule in ("keep", "clone", "zero")
-    ]
-    assert plays[0].records[0]["entered_empty"] == 0
-    assert plays[0].records[0]["moves"] == 2
-    for other in plays[1:]:
-        assert without(other.records) == without(plays[0].records)
-        assert distance(other.end.parts, plays[0].end.parts) == 0
 
 
 # ------------------------------------------------------------------------------------------ points of evaluation
@@ -204,8 +192,8 @@ def test_scores_are_those_of_the_models_at_that_point() -> None:
     for point, labels in (("pre_reassign", [0, 1, 2, 3]), ("post_reassign", [1, 0, 0, 2])):
         state, federation = played[point].states[1], played[point].federation
         trainer = LoopTrainer(federation.network, scheme, federation.examples)
-        models = tuple({"cluster": {n: v[k] for n, v in state.parts["cluster"].items()}} for k in labels)
-        answers = trainer.evaluate([Evaluate(models, "test", edge, ()) for edge in range(4)])
+        rows = {"cluster": np.array(labels)}
+        answers = trainer.evaluate([Evaluate(state.parts, rows, "test", (edge,), level="edge") for edge in range(4)])
         record = played[point].records[0]
         assert record["accuracy_per_edge"] == [answers[edge].accuracy_VG[edge, 0] for edge in range(4)]
         everywhere = [sum(answer.accuracy_VG[v, 0] for answer in answers) / 4 for v in range(4)]
@@ -215,16 +203,11 @@ def test_scores_are_those_of_the_models_at_that_point() -> None:
 # ------------------------------------------------------------------------------------------ clusters that merge
 
 
-def test_members_of_an_entered_cluster_start_from_the_mean_of_what_they_come_with() -> None:
+def test_a_cluster_continues_from_the_mix_that_the_policy_says() -> None:
     """Edges of 4, 12 and 8 examples: the first two merge; the third goes off alone with a copy of what it had."""
-    clustering = Scripted(num_clusters=3, script=((0, 1, 1), (1, 1, 2)))
-    method = Method(
-        name="test",
-        clustering=clustering,
-        personalization=Additive(cluster_init="distinct"),
-        newcomers="average",
-        empty_cluster="zero",  # which does not matter then
-    )
+    mix = ((1.0, 0.0, 0.0), (4 / 16, 12 / 16, 0.0), (0.0, 1.0, 0.0))
+    clustering = Scripted(num_clusters=3, script=((0, 1, 1), (1, 1, 2)), origin=mix)
+    method = Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct"))
     played = play(method, DATA, UNEVEN, StubTrainer(), num_rounds=1)
     first, second = 3 / 4, (34 + 40) / 20
     for value in played.end.parts["cluster"].values():
@@ -233,13 +216,20 @@ def test_members_of_an_entered_cluster_start_from_the_mean_of_what_they_come_wit
         torch.testing.assert_close(value[2], torch.full_like(value[2], second))
 
 
+SPLITS: tuple[Split, ...] = ("train", "validation")
+OCCUPIED = Loss("occupied")
+
+
 class Onlooker(Scripted):
-    """Labels from a list; writes down what it is shown."""
+    """Labels from a list; asks for what merging asks for, and writes down what it is shown."""
 
     kind: Literal["onlooker"] = "onlooker"  # type: ignore[assignment]
 
-    def ask(self, state: NoState, round_: int) -> Ask | None:
-        return Ask(losses=True, occupied=True, alone=SPLITS) if round_ < len(self.script) else None
+    def needs(self) -> frozenset[Query]:
+        return Merging(reward_splits=SPLITS).needs() | {Gram()}
+
+    def ask(self, state: NoState, moment: Moment) -> Ask | None:
+        return Ask(after=tuple(self.needs())) if moment.round < len(self.script) else None
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         SHOWN.append(evidence)
@@ -247,14 +237,38 @@ class Onlooker(Scripted):
 
 
 SHOWN: list[Evidence] = []
-SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
-def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
-    """Only what is asked for is measured: a shared cluster's member also with its own network beside the new global,
+class Listener(Apart):
+    """Shares nothing; writes down what it is told of updates."""
 
-    and that on the splits that the policy names.
-    """
+    kind: Literal["listener"] = "listener"  # type: ignore[assignment]
+
+    def needs(self) -> frozenset[Query]:
+        return frozenset({Gram()})
+
+    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
+        return (Gram(),)
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        SHOWN.append(evidence)
+        return state
+
+
+def test_sharing_hears_of_updates_too() -> None:
+    """The same inner products that a clustering policy is shown, at the end of the same round."""
+    clustering = Onlooker(num_clusters=3, script=((2, 0, 2), (2, 0, 2)))
+    method = Method(name="test", clustering=clustering, sharing=Listener(), personalization=Additive())
+    held_out = deal(DATA, [[1, 3], [6, 2, 4], [8]], validation=3, test=[20, 20, 20])
+    SHOWN.clear()
+    play(method, DATA, held_out, num_rounds=1)
+    to_sharing, to_clustering = SHOWN
+    assert (to_sharing[Gram()].diagonal() > 0).all()
+    np.testing.assert_array_equal(to_sharing[Gram()], to_clustering[Gram()])
+
+
+def test_what_the_cloud_shows_a_clustering_policy() -> None:
+    """Losses of clusters in use, of each member with its own network beside the new global one, and the updates."""
     labels = (2, 0, 2)
     clustering = Onlooker(num_clusters=3, script=(labels, labels))
     scheme = Additive(cluster_init="distinct")
@@ -267,26 +281,38 @@ def test_losses_of_occupied_clusters_and_of_each_members_own_network() -> None:
     before = start(experiment, federation.build, federation.sites)
     [(record, after)] = list(rounds(experiment, federation.sites, edges, before))
     (shown,) = SHOWN
-    assert shown.loss_NK is not None
-    assert shown.alone_NS is not None
-    assert shown.together_NS is not None
-    assert np.isinf(shown.loss_NK[:, 1]).all()
-    for loss_NS in (shown.alone_NS, shown.together_NS):
-        assert np.isnan(loss_NS).tolist() == [[False, False], [True, True], [False, False]]
+    assert np.isinf(shown[OCCUPIED][:, 1]).all()
     orders = [
-        TrainOrder(m, 1, parts, before.selection_M[m], moved=False)
-        for m, parts in enumerate(models_of(before, scheme.scopes, labels))
+        TrainOrder(
+            m,
+            1,
+            {"global": before.parts["global"], "cluster": trees.select(before.parts["cluster"], np.array([labels[m]]))},
+            {part: np.zeros(len(site.clients), dtype=np.int64) for part in scheme.parts},
+            before.selection_M[m],
+            moved=False,
+        )
+        for m, site in enumerate(federation.sites)
     ]
+    updates = []
     for m, report in enumerate(edges.train(orders)):
-        own = {"global": {n: v[0] for n, v in after.parts["global"].items()}, "cluster": report.parts["cluster"]}
-        together = model_of_edge(after, scheme.scopes, m)
-        clients = federation.sites[m].clients
-        (measured,) = edges.measure([MeasureOrder(m, (together,), "train", clients)])
-        assert shown.loss_NK[m, labels[m]] == pytest.approx(measured.loss_V[0])
-        for s, split in enumerate(SPLITS) if labels[m] == 2 else ():
-            (measured,) = edges.measure([MeasureOrder(m, (own, together), split, clients)])
-            assert [shown.alone_NS[m, s], shown.together_NS[m, s]] == pytest.approx(measured.loss_V)
+        bank = {
+            "global": after.parts["global"],
+            "cluster": trees.join(
+                [report.bank["cluster"], trees.select(after.parts["cluster"], np.array([labels[m]]))]
+            ),
+        }
+        both = {"global": np.zeros(2, dtype=np.int64), "cluster": np.arange(2)}
+        wanted = tuple(Wanted(both, split) for split in SPLITS)
+        (measured,) = edges.measure([MeasureOrder(m, bank, wanted, selection=NoState())])
+        for split, reading in zip(SPLITS, measured.readings, strict=True):
+            unaveraged, own = reading.loss_VG[:, 0]
+            assert shown[Loss("unaveraged", split)][m] == pytest.approx(unaveraged)
+            assert shown[Loss("own", split)][m] == pytest.approx(own)
+        assert shown[OCCUPIED][m, labels[m]] == pytest.approx(shown[Loss("own", "train")][m])
+        updates.append(trees.ravel(report.bank["cluster"]) - trees.ravel(orders[m].bank["cluster"]))
+    np.testing.assert_allclose(shown[Gram()], torch.stack(updates) @ torch.stack(updates).T, rtol=1e-4)
     size = sum(value[0].numel() for value in after.parts["global"].values())
-    # Global and two clusters for each of three edges; global, own and the cluster's for two of them, twice.
-    networks = 3 * (1 + 2) + 2 * 2 * 3
-    assert record["bytes"]["cloud"]["down"]["evaluate"] == networks * 4 * size
+    # To each of three edges the global network and those of two clusters. What an edge trained itself is there; its
+    # clients need it too: three of them belong to edges that share a cluster.
+    assert record["bytes"]["cloud"]["down"]["evaluate"] == 3 * (1 + 2) * 4 * size
+    assert record["bytes"]["client"]["down"]["evaluate"] == (6 * (1 + 2) + 3) * 4 * size

@@ -29,7 +29,8 @@ int main() {
     train.schedule = examples, train.schedule_begin = begin, train.num_examples = num_examples;
     train.num_epochs = num_epochs, train.batch_size = batch_size, train.crop = crop, train.flip = flip;
     train.learning_rate = learning_rate, train.momentum = momentum, train.weight_decay = weight_decay, train.l2 = l2;
-    train.frozen = frozen, train.max_norm = max_norm, train.velocity_out = velocity.data(), train.trained = trained.data();
+    train.anchors = networks, train.anchor = anchor, train.moving_begin = moving_begin, train.moving_end = moving_end;
+    train.max_norm = max_norm, train.velocity_out = velocity.data(), train.trained = trained.data();
     train.loss = loss.data(), train.epoch_loss = epoch_loss.data(), train.max_epochs = max_epochs;
     train.finite = finite.data();
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedbac import native
-from fedbac.native import Images, Layers, Schedule, Sgd
+from fedbac.native import Images, Layers, Sgd, Visits
 
 ROOT = Path(__file__).parents[2]
 ARM = "aarch64-linux-gnu"
@@ -34,7 +34,10 @@ def small_case() -> tuple[str, np.ndarray]:
     visits = num_examples @ num_epochs
     examples = rng.integers(0, 40, visits)
     crop, flip = rng.integers(-3, 4, (visits, 2)).astype(np.int8), rng.integers(0, 2, visits).astype(bool)
-    sgd = Sgd(16, 0.05, 0.9, weight_decay=(0.01, 0.0), l2=(0.0, 0.1), max_norm=0.5)
+    rates = np.array([0.05, 0.02])
+    body = slice(0, layers.num_parameters - 7 * 10)
+    sgd = Sgd(16, rates, 0.9, weight_decay=(0.01, 0.0), l2=(0.0, 0.1), max_norm=0.5, moving=(body, slice(None)))
+    anchor = np.array([[-1, 2], [-1, -1]])
     groups = [examples[:50], examples[50:]]
     pairs = np.array([(0, 0), (1, 0), (1, 1)])
     trained = native.train(
@@ -42,8 +45,10 @@ def small_case() -> tuple[str, np.ndarray]:
         images,
         networks,
         start,
-        Schedule(examples, num_examples, num_epochs, crop, flip),
+        Visits(examples, num_examples, num_epochs, crop, flip),
         sgd,
+        anchors_AD=networks,
+        anchor_JP=anchor,
         return_velocity=True,
         instruction_set="base",
     )
@@ -59,12 +64,14 @@ def small_case() -> tuple[str, np.ndarray]:
         "int64_t start": start, "int32_t examples": examples, "int64_t begin": [0, num_examples[0] * num_epochs[0]],
         "int64_t num_examples": num_examples, "int64_t num_epochs": num_epochs, "int8_t crop": crop,
         "uint8_t flip": flip.astype(int), "float weight_decay": sgd.weight_decay, "float l2": sgd.l2,
-        "uint8_t frozen": [0, 0], "int64_t group_begin": [0, 50, visits], "int64_t pair_model": pairs[:, 0],
+        "float learning_rate": rates, "int64_t anchor": anchor, "int64_t moving_begin": [0, 0],
+        "int64_t moving_end": [body.stop, layers.num_parameters], "int64_t group_begin": [0, 50, visits],
+        "int64_t pair_model": pairs[:, 0],
         "int64_t pair_group": pairs[:, 1],
     }  # fmt: skip
     numbers = {
         "int64_t batch_size": sgd.batch_size, "int64_t max_epochs": num_epochs.max(), "float momentum": sgd.momentum,
-        "float learning_rate": sgd.learning_rate, "float max_norm": sgd.max_norm,
+        "float max_norm": sgd.max_norm,
     }  # fmt: skip
     lines = [f"const {name} = {_literal(name, value)};" for name, value in numbers.items()]
     for name, values in arrays.items():

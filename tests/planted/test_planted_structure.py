@@ -9,9 +9,9 @@ from sklearn.metrics import adjusted_rand_score
 from fedbac.clustering import Fixed, LowestLoss, Merging
 from fedbac.config.experiment import Measurement, Method, Training
 from fedbac.core.parts import Personalization
-from fedbac.core.queries import Evidence
+from fedbac.core.queries import Accuracy, Evidence, Query
 from fedbac.core.rng import stream
-from fedbac.core.settings import IntArray
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Dataset, Shards, planted_groups
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
@@ -143,7 +143,6 @@ def test_merging_finds_the_groups_and_is_better_than_singletons_that_have_too_li
                 name=name,
                 clustering=clustering,
                 personalization=PerCluster(),
-                newcomers="average",
                 measurement=Measurement(split="validation"),
             )
             played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=22, seed=seed)
@@ -224,10 +223,11 @@ def test_thompson_sampling_in_a_simulated_world_where_one_client_costs_accuracy(
         state = policy.init(10)
         noise = stream(seed, "world")
         for round_ in range(1, 201):
-            evidence = Evidence(round_, 200, np.full(10, 30))
+            evidence = Evidence(round_, 200, 10, np.full(10, 30))
             mask_N = policy.act(state, evidence, stream(seed, "selection", round_))
             accuracy = 0.8 - 0.15 * mask_N[0] + noise.normal(0, 0.02)
-            state = policy.learn(state, replace(evidence, accuracy=float(accuracy)), mask_N)
+            told: dict[Query, FloatArray] = {Accuracy("trained", "validation"): np.array(accuracy)}
+            state = policy.learn(state, replace(evidence, readings=told), mask_N)
             if round_ > 100:
                 bad.append(mask_N[0])
                 others.append(mask_N[1:].mean())

@@ -1,4 +1,4 @@
-"""Laws of the weighted mean and of the flat view, for any networks and weights."""
+"""Laws of means, mixes, selections and of the flat view, for any networks and weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +35,11 @@ def close(left: Params, right: Params, scale: Params) -> None:
     for name, value in left.items():
         size = max(1.0, float(scale[name].abs().max()))
         np.testing.assert_allclose(value.numpy(), right[name].numpy(), atol=1e-6 * size, rtol=0)
+
+
+def same(left: Params, right: Params) -> bool:
+    """Whether two trees have the same bits."""
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 @given(stacks())
@@ -140,17 +145,107 @@ def test_unravel_gives_views() -> None:
 
 
 @given(stacks())
-def test_stack_take_and_put(case: tuple[Params, FloatArray]) -> None:
+def test_stack_take_and_join(case: tuple[Params, FloatArray]) -> None:
     tree, weight = case
     rows = [trees.take(tree, i) for i in range(weight.size)]
     again = trees.stack(rows)
-    assert all(torch.equal(again[name], tree[name]) for name in tree)
-    last = weight.size - 1
-    swapped = trees.put(tree, 0, rows[last])
+    assert same(again, tree)
+    joined = trees.join([tree, again])
     for name in tree:
-        assert torch.equal(swapped[name][0], tree[name][last])
-        assert torch.equal(swapped[name][1:], tree[name][1:])
-        assert torch.equal(tree[name], again[name])  # the old stack is untouched
+        assert torch.equal(joined[name][: weight.size], tree[name])
+        assert torch.equal(joined[name][weight.size :], tree[name])
+        joined[name].zero_()
+    assert same(again, tree)  # what is joined is copied
+
+
+@given(stacks(), st.data())
+def test_select_takes_any_rows_in_any_order(case: tuple[Params, FloatArray], data: st.DataObject) -> None:
+    """As often as they are named; all of them in their order are the stack itself."""
+    tree, weight = case
+    index = np.array(data.draw(st.lists(st.integers(0, weight.size - 1), max_size=9)), np.int64)
+    chosen = trees.select(tree, index)
+    everything = index.tolist() == list(range(weight.size))
+    assert (chosen is tree) == everything
+    for name, value in tree.items():
+        assert chosen[name].shape == (index.size, *value.shape[1:])
+        for place, row in enumerate(index.tolist()):
+            assert torch.equal(chosen[name][place], value[row])
+    assert trees.select(tree, np.arange(weight.size)) is tree
+
+
+@st.composite
+def mixes(draw: Draw) -> tuple[Params, FloatArray]:
+    """A stack, and a mix of its rows: some of them left as they are, the others any convex combination."""
+    tree, first = draw(stacks())
+    mix_KJ = np.eye(first.size)
+    rng = stream(draw(st.integers(0, 10**6)), "mix")
+    for k in draw(st.sets(st.integers(0, first.size - 1))):
+        weight_J = rng.integers(0, 5, first.size) * first
+        mix_KJ[k] = weight_J / weight_J.sum() if weight_J.any() else first / first.sum()
+    return tree, mix_KJ
+
+
+@given(mixes())
+def test_a_mix_is_a_product_with_its_rows(case: tuple[Params, FloatArray]) -> None:
+    tree, mix_KJ = case
+    before = {name: value.clone() for name, value in tree.items()}
+    mixed = trees.mix(tree, mix_KJ)
+    expected = {
+        name: torch.from_numpy(np.einsum("kj,j...->k...", mix_KJ, value.double().numpy())).float()
+        for name, value in tree.items()
+    }
+    close(mixed, expected, tree)
+    for k in range(len(mix_KJ)):
+        if (mix_KJ[k] == np.eye(len(mix_KJ))[k]).all():
+            assert same(trees.take(mixed, k), trees.take(tree, k)), "a row that stays keeps its bits"
+        else:
+            assert same(trees.take(mixed, k), trees.weighted_mean(tree, mix_KJ[k])), "any other is a weighted mean"
+    assert same(tree, before)  # a new stack comes out
+
+
+@given(stacks(), st.integers(0, 10**6))
+def test_a_mix_of_single_rows_copies_them(case: tuple[Params, FloatArray], seed: int) -> None:
+    """Cloning, swapping and staying lose no bit."""
+    tree, weight = case
+    source = stream(seed, "source").integers(weight.size, size=weight.size)
+    assert same(trees.mix(tree, np.eye(weight.size)[source]), trees.select(tree, source))
+    assert trees.mix(tree, np.eye(weight.size)) is tree
+
+
+@given(stacks(min_rows=2), st.sampled_from([float("nan"), float("inf")]))
+def test_a_network_that_has_diverged_spoils_only_the_mixes_it_is_in(
+    case: tuple[Params, FloatArray], poison: float
+) -> None:
+    tree, weight = case
+    for value in tree.values():
+        value[0] = poison
+    weight[0], weight[1] = 0, weight[1] + 1
+    mix_KJ = np.tile(weight / weight.sum(), (weight.size, 1))
+    mix_KJ[0] = 1 / weight.size
+    for value in trees.mix(tree, mix_KJ).values():
+        assert not bool(torch.isfinite(value[0]).any())
+        assert bool(torch.isfinite(value[1:]).all())
+
+
+def test_a_mix_keeps_counters_whole() -> None:
+    """Batch normalization counts batches in whole numbers."""
+    tree = {"w": torch.tensor([1.0, 3.0]), "seen": torch.tensor([4, 8])}
+    mixed = trees.mix(tree, np.array([[0.75, 0.25], [0.25, 0.75]]))
+    assert mixed["w"].tolist() == [1.5, 2.5]
+    assert mixed["seen"].tolist() == [5, 7]
+    assert mixed["seen"].dtype == torch.int64
+
+
+@given(stacks(), st.integers(0, 10**6))
+def test_a_group_of_one_is_a_copy(case: tuple[Params, FloatArray], seed: int) -> None:
+    """Every row an owner of its own, in any order; an owner whose row has weight zero keeps what it had."""
+    tree, weight = case
+    label_N = stream(seed, "owners").permutation(weight.size)
+    before = {name: value + 1 for name, value in tree.items()}
+    after = trees.grouped_mean(tree, weight, label_N, before)
+    for row, owner in enumerate(label_N.tolist()):
+        expected = trees.take(tree, row) if weight[row] > 0 else trees.take(before, owner)
+        assert same(trees.take(after, owner), expected)
 
 
 def test_finite_rows_looks_at_every_weight_of_every_part() -> None:

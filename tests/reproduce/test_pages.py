@@ -10,25 +10,21 @@ import pytest
 
 from fedbac.errors import ConfigError
 from fedbac_paper import pages
-from fedbac_paper import results as store
-from fedbac_paper.artefacts import ARTEFACTS, SIX
-from fedbac_paper.cells import fixed, ratio
-from fedbac_paper.claims import claims
-from fedbac_paper.headlines import OF_EACH_READING, OF_OTHERS, headlines
-from fedbac_paper.names import task_name
-from fedbac_paper.own_claims import matches_the_best
-from fedbac_paper.paper import READINGS, printed, rounds_to
+from fedbac_paper.artefacts import ARTEFACTS
+from fedbac_paper.paper import all_numbers, rounds_to
 from fedbac_paper.plan import Pass
-from fedbac_paper.results import Bytes, Results
-from tests.reproduce import planted
+from fedbac_paper.results import Bytes, Results, read_results, write_results
+from fedbac_paper.tables import fixed, ratio
+from fedbac_paper.tasks import SIX, task_name
+from tests.reproduce import invented
 
 DRAWN = {"figure-convergence", "figure-dynamics", "communication", "participation"}
 
 
 @pytest.mark.parametrize("name", list(ARTEFACTS))
 def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
-    store.write(planted.results(name), tmp_path)
-    (path,) = pages.write([name], tmp_path, tmp_path / "pages")
+    write_results(invented.results(name), tmp_path)
+    (path,) = pages.write_pages([name], tmp_path, tmp_path / "pages")
     text = path.read_text()
     artefact = ARTEFACTS[name]
     assert text.startswith(f"# {artefact.title}\n")
@@ -42,16 +38,16 @@ def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
     assert "a machine" in text
     assert ("rebuilt from Format 1" in text) == any(task.startswith("svhn") for task in artefact.tasks)
     assert (tmp_path / "pages" / f"{name}.svg").exists() == (name in DRAWN)
-    assert ("## Verdicts" in text) == bool(claims(planted.results(name)))
+    assert ("## Verdicts" in text) == bool(artefact.claims(invented.results(name)))
     assert "nan" not in text
 
 
 def test_rendering_again_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("figure-dynamics", "table-2"):
-        store.write(planted.results(name), tmp_path)
+        write_results(invented.results(name), tmp_path)
     before = {}
     for folder in ("a", "b"):
-        pages.write(["figure-dynamics", "table-2"], tmp_path, tmp_path / folder)
+        pages.write_pages(["figure-dynamics", "table-2"], tmp_path, tmp_path / folder)
         before[folder] = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
     assert before["a"] == before["b"]
     assert len(before["a"]) == 3
@@ -59,34 +55,34 @@ def test_rendering_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     for name in ("table-2", "figure-convergence"):
-        whole = planted.results(name)
-        store.write(whole, tmp_path)
-        assert store.read(name, tmp_path) == whole
-    assert store.read("capacity", tmp_path) is None
+        whole = invented.results(name)
+        write_results(whole, tmp_path)
+        assert read_results(name, tmp_path) == whole
+    assert read_results("capacity", tmp_path) is None
     (tmp_path / "capacity.json").write_text('{"artefact": "capacity", "findings": [{}]}')
     with pytest.raises(ConfigError, match=r"capacity\.json"):
-        store.read("capacity", tmp_path)
+        read_results("capacity", tmp_path)
 
 
 def test_the_numbers_are_means_over_seeds() -> None:
-    text = pages.page(planted.results("table-2"))
+    text = pages.page(invented.results("table-2"))
     # hierfavg at 60, 62 and 64 %: mean 62, deviation 2, last rounds 0.1, paper 57.53
     assert "| hierfavg | 57.53 ± 0.13 | 62.00 | 2.00 | 0.10 | +4.47 | 3 |" in text
     assert "`task.training.batch_size=64`" in text
     assert "\nfedbac reproduce table-2 --results" in text
-    assert "\nfedbac reproduce table-2 --seeds 4 --results" in pages.page(planted.results("table-2", seeds=4))
+    assert "\nfedbac reproduce table-2 --seeds 4 --results" in pages.page(invented.results("table-2", seeds=4))
 
 
 @pytest.mark.parametrize("name", ["table-2", "beyond"])
 def test_rows_over_other_seeds_are_not_to_be_compared(name: str) -> None:
-    whole = planted.results(name, seeds=4)
+    whole = invented.results(name, seeds=4)
     warning = "Rows with other seeds have other data"
     assert warning not in pages.page(whole)
-    assert warning in pages.page(planted.without(whole, "svhn", "ifca", 3))
+    assert warning in pages.page(invented.without(whole, "svhn", "ifca", 3))
 
 
 def test_a_quick_pass_says_so_in_its_title() -> None:
-    quick = planted.results("table-2").model_copy(update={"changes": ("5 rounds", "10 % of the data")})
+    quick = invented.results("table-2").model_copy(update={"changes": ("5 rounds", "10 % of the data")})
     text = pages.page(quick)
     assert text.startswith("# Quick pass, not a reproduction (5 rounds, 10 % of the data): Distributed accuracy\n")
     assert "## Verdicts (quick pass)" in text
@@ -99,50 +95,6 @@ def test_a_quick_pass_says_so_in_its_title() -> None:
 def test_nothing_run_yet_is_a_page_too() -> None:
     for name in ARTEFACTS:
         assert "No run is finished yet." in pages.page(Results(artefact=name))
-
-
-def test_the_claims_in_short_are_those_of_the_pages(tmp_path: Path) -> None:
-    """With planted results everywhere every headline is found; without a file there is a dash."""
-    for name in dict.fromkeys(name for name, _ in (*OF_EACH_READING, *OF_OTHERS)):
-        if name != "noisy":
-            store.write(planted.results(name), tmp_path)
-    text = headlines(tmp_path, "reproduce")
-    lines = text.splitlines()
-    assert len(lines) == len(OF_EACH_READING) + len(OF_OTHERS) + 5
-    judged = {claim.text: claim.verdict.word for claim in claims(planted.results("table-2"))}
-    line = next(line for line in lines if line.startswith("| Fed-BAC is above IFCA in all six settings |"))
-    words = [cell.split("**")[1] for cell in line.split(" | ")[1:4]]
-    assert words == [judged[f"{reading} is above IFCA in all six settings"] for reading in READINGS]
-    assert "| – | [noisy](reproduce/noisy.md) |" in text
-    few = f"| {matches_the_best(held_out=True)} | **not run** | [beyond](reproduce/beyond.md) |"
-    assert few in lines, "no count of parts where there is nothing to judge by"
-
-
-def test_the_index_and_the_short_table(tmp_path: Path) -> None:
-    store.write(planted.results("table-2"), tmp_path)
-    text = pages.index(tmp_path, "reproduce")
-    assert "[`table-2`](reproduce/table-2.md)" in text
-    assert "90 of 90 runs, 30 of 30 rows" in text
-    assert pages.tally(claims(planted.results("table-2"))) in text
-    assert text.count("not run yet") == len(ARTEFACTS) - 1
-    fewer = planted.without(planted.results("table-2"), "svhn", "ifca", 0)
-    assert pages.progress(fewer) == "89 of 90 runs"
-    more = planted.results("table-2", seeds=4)
-    assert pages.progress(planted.without(more, "svhn", "ifca", 0)) == "90 of 90 runs and 29 of further seeds"
-    assert pages.progress(planted.results("calibration", seeds=1)) == "77 runs"
-    short = pages.main_table(planted.results("table-2"))
-    assert "(88.9)" in short, "the paper's 88.85, a half rounded up"
-    assert "| hierfavg | 62.0 ± 2.0 (57.5) |" in short
-    assert "seeds" not in short
-    assert "singletons" not in short
-    longer = pages.main_table(planted.results("table-2"), planted.results("beyond")).splitlines()
-    assert longer[-2].startswith("| additive, frozen singletons | 82.0 ± 2.0 | 87.0 ± 2.0 |"), "none of the paper's"
-    assert longer[-1].startswith("| fedbac-plus | ")
-    six = pages.main_table(planted.results("table-2"), planted.results("beyond", seeds=6)).splitlines()
-    assert six == longer, "rows over other seeds could not be compared"
-    few = pages.main_table(planted.results("table-2", seeds=2))
-    assert "† (57.5) |" in few
-    assert few.endswith("fewer than 3 seeds so far")
 
 
 def rows(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -176,7 +128,7 @@ def cell_of(text: str, section: str, column: str, *words: str) -> str:
     ],
 )
 def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str) -> None:
-    text = pages.page(planted.without(planted.results(name), task, variant, 1))
+    text = pages.page(invented.without(invented.results(name), task, variant, 1))
     for section, row in rows(text):
         if "Verdicts" not in section:
             partial = section == f"## {task_name(task, full=True)}" and variant in dict(row).values()
@@ -184,32 +136,32 @@ def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str
 
 
 def test_seeds_where_a_section_is_no_task() -> None:
-    text = pages.page(planted.without(planted.results("table-scaling"), "cifar10-500", "ifca", 1))
+    text = pages.page(invented.without(invented.results("table-scaling"), "cifar10-500", "ifca", 1))
     assert cell_of(text, "Round 20", "seeds", "ifca") == "2"
-    text = pages.page(planted.without(planted.results("figure-dynamics"), "cifar10", "ifca", 1))
+    text = pages.page(invented.without(invented.results("figure-dynamics"), "cifar10", "ifca", 1))
     assert cell_of(text, "", "seeds", "ifca", task_name("cifar10", full=True)) == "2"
-    text = pages.page(planted.without(planted.results("participation"), "cifar10", "p = 0.4, random clients", 1))
+    text = pages.page(invented.without(invented.results("participation"), "cifar10", "p = 0.4, random clients", 1))
     assert cell_of(text, task_name("cifar10"), "seeds (Thompson, random)", "0.4") == "3, 2"
 
 
 def test_fairness_and_selection_show_differences_and_both_spreads() -> None:
-    text = pages.page(planted.results("table-fairness"))
-    paper = printed()["fairness"]["cifar10"]["hierfavg"]["min"]
+    text = pages.page(invented.results("table-fairness"))
+    paper = all_numbers()["fairness"]["cifar10"]["hierfavg"]["min"]
     section = task_name("cifar10", full=True)
     row = next(dict(row) for under, row in rows(text) if section in under and ("method", "hierfavg") in row)
     assert row["worst edge, ours"] == "52.00 ± 2.00"
     assert row["worst edge, difference"] == f"{52 - paper:+.2f}".replace("-", "−")
-    text = pages.page(planted.results("table-selection"))
+    text = pages.page(invented.results("table-selection"))
     assert cell_of(text, section, "std over the last ten rounds", "fed-bac, Thompson sampling") == "0.10"
 
 
 def test_moves_stand_beside_the_ablation() -> None:
-    text = pages.page(planted.results("ablation"))
+    text = pages.page(invented.results("ablation"))
     assert cell_of(text, task_name("cifar10", full=True), "moves", "paper-figures") == "100.0"
 
 
 def test_whole_runs_are_compared_with_hierfavg() -> None:
-    whole = planted.results("communication")
+    whole = invented.results("communication")
     sent = Bytes(client_train=320 * 10**6, train=500 * 10**6, everything=6000 * 10**6)
     findings = [f.model_copy(update={"bytes": sent}) if f.variant == "fed-bac" else f for f in whole.findings]
     text = pages.page(whole.model_copy(update={"findings": tuple(findings)}))
@@ -233,14 +185,14 @@ def test_ratios_are_geometric_and_say_when_they_are_bounds() -> None:
 
 
 def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
-    whole = planted.results("communication", lambda cell, seed: 0.48 + 0.03 * seed)  # 0.5 from seed 1 on
+    whole = invented.results("communication", lambda cell, seed: 0.48 + 0.03 * seed)  # 0.5 from seed 1 on
     rounds = [found.targets["0.5"].round or found.rounds for found in whole.of("cifar10", "ifca").values()]
     assert rounds[0] == 200
     text, section = pages.page(whole), task_name("cifar10", full=True)
     mean = f"> {sum(rounds) / 3:.0f} MB"
     assert cell_of(text, section, "training between clients and edges", "50%", "ifca") == mean
     assert cell_of(text, section, "training between clients and edges", "60%", "ifca") == "–"
-    text = pages.page(planted.results("figure-convergence", lambda cell, seed: 0.48 + 0.03 * seed))
+    text = pages.page(invented.results("figure-convergence", lambda cell, seed: 0.48 + 0.03 * seed))
     assert cell_of(text, section, "ours", "50%", "ifca") == f"> {sum(rounds) / 3:.1f}"
     assert cell_of(text, section, "difference", "50%", "ifca") == "–", "of a bound there is none"
     crossed, ours = rounds_to("cifar10", "fed-bac", 0.4), cell_of(text, section, "ours", "40%", "fed-bac")
@@ -251,11 +203,11 @@ def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
 
 
 def test_candidates_are_compared_on_the_seeds_they_share() -> None:
-    whole = planted.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
+    whole = invented.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
     task, column = "svhn", "root mean square over 0, which all share"
-    whole = planted.without(planted.without(whole, task, "batch 64", 1), task, "batch 64", 2)
+    whole = invented.without(invented.without(whole, task, "batch 64", 1), task, "batch 64", 2)
     text, section = pages.page(whole), task_name(task, alpha=False, full=True)
-    anchors = [printed()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
+    anchors = [all_numbers()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
     off = (sum((80 - anchor) ** 2 for anchor in anchors) / 2) ** 0.5
     for name in ("batch 64", "batch 128", "batch 64, crops and flips"):
         assert cell_of(text, section, column, name) == f"{off:.2f}"
@@ -265,20 +217,20 @@ def test_candidates_are_compared_on_the_seeds_they_share() -> None:
     assert float(cell_of(text, section, "root mean square", "batch 128")) > 2 * off
     assert "root mean square over 0, 1, 2, which all share" in text, "the other data sets share all seeds"
     for seed in range(3):
-        whole = planted.without(whole, "svhn-severe", "batch 128", seed)
+        whole = invented.without(whole, "svhn-severe", "batch 128", seed)
     text = pages.page(whole)
     assert cell_of(text, section, column, "batch 128") == cell_of(text, section, "over seeds", "batch 128") == "–"
 
 
 def test_the_small_tasks_say_when_the_last_edge_moved() -> None:
-    text = pages.page(planted.results("planted"))
+    text = pages.page(invented.results("planted"))
     assert cell_of(text, "", "last move in round", "fedbac-plus") == "20, 20, 20"
     assert cell_of(text, "", "moves", "fedbac-plus") == "20, 20, 20"
     assert cell_of(text, "", "GB", "fedbac-plus") == "0.40"
 
 
 def test_the_command_does_not_load_matplotlib_before_it_draws() -> None:
-    code = "import sys, fedbac.cli; print('matplotlib' in sys.modules)"
+    code = "import sys, fedbac.cli.main, fedbac_paper.pages; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -293,7 +245,7 @@ def test_the_papers_curves_cross_their_targets_where_the_paper_says() -> None:
 @pytest.mark.skipif("FEDBAC_PAPER_REFERENCE" not in os.environ, reason="FEDBAC_PAPER_REFERENCE names no file")
 def test_the_papers_numbers_are_those_of_the_reference() -> None:
     reference = json.loads(Path(os.environ["FEDBAC_PAPER_REFERENCE"]).read_text())
-    ours = printed()
+    ours = all_numbers()
     for task in SIX:
         key = task.replace("-severe", "/0.1") if task.endswith("-severe") else f"{task}/0.5"
         for method in ("hierfavg", "ifca", "fed-bac"):

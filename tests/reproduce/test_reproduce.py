@@ -2,19 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import yaml
 
-from fedbac.config.experiment import Experiment, parse
+from fedbac.config.experiment import Experiment, Method, Task, Training
+from fedbac.config.explain import override, parse
+from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, RunFolderError
 from fedbac.presets.tasks import TASKS
-from fedbac.runs.play import Inputs, Stop, configure, finish, play
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import finish, play
+from fedbac.runs.stopping import Stop
 from fedbac.runs.store import RunFolder
-from fedbac_paper import results as store
 from fedbac_paper import settings
-from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING, FRACTIONS, Cell
+from fedbac_paper.artefact import Cell
+from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
+from fedbac_paper.artefacts.participation import FRACTIONS
+from fedbac_paper.collect import collect, curve_of
 from fedbac_paper.plan import (
     REVISIONS,
     Filter,
@@ -27,7 +34,8 @@ from fedbac_paper.plan import (
     status,
     work,
 )
-from tests.reproduce import planted
+from fedbac_paper.results import read_results
+from tests.reproduce import invented
 from tests.test_cli import Shell, fedbac  # noqa: F401 (a fixture)
 
 SMALL = (
@@ -86,7 +94,7 @@ def test_what_the_paper_leaves_out_is_there() -> None:
 
 def test_the_tasks_of_our_own_have_no_calibrated_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"planted", "noisy"} <= {*EVERYTHING}
-    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
+    monkeypatch.setitem(settings.CALIBRATED, "fashion-mnist", ("task.training.batch_size=77",))
     cells = (*ARTEFACTS["planted"].cells, *ARTEFACTS["noisy"].cells)
     rows = {cell.variant: experiment_of(cell, 0, Pass()) for cell in cells}
     assert {cell.dataset for cell in cells} == {"fashion-mnist-mini"}
@@ -116,10 +124,55 @@ def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
     assert len({identity(base), *map(identity, others)}) == 6
 
 
+class Bend(Settings):
+    """A group of settings inside a new one."""
+
+    strength: float = 0.0
+
+
+class Column(Settings):
+    """A new group of settings, as a later version may add it."""
+
+    kind: Literal["straight"] = "straight"
+    bend: Bend = Bend()
+
+
+class LaterTraining(Training):
+    column: Column = Column()
+
+
+class LaterTask(Task):
+    training: LaterTraining = LaterTraining()
+
+
+class LaterMethod(Method):
+    column: Column = Column()
+
+
+class LaterExperiment(Experiment):
+    task: LaterTask
+    method: LaterMethod
+    column: Column = Column()
+
+
+@pytest.mark.parametrize("method", ["hierfavg", "fed-bac", "fedbac-plus"])
+def test_a_new_group_of_settings_at_its_default_changes_no_hash(method: str) -> None:
+    """Otherwise a new column of the method would leave all results behind."""
+    today = configure(method, "noisy")
+    later = LaterExperiment.model_validate(today.model_dump(mode="json"))
+    assert later.method.column == later.task.training.column == later.column == Column()
+    assert identity(later) == identity(today)
+    bent = [
+        parse(LaterExperiment, override(later.model_dump(mode="json"), [f"{path}.bend.strength=0.5"]))
+        for path in ("column", "method.column", "task.training.column")
+    ]
+    assert len({identity(today), *map(identity, bent)}) == 4
+
+
 def test_a_policy_whose_rule_has_changed_makes_other_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     plus, plain = (configure(name, "fashion-mnist-mini") for name in ("fedbac-plus", "fed-bac"))
     before = identity(plus), identity(plain)
-    for kind in ("merging", "overfitting", "credit_thompson"):
+    for kind in ("merging", "once_overfitted", "credit_thompson"):
         with monkeypatch.context() as changed:
             changed.setitem(REVISIONS, kind, "another rule")
             assert identity(plus) != before[0]
@@ -129,7 +182,7 @@ def test_a_policy_whose_rule_has_changed_makes_other_runs(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", sorted(ARTEFACTS))
 def test_the_repository_s_results_are_of_the_configurations_of_today(name: str) -> None:
     """A preset or a default that changes leaves results behind that are not its own."""
-    results = store.read(name, Path(__file__).parents[2] / "results")
+    results = read_results(name, Path(__file__).parents[2] / "results")
     assert results is not None
     cells = {(cell.task, cell.variant): cell for cell in ARTEFACTS[name].cells}
     for found in results.findings:
@@ -138,7 +191,7 @@ def test_the_repository_s_results_are_of_the_configurations_of_today(name: str) 
 
 
 def test_calibrated_settings_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
+    monkeypatch.setitem(settings.CALIBRATED, "fashion-mnist", ("task.training.batch_size=77",))
     assert experiment_of(HIERFAVG, 0, Pass()).task.training.batch_size == 77
     assert experiment_of(Cell("cifar10", "ifca", "ifca"), 0, Pass()).task.training.batch_size != 77
     candidate = next(cell for cell in ARTEFACTS["calibration"].cells if cell.task == "fashion-mnist")
@@ -166,7 +219,7 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     rows = ["--variant", "hierfavg", "--variant", "ifca", "--seeds", "1"]
     words = ["table-2", *TYPED, *rows, "--data", str(data), "--device", "cpu", "--jobs", "1", "--out", "out"]
     said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--minutes", "0")
-    assert "2 runs are not finished; the same command goes on" in said
+    assert "2 runs are not finished; the same command resumes them" in said
     assert "1 of 2 rounds" in said
     said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--task", "svhn", code=1)
     assert "svhn_hierfavg_seed0" in said
@@ -223,29 +276,29 @@ def test_collecting_adds_to_what_is_known_and_drops_what_has_changed(
 ) -> None:
     artefact = ARTEFACTS["table-2"]
     finished(HIERFAVG, 0, tmp_path / "here", data)
-    first = store.collect(artefact, 1, QUICK, tmp_path / "here", None)
+    first = collect(artefact, 1, QUICK, tmp_path / "here", None)
     (found,) = first.findings
     summary = json.loads((point_of(HIERFAVG, 0, QUICK, tmp_path / "here").folder.summary_file).read_text())
     assert found.accuracy == pytest.approx(summary["accuracy"], abs=1e-5)
     assert found.bytes.everything == summary["bytes_total"]
     finished(IFCA, 0, tmp_path / "there", data)
-    both = store.collect(artefact, 1, QUICK, tmp_path / "there", first)
+    both = collect(artefact, 1, QUICK, tmp_path / "there", first)
     assert [(f.variant, f.seed) for f in both.findings] == [("hierfavg", 0), ("ifca", 0)]
-    monkeypatch.setitem(settings.SETTINGS, "fashion-mnist", ("task.training.batch_size=77",))
-    assert not store.collect(artefact, 1, QUICK, tmp_path / "nowhere", both).findings, "of another configuration"
+    monkeypatch.setitem(settings.CALIBRATED, "fashion-mnist", ("task.training.batch_size=77",))
+    assert not collect(artefact, 1, QUICK, tmp_path / "nowhere", both).findings, "of another configuration"
     with pytest.raises(ConfigError, match="a full pass"):
-        store.collect(artefact, 1, QUICK, tmp_path, planted.results("table-2"))
+        collect(artefact, 1, QUICK, tmp_path, invented.results("table-2"))
 
 
 def test_curves_keep_half_time_and_the_end() -> None:
     records = [{"accuracy": 0.5, "moves": int(t in (3, 98)), "active_clusters": 4} for t in range(1, 202)]
-    curve = store._curve(records)
+    curve = curve_of(records)
     assert {1, 10, 20, 100, 201} <= set(curve.round)
     assert curve.moves[curve.round.index(100)] == 2
     assert curve.last_move() == 99, "the first round kept with all moves"
-    assert store._curve(records[:40]).last_move() == 3, "exact where every round is kept"
-    assert store._curve(records[:1]).round == (1,)
-    assert store._curve(records[:2]).last_move() is None
+    assert curve_of(records[:40]).last_move() == 3, "exact where every round is kept"
+    assert curve_of(records[:1]).round == (1,)
+    assert curve_of(records[:2]).last_move() is None
 
 
 def test_a_folder_whose_run_is_not_the_one_it_promises_is_refused(tmp_path: Path, data: Path) -> None:

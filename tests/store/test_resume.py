@@ -20,8 +20,10 @@ from safetensors.torch import load_file
 import fedbac
 from fedbac.data import toy
 from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
-from fedbac.runs.play import Inputs, Stop, configure, finish, play, read_experiment
-from fedbac.runs.store import RunFolder, differences
+from fedbac.runs.configure import Inputs, configure, read_experiment
+from fedbac.runs.play import finish, play
+from fedbac.runs.stopping import Interrupted, Stop, interrupting
+from fedbac.runs.store import RunFolder, Tail, differences
 from tests.store import worker
 
 
@@ -45,8 +47,13 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
+def checkpoints(folder: Path) -> list[int]:
+    """Return the rounds after which there is a whole checkpoint."""
+    return sorted(json.loads(file.read_text())["round"] for file in (folder / "checkpoint").glob("*.json"))
+
+
 def newest(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(sorted((folder / "checkpoint").glob("*.safetensors"))[-1])
+    return load_file(folder / "checkpoint" / f"round-{checkpoints(folder)[-1]:06d}.safetensors")
 
 
 def assert_same(left: Path, right: Path) -> None:
@@ -88,14 +95,52 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(whole: Path, tmp_path: Path
     assert_same(folder, whole)
 
 
-@pytest.mark.parametrize("moment", ["record", "tensors", "promise", "half-line"])
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of each new row of Table I, all killed in the middle by the same signal."""
+    folder = tmp_path_factory.mktemp("killed")
+    process = start(folder, "rows")
+    for name in worker.ROWS:
+        wait_for(folder / name, 3, process)
+    process.kill()
+    process.wait()
+    return folder
+
+
+@pytest.mark.parametrize("name", worker.ROWS)
+def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp_path: Path) -> None:
+    run = finish(worker.row(name, tmp_path))
+    assert 3 <= rounds_in(killed / name) < worker.SHORT.rounds
+    saved, found = checkpoints(killed / name)[-1], newest(killed / name)
+    fedbac.resume(killed / name, dataset=toy(size=8))
+    assert_same(killed / name, tmp_path / name)
+    rows = {path.split("/")[1]: len(value) for path, value in found.items() if path.startswith("parts/")}
+    assert (
+        rows
+        == {
+            "fedavg": {"global": 1},
+            "fedprox": {"global": 1},
+            "ditto": {"global": 1, "personal": 12},
+            "fedper": {"body": 1, "head": 4},
+            "cfl": {"cluster": 4},
+        }[name]
+    )
+    if name == "ditto":  # what clients own is saved: each one's own once it has trained
+        first = next(value for path, value in found.items() if path.startswith("parts/personal/"))
+        trained = {client for record in run.records[:saved] for edge in record["selected"] for client in edge}
+        assert len({row.numpy().tobytes() for row in first}) == len(trained) + (len(trained) < 12)
+    if name == "cfl":
+        assert run.records[2]["active_clusters"] < run.records[-1]["active_clusters"], "it splits after the kill too"
+
+
+@pytest.mark.parametrize("moment", ["record", "tensors", "manifest", "half-line"])
 def test_killed_between_any_two_writes(moment: str, copy: Path, whole: Path) -> None:
     """The folder as a kill leaves it between the writes of one round."""
     last = f"round-{worker.ROUNDS:06d}"
-    promise, tensors = (copy / "checkpoint" / f"{last}{suffix}" for suffix in (".json", ".safetensors"))
+    manifest, tensors = (copy / "checkpoint" / f"{last}{suffix}" for suffix in (".json", ".safetensors"))
     (copy / "summary.json").unlink()
     if moment in {"record", "tensors", "half-line"}:
-        promise.unlink()
+        manifest.unlink()
     if moment in {"record", "half-line"}:
         tensors.unlink()
     if moment == "half-line":
@@ -122,7 +167,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     with caplog.at_level(logging.WARNING, "fedbac"):
         worker.play(copy, resume=True)
     assert "damaged" in caplog.text
-    assert f"going on from round {worker.ROUNDS - 1}" in caplog.text
+    assert f"resuming from round {worker.ROUNDS - 1}" in caplog.text
     assert_same(copy, whole)
 
 
@@ -231,14 +276,42 @@ def test_a_second_ctrl_c_interrupts_at_once(before: Any) -> None:
         signal.signal(signal.SIGINT, outside)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_within_a_command_the_second_signal_is_its_own_interrupt(number: signal.Signals, before: Any) -> None:
+    outside = signal.signal(number, before)
+    try:
+        with interrupting(), Stop().caught():
+            os.kill(os.getpid(), number)
+            with pytest.raises(Interrupted):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == before
+    finally:
+        signal.signal(number, outside)
+
+
+def test_rounds_are_followed_as_they_are_written(tmp_path: Path) -> None:
+    tail = Tail(RunFolder(tmp_path))
+    assert (tail.refresh(), tail.record()) == (0, None)
+    for text, count in (
+        ('{"round": 1}\n{"rou', 1),
+        ('{"round": 1}\n{"round": 2}\n', 2),
+        ('{"round": 1}\n', 1),
+        ("", 0),
+    ):
+        (tmp_path / "rounds.jsonl").write_text(text)
+        assert tail.refresh() == count
+        assert tail.record() == ({"round": count} if count else None)
+
+
 def test_no_run_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run here"):
         fedbac.resume(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [1")
-    with pytest.raises(RunFolderError, match="not readable YAML"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: not readable YAML \(line \d"):
         fedbac.resume(tmp_path)
     (tmp_path / "config.yaml").write_text("a: 1")
-    with pytest.raises(RunFolderError, match="no 'experiment'"):
+    with pytest.raises(ConfigError, match="no 'experiment'"):
         fedbac.resume(tmp_path)
 
 

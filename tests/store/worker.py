@@ -1,11 +1,16 @@
-"""A run in a process of its own, for tests that kill it: ``python -m tests.store.worker FOLDER [resume]``."""
+"""Runs in a process of their own, for tests that kill it: ``python -m tests.store.worker FOLDER [resume | rows]``."""
 
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import fedbac
 from fedbac.config.experiment import Task, Training
 from fedbac.data import toy
+from fedbac.runs import play as playing
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.store import RunFolder
 
 ROUNDS = 14
 TASK = Task(
@@ -22,9 +27,28 @@ SETTINGS = (
     "method.clustering.period=2",
     "method.selection.warmup=2",
     "method.selection.fraction=0.67",
-    "method.sharing=0.3",
-    "method.sharing_by=overfitting",
+    "method.sharing={kind: once_overfitted, share: 0.3}",
 )
+
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "fedavg": ("method.selection.fraction=0.5",),
+    "fedprox": ("method.personalization.proximal=0.5",),
+    "ditto": ("method.selection.fraction=0.5",),
+    "fedper": (),
+    "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 1, min_members: 2}",),
+}
+"""Methods whose state is of another make: one site, parts of edges and of clients, clusters that split."""
+SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
+
+
+def row(name: str, folder: Path) -> Generator[dict[str, Any], None, fedbac.Run]:
+    """Play a row of Table I in a folder of its own, round by round."""
+    inputs = Inputs(dataset=toy(size=8))
+    experiment = configure(name, SHORT, settings=ROWS[name], inputs=inputs)
+    return playing.play(
+        experiment, folder=RunFolder(folder / name), inputs=inputs, runtime=fedbac.Runtime(workers=1, device="cpu")
+    )
 
 
 def play(folder: Path, resume: bool) -> fedbac.Run:
@@ -36,4 +60,8 @@ def play(folder: Path, resume: bool) -> fedbac.Run:
 
 
 if __name__ == "__main__":
-    play(Path(sys.argv[1]), "resume" in sys.argv[2:])
+    if "rows" in sys.argv[2:]:  # in turn, so that one kill finds all of them in the middle
+        for _ in zip(*(row(name, Path(sys.argv[1])) for name in ROWS), strict=True):
+            pass
+    else:
+        play(Path(sys.argv[1]), "resume" in sys.argv[2:])

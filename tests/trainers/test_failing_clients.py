@@ -12,13 +12,13 @@ from fedbac.config.experiment import Measurement, Method, Task, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Personalization
 from fedbac.core.policies import ClusterPolicy
-from fedbac.core.requests import Train, Trainer
+from fedbac.core.requests import Trainer
+from fedbac.core.state import State
 from fedbac.data import Dataset, planted_groups
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rounds.cloud import State
 from fedbac.selection import Random, Thompson
 from fedbac.topology import Hierarchical
 from tests.support import (
@@ -29,11 +29,12 @@ from tests.support import (
     StubTrainer,
     deal,
     distance,
+    federate,
     on_gpu,
     only_edge,
+    order,
     play,
     poisoned,
-    prepare,
     without,
 )
 
@@ -210,8 +211,8 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
     """Client 0 holds example 0 of the data set; ten examples make a ragged second batch."""
     dataset, scheme = bad(0), Shared()
     dataset = replace(dataset, x_train=dataset.x_train.reshape(-1, 1, 2, 4), x_test=dataset.x_test.reshape(-1, 1, 2, 4))
-    _, federation = prepare(HIERFAVG, dataset, SHARDS)
-    start = {"global": {name: value[0] for name, value in scheme.init(federation.build, 1)["global"].items()}}
+    federation = federate(dataset, SHARDS)
+    start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, {"cloud": 1}).items()}
     trainer: Trainer = LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
         trainer = VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu"))
@@ -221,7 +222,7 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
         layers = layers_of(federation.network, (1, 2, 4))
         assert layers is not None
         trainer = NativeTrainer(federation.network, scheme, federation.examples, layers, threads=1)
-    trained = trainer.train([Train((0, 1, 2), start, 1, 0, 0.1)])[0]
+    trained = trainer.train([order((0, 1, 2), start)])[0]
     healthy_C = np.isfinite(trained.loss_C) & trees.finite_rows(trained.parts_C)
     assert healthy_C.tolist() == [False, True, True]
 

@@ -10,14 +10,15 @@ from torch.nn import functional as F
 
 from fedbac.core import trees
 from fedbac.core.parts import Parts
-from fedbac.core.requests import Evaluate, Train
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
-from fedbac.local.fused import Schedule
+from fedbac.local.fused import VisitTable
+from fedbac.local.scoring import Layout
 from fedbac.native import Layers
 from fedbac.personalization import Additive
-from tests.trainers.test_gpu_shapes import SIZES, setting
+from tests.support import on_test, order, question
+from tests.trainers.test_gpu_shapes import setting
 
 LAYERS = Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7))
 
@@ -38,11 +39,11 @@ class OnHost(FusedTrainer):
     calls = 0
     network: nn.Module
 
-    def _score(
-        self, split: Any, networks: torch.Tensor, examples: Any, jobs: Any, slots: Any, pairs: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _score(self, split: Any, networks: torch.Tensor, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         self.calls += 1
         pixels, labels = split
+        examples, jobs, slots, pairs = layout.examples, layout.jobs, layout.slots, layout.pairs
+        assert layout.num_scored == (jobs[:, 1] + jobs[:, 2]).max(initial=0)
         logits = torch.full((int((jobs[:, 1] + jobs[:, 2]).max(initial=0)), 7), torch.nan)
         for (first, to, count, batches), slot in zip(jobs, slots, strict=True):
             assert batches == 1
@@ -63,7 +64,7 @@ class OnHost(FusedTrainer):
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[OnHost, LoopTrainer, Federation]:
     monkeypatch.setattr(fused, "Module", NoModule)
-    federation, scheme = setting(LAYERS, Additive(), 16, floats=False, crop=0), Additive()
+    federation, scheme = setting(LAYERS, 16, floats=False, crop=0), Additive()
     plan = Plan(LAYERS, 16, float_pixels=False)
     host = OnHost(federation.network, scheme, federation.examples, plan, torch.device("cpu"))
     host.network = federation.network
@@ -72,7 +73,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[OnHost, LoopTrainer, Federati
 
 def models(federation: Federation) -> list[Parts]:
     """Return three models with one common global network."""
-    parts = Additive(cluster_init="distinct").init(federation.build, 3)
+    parts = Additive(cluster_init="distinct").init(federation.build, {"cloud": 1, "cluster": 3})
     common = trees.take(parts["global"], 0)
     return [{"global": common, "cluster": trees.take(parts["cluster"], k)} for k in range(3)]
 
@@ -85,11 +86,11 @@ def test_every_model_is_judged_on_its_own_examples(
     host, loop, federation = pair
     a, b, c = models(federation)
     asked = [
-        Evaluate((a, b, c), "test", 0, ()),
-        Evaluate((b,), "train", 1, (3, 4)),
-        Evaluate((c, a), "train", 0, (0, 2, 1), max_samples=5),
-        Evaluate((a,), "validation", 0, ()),
-        Evaluate((c,), "test", 1, ()),
+        on_test((a, b, c), 0),
+        question((b,), "train", (3, 4)),
+        question((c, a), "train", (0, 2, 1), max_samples=5),
+        question((a,), "validation", ()),
+        on_test((c,), 1),
     ]
     for mine, theirs in zip(host.evaluate(asked), loop.evaluate(asked), strict=True):
         np.testing.assert_allclose(mine.loss_VG, theirs.loss_VG, rtol=1e-5)
@@ -106,19 +107,30 @@ def test_weights_go_into_the_kernels_layout_and_back(pair: tuple[OnHost, LoopTra
     assert int((inside != 0).sum()) == int((flat != 0).sum())  # padding is zero
 
 
-def test_batches_of_a_schedule_are_those_of_the_loop(pair: tuple[OnHost, LoopTrainer, Federation]) -> None:
+def test_batches_of_a_phase_are_those_of_the_loop(pair: tuple[OnHost, LoopTrainer, Federation]) -> None:
     """What ``window`` in the kernels makes of the table of jobs: every batch of every epoch, client by client."""
-    examples = pair[2].examples
-    clients, phases, epochs = np.arange(sum(map(len, SIZES))), 2, examples.training.epochs
-    schedule = Schedule(examples, clients, Train(tuple(clients), {}, 3, 1, 0.1), phases)
-    assert schedule.active[0] == len(clients)
-    for phase in range(phases):
-        for row, (first, size, used, per_epoch) in enumerate(schedule.jobs(phase).tolist()):
-            visits = examples.visits(int(clients[schedule.order][row]), 3, 1, phases)
-            steps = [step for step, active in enumerate(schedule.active) if row < active]
-            assert len(steps) == epochs * per_epoch
-            for step in steps:
-                epoch, batch = divmod(step, per_epoch)
-                begin, count = first + epoch * size + batch * 16, min(16, used - batch * 16)
-                expected = visits[phase * epochs + epoch][batch * 16 : batch * 16 + count]
-                np.testing.assert_array_equal(schedule.visits[begin : begin + count], expected)
+    examples, epochs = pair[2].examples, 3
+    asked = [order((0, 1, 2), {}, 3, 1), order((3, 4), {}, 5, 0)]
+    jobs = [(request, client) for request in asked for client in request.clients]
+    table = VisitTable(examples, jobs, epochs)
+    assert table.active[0] == len(jobs)
+    for row, (first, size, used, per_epoch) in enumerate(table.jobs.tolist()):
+        request, client = jobs[table.order[row]]
+        visits = examples.visits(client, request.round, request.edge_round, epochs)
+        steps = [step for step, active in enumerate(table.active) if row < active]
+        assert len(steps) == epochs * per_epoch
+        for step in steps:
+            epoch, batch = divmod(step, per_epoch)
+            begin, count = first + epoch * size + batch * 16, min(16, used - batch * 16)
+            expected = visits[epoch][batch * 16 : batch * 16 + count]
+            np.testing.assert_array_equal(table.visits[begin : begin + count], expected)
+
+
+def test_layers_lie_side_by_side_in_the_kernels_layout() -> None:
+    plan = Plan(LAYERS, 16, float_pixels=False)
+    sizes = [3 * 10, 5 * 13, (20 + 1) * 9, (9 + 1) * 7]
+    ends = np.cumsum(sizes).tolist()
+    assert plan.inside(slice(0, ends[-1])) == slice(0, plan.size)
+    assert plan.inside(slice(ends[0], ends[2])) == slice(plan.convolutions[1].offset, plan.linears[1].offset)
+    assert plan.inside(slice(ends[2], ends[3])) == slice(plan.linears[1].offset, plan.size)
+    assert plan.inside(slice(0, 0)) == slice(0, 0)

@@ -5,10 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedbac.config.experiment import Method, Training
+from fedbac.config.experiment import Training
 from fedbac.core import trees
 from fedbac.core.parts import Personalization
-from fedbac.core.requests import Evaluate, Train
 from fedbac.data import Augment, Dataset
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
@@ -16,7 +15,8 @@ from fedbac.local import LoopTrainer
 from fedbac.native import Layers, lenet5
 from fedbac.personalization import Additive, Shared
 from tests.emulator import NO_COMPILER
-from tests.support import NO_GPU, deal, on_gpu, prepare
+from tests.schemes import Layered, Personal
+from tests.support import NO_GPU, deal, federate, on_gpu, on_test, order, question
 
 SHAPES = {
     "LeNet-5 on 28": lenet5(1, 28, 28),
@@ -50,7 +50,7 @@ def module(layers: Layers) -> nn.Sequential:
     return nn.Sequential(*found)
 
 
-def setting(layers: Layers, scheme: Personalization, batch_size: int, floats: bool, crop: int) -> Federation:
+def setting(layers: Layers, batch_size: int, floats: bool, crop: int) -> Federation:
     rng = np.random.default_rng(1)
     total, shape, classes = sum(map(sum, SIZES)), (layers.channels, layers.height, layers.width), layers.linears[-1]
 
@@ -66,14 +66,13 @@ def setting(layers: Layers, scheme: Personalization, batch_size: int, floats: bo
     training = Training(
         epochs=2, batch_size=batch_size, learning_rate=0.05, momentum=0.9, weight_decay=1e-3, clip_norm=1.0
     )
-    return prepare(
-        Method(name="test", personalization=scheme),
+    return federate(
         data,
         deal(data, SIZES),
         training=training,
         user=lambda: module(layers),
         augment=Augment(crop_padding=crop) if crop else None,
-    )[1]
+    )
 
 
 OPTIONS = {"plain": (16, False, 0), "crops": (13, False, 2), "floats": (64, True, 0)}
@@ -85,6 +84,9 @@ EMULATED = [
     ("kernel of one", Shared(), "crops"),
     ("many channels", Shared(), "plain"),
     ("six linear layers", Shared(), "plain"),
+    ("odd sizes", Layered(in_turns=True), "crops"),
+    ("three convolutions", Layered(in_turns=True), "plain"),
+    ("many channels", Personal(), "plain"),
 ]
 """Enough to meet every branch; with a GPU all combinations are tested."""
 
@@ -96,7 +98,7 @@ EMULATED = [
         *(
             pytest.param(name, scheme, option, "fused", marks=NO_GPU)
             for name in SHAPES
-            for scheme in (Shared(), Additive())
+            for scheme in (Shared(), Additive(), Personal(), Layered(in_turns=True))
             for option in OPTIONS
         ),
     ],
@@ -104,19 +106,20 @@ EMULATED = [
 )
 def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalization, option: str, path: str) -> None:
     layers, options = SHAPES[name], OPTIONS[option]
-    federation = setting(layers, scheme, *options)
+    federation = setting(layers, *options)
     # In a window of two equal values rounding decides which one wins the pooling. The loop itself, started 1e-7 off,
     # then moves by up to 8e-5; the emulator, which always rounds alike, meets no such window in its cases.
     tolerance = 2e-5 if path == "emulated" else 1e-4
-    start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, 1).items()}
-    asked = [Train((0, 1, 2), start, 1, 0, 0.05), Train((3, 4), start, 1, 0, 0.05)]
+    parts = scheme.init(federation.build, {"cloud": 1, "cluster": 1, "client": 1})
+    start = {part: trees.take(params, 0) for part, params in parts.items()}
+    asked = [order((0, 1, 2), start, rate=0.05), order((3, 4), start, rate=0.05)]
     fused, loop = on_gpu(path, federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
     for mine, theirs in zip(fused.train(asked), loop.train(asked), strict=True):
         np.testing.assert_allclose(mine.loss_C, theirs.loss_C, rtol=2e-5)
         for part, params in theirs.parts_C.items():
             for name, value in params.items():
                 torch.testing.assert_close(mine.parts_C[part][name].cpu(), value, rtol=1e-4, atol=tolerance)
-    measured = [Evaluate((start, start), "test", 0, ()), Evaluate((start,), "train", 1, (3, 4))]
+    measured = [on_test((start, start), 0), question((start,), "train", (3, 4))]
     for mine_, theirs_ in zip(fused.evaluate(measured), loop.evaluate(measured), strict=True):
         np.testing.assert_allclose(mine_.loss_VG, theirs_.loss_VG, rtol=2e-5)
         np.testing.assert_array_equal(mine_.accuracy_VG, theirs_.accuracy_VG)

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedbac.clustering import bandit as linucb
 from fedbac.core import bandits
 from fedbac.core.rng import stream
+from fedbac.selection import bandit as thompson
 from tests.unit.tiny import inclusion_statistic
 
 losses = st.floats(1e-3, 1e3)
@@ -18,34 +20,34 @@ rewards = st.floats(-1, 1)
 
 
 def test_features_by_hand() -> None:
-    assert bandits.loss_log_ratio(1.0, 2.0) == pytest.approx(-math.log(2), abs=1e-7)
-    assert bandits.loss_log_ratio(3.0, 1.5) == pytest.approx(math.log(2), abs=1e-7)
-    assert bandits.loss_log_ratio(0.0, 0.0) == 0.0
-    assert bandits.balance(4, 1) == 3 / 5
-    assert bandits.balance(1, 0) == 1.0
-    assert bandits.balance(1, 3) == -1 / 2
-    assert bandits.balance(0, 0) == 0.0
-    assert [bandits.stability(rounds, 20) for rounds in (0, 1, 20, 40, 41)] == [0, 1 / 40, 0.5, 1.0, 1.0]
+    assert linucb.loss_log_ratio(1.0, 2.0) == pytest.approx(-math.log(2), abs=1e-7)
+    assert linucb.loss_log_ratio(3.0, 1.5) == pytest.approx(math.log(2), abs=1e-7)
+    assert linucb.loss_log_ratio(0.0, 0.0) == 0.0
+    assert linucb.balance(4, 1) == 3 / 5
+    assert linucb.balance(1, 0) == 1.0
+    assert linucb.balance(1, 3) == -1 / 2
+    assert linucb.balance(0, 0) == 0.0
+    assert [linucb.stability(rounds, 20) for rounds in (0, 1, 20, 40, 41)] == [0, 1 / 40, 0.5, 1.0, 1.0]
 
 
 def test_epsilon_of_a_perfect_fit() -> None:
     """With L_current = 0 only ε keeps the logarithm finite: ln(ε / (1 + ε))."""
-    assert bandits.loss_log_ratio(0.0, 1.0) == pytest.approx(math.log(1e-8), abs=1e-6)
-    assert bandits.fit_reward(0.0, 0.0) == 0.0
+    assert linucb.loss_log_ratio(0.0, 1.0) == pytest.approx(math.log(1e-8), abs=1e-6)
+    assert linucb.fit_reward(0.0, 0.0) == 0.0
 
 
 @given(losses, losses)
 def test_reward_is_bounded_and_a_function_of_the_first_feature(current: float, alternative: float) -> None:
     """C.23: r = −tanh(x₁ / 2), up to ε."""
-    reward = bandits.fit_reward(current, alternative)
+    reward = linucb.fit_reward(current, alternative)
     assert -1 <= reward <= 1
-    assert reward == pytest.approx(-math.tanh(bandits.loss_log_ratio(current, alternative) / 2), abs=1e-5)
+    assert reward == pytest.approx(-math.tanh(linucb.loss_log_ratio(current, alternative) / 2), abs=1e-5)
 
 
 @given(st.floats(0, 1e-6), st.floats(0, 1e12))
 def test_reward_stays_bounded_at_extreme_losses(small: float, large: float) -> None:
-    assert -1 <= bandits.fit_reward(large, small) <= 1
-    assert -1 <= bandits.fit_reward(small, large) <= 1
+    assert -1 <= linucb.fit_reward(large, small) <= 1
+    assert -1 <= linucb.fit_reward(small, large) <= 1
 
 
 def test_ridge_update_by_hand() -> None:
@@ -113,21 +115,21 @@ def test_upper_confidence_of_an_untouched_arm_is_the_length_of_the_context() -> 
     ("reward", "step"), [(0.0, 0.0), (0.01, 0.1), (-0.05, 0.5), (0.2, 2.0), (-0.2, 2.0), (0.9, 2.0), (-1.0, 2.0)]
 )
 def test_soft_step(reward: float, step: float) -> None:
-    assert bandits.soft_step(reward) == pytest.approx(step)
+    assert thompson.soft_step(reward) == pytest.approx(step)
 
 
 def test_soft_step_with_other_constants() -> None:
-    assert bandits.soft_step(-0.3, scale=5, cap=1) == 1
-    assert bandits.soft_step(-0.1, scale=5, cap=1) == 0.5
+    assert thompson.soft_step(-0.3, scale=5, cap=1) == 1
+    assert thompson.soft_step(-0.1, scale=5, cap=1) == 0.5
 
 
 def test_beta_update_goes_to_the_selected_only() -> None:
     alpha, beta, mask = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]), np.array([True, False, True])
-    up = bandits.beta_update(alpha, beta, mask, 0.1, 1.0)
+    up = thompson.beta_update(alpha, beta, mask, 0.1, 1.0)
     np.testing.assert_array_equal(up, [[2, 2, 4], [4, 5, 6]])
-    down = bandits.beta_update(alpha, beta, mask, -0.1, 0.5)
+    down = thompson.beta_update(alpha, beta, mask, -0.1, 0.5)
     np.testing.assert_array_equal(down, [[1, 2, 3], [4.5, 5, 6.5]])
-    zero = bandits.beta_update(alpha, beta, mask, 0.0, 0.25)
+    zero = thompson.beta_update(alpha, beta, mask, 0.0, 0.25)
     np.testing.assert_array_equal(zero, [[1, 2, 3], [4.25, 5, 6.25]])  # r = 0 counts as not better
     np.testing.assert_array_equal([alpha, beta], [[1, 2, 3], [4, 5, 6]])
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedbac import Ask, Moment, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.selection import CreditState, CreditThompson, Thompson
@@ -22,7 +23,7 @@ def play(num_rounds: int, seed: int) -> tuple[CreditState, list[BoolArray]]:
     state, masks, noise = policy.init(NUM), [], stream(seed, "world")
     for t in range(1, num_rounds + 1):
         mask = policy.act(state, selection_evidence([20] * NUM, t), stream(seed, "act", t))
-        seen = selection_evidence([20] * NUM, t, loss_N=np.where(mask, losses(t, noise), np.nan), accuracy=0.5)
+        seen = selection_evidence([20] * NUM, t, loss_N=np.where(mask, losses(t, noise), np.nan), trained=0.5)
         state = policy.learn(state, seen, mask)
         masks.append(mask)
     return state, masks
@@ -54,14 +55,41 @@ def test_where_nobody_fails_it_is_the_papers_sampling_draw_for_draw() -> None:
         np.testing.assert_array_equal(mask, shared.act(expected, seen, stream(0, "act", t)))
         reward = float(stream(0, "reward", t).random())
         after = selection_evidence(
-            [20] * NUM, t, accuracy=reward, loss_N=np.where(mask, np.linspace(0.2, 1.5, NUM), np.nan)
+            [20] * NUM, t, trained=reward, loss_N=np.where(mask, np.linspace(0.2, 1.5, NUM), np.nan)
         )
         state, expected = own.learn(state, after, mask), shared.learn(expected, after, mask)
 
 
+def test_it_asks_for_the_losses_of_clients_beside_the_shared_reward() -> None:
+    policy = CreditThompson()
+    shared = policy.shared.ask(policy.shared.init(NUM), Moment(1, 100))
+    ask = policy.ask(policy.init(NUM), Moment(1, 100))
+    assert ask == Ask(shared.before, (*shared.after, Statistic("loss")))
+    assert policy.needs() == {*shared.before, *shared.after, Statistic("loss")}
+
+
+def test_what_an_untrained_network_loses_is_that_of_the_number_of_classes() -> None:
+    """ln 100 = 4.6: a client at 3.5 has learned a third of what the reference has, at ln 10 it would have learned less
+    than nothing."""
+    policy, everybody = CreditThompson(), np.ones(4, bool)
+    losses_N = np.array([1.3, 1.3, 1.3, 3.5])
+    passed, failed = (
+        policy.learn(
+            policy.init(4), selection_evidence([20] * 4, 9, loss_N=losses_N, trained=0.5, num_classes=count), everybody
+        )
+        for count in (100, 10)
+    )
+    assert (passed.pass_N.tolist(), passed.fail_N.tolist()) == ([1, 1, 1, 1], [0, 0, 0, 0])
+    assert (failed.pass_N.tolist(), failed.fail_N.tolist()) == ([1, 1, 1, 0], [0, 0, 0, 1])
+    given = CreditThompson(untrained_loss=4.6).learn(
+        policy.init(4), selection_evidence([20] * 4, 9, loss_N=losses_N, trained=0.5), everybody
+    )
+    assert given.pass_N.tolist() == [1, 1, 1, 1], "what the user gives counts, whatever the data"
+
+
 def test_no_credit_before_anybody_has_learned_anything() -> None:
     policy = CreditThompson()
-    seen = selection_evidence([20] * NUM, 1, loss_N=np.linspace(1.9, 2.9, NUM), accuracy=0.5)
+    seen = selection_evidence([20] * NUM, 1, loss_N=np.linspace(1.9, 2.9, NUM), trained=0.5)
     state = policy.learn(policy.init(NUM), seen, np.ones(NUM, bool))
     assert not state.pass_N.any()
     assert not state.fail_N.any()
@@ -73,7 +101,7 @@ def test_only_those_who_trained_are_judged_and_against_all_that_are_known() -> N
     mask = np.array([False, False, True])
 
     def after(loss: float) -> CreditState:
-        seen = selection_evidence([20] * 3, 9, loss_N=np.array([np.nan, np.nan, loss]), accuracy=0.5)
+        seen = selection_evidence([20] * 3, 9, loss_N=np.array([np.nan, np.nan, loss]), trained=0.5)
         return policy.learn(known, seen, mask)
 
     failed, passed = after(2.2), after(1.5)
@@ -85,7 +113,7 @@ def test_only_those_who_trained_are_judged_and_against_all_that_are_known() -> N
 def test_who_holds_little_is_neither_passed_nor_failed_nor_kept_out() -> None:
     """A step or two an epoch teach little, with any labels; half of the mean, here 11, is enough to be judged by."""
     policy, everybody = CreditThompson(fraction=0.3), np.ones(4, bool)
-    seen = selection_evidence([10, 11, 10, 57], 9, loss_N=np.array([2.2, 2.2, 0.5, 0.5]), accuracy=0.5)
+    seen = selection_evidence([10, 11, 10, 57], 9, loss_N=np.array([2.2, 2.2, 0.5, 0.5]), trained=0.5)
     state = policy.learn(policy.init(4), seen, everybody)
     assert (state.pass_N.tolist(), state.fail_N.tolist()) == ([0, 0, 0, 1], [0, 1, 0, 0])
     assert policy.trusted(state).tolist() == [True, False, True, True]
@@ -95,6 +123,6 @@ def test_a_client_that_turned_sound_is_forgiven() -> None:
     state, _ = play(60, 0)
     policy = CreditThompson()
     for t in range(12):
-        seen = selection_evidence([20] * NUM, 61 + t, loss_N=np.full(NUM, 0.6), accuracy=0.5)
+        seen = selection_evidence([20] * NUM, 61 + t, loss_N=np.full(NUM, 0.6), trained=0.5)
         state = policy.learn(state, seen, np.ones(NUM, bool))
     assert (state.pass_N > state.fail_N).all()

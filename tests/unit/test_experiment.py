@@ -1,38 +1,37 @@
 """Configurations: what is refused and how it is said, and that nothing is lost on the way to a file and back."""
 
 import json
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from fedbac import (
     METHODS,
-    SELECTION,
     TASKS,
+    Additive,
     Augment,
     ConfigError,
+    CreditThompson,
     Experiment,
     Fixed,
     LeNet5,
     LinUCB,
+    Merging,
     Method,
+    OnceOverfitted,
     Perceptron,
-    Settings,
     Task,
     Training,
     configure,
     run,
-    runs,
 )
-from fedbac.config.experiment import Runtime, override, parse
-from fedbac.core.queries import Ask, Evidence
-from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, IntArray
+from fedbac.config.experiment import Runtime
+from fedbac.config.explain import override, parse
 from fedbac.models import Custom
-from tests.unit.tiny import tiny_data, tiny_run, tiny_task
+from fedbac.runs import play
+from tests.unit.tiny import tiny_run, tiny_task
 
 # ------------------------------------------------------------------------------------------- what is refused
 
@@ -62,13 +61,38 @@ BAD = [
     (["method.personalization.kind=aditive"], ["method.personalization", "did you mean 'additive'"]),
     (["method.personalization=shared"], ["method.personalization", "'shared'", "method.clustering", "one cluster"]),
     (["method.topology.edge_rounds=0"], ["method.topology.edge_rounds", "0 is not allowed", "greater than 0"]),
-    (["method.empty_cluster=drop"], ["method.empty_cluster", "'drop' is not allowed", "'keep', 'clone' or 'zero'"]),
-    (["method.measurement.clients=trusted"], ["method.measurement.clients", "'thompson'", "'all'", "credit_thompson"]),
-    (["method.sharing=1.5"], ["method.sharing", "1.5 is not allowed", "less than or equal to 1"]),
-    (["method.sharing=0.5", "method.personalization=shared", "method.clustering={kind: fixed, num_clusters: 1}"],
-     ["method.sharing is 0.5", "'shared' has no part per cluster", "leave it at 0"]),
-    (["method.sharing=0.5", "method.sharing_by=overfitting", "method.selection.reward_split=test"],
-     ["method.sharing_by is 'overfitting'", "'thompson' measures nothing on validation data", "choose 'constant'"]),
+    (["method.topology.edge_rounds=2", "method.topology.kind=flatt"], ["method.topology", "did you mean 'flat'"]),
+    (["method.topology={kind: flat, edge_rounds: 2}"], ["method.topology.edge_rounds", "'edge_rounds'", "known: kind"]),
+    (["method.topology=flat", "method.clustering={kind: fixed, num_clusters: 5}"],
+     ["method.clustering.num_clusters is 5", "method.topology 'flat'", "1 site", "choose 1", "hierarchical"]),
+    (["method.topology=flat"], ["method.clustering 'linucb' needs several edges", "use hierarchical"]),
+    (["method.topology=flat", "method.clustering=fixed", "method.personalization=personal_head"],
+     ["method.personalization 'personal_head', which gives every edge a part", "method.topology 'flat'", "use hier"]),
+    (["method.personalization=personal", "method.clustering={kind: fixed, num_clusters: 1}",
+      "method.selection.reward_split=test"],
+     ["method.selection", "every client has a model of its own", "use training or validation data"]),
+    (["method.clustering.empty_cluster=drop"],
+     ["method.clustering.empty_cluster", "'drop' is not allowed", "'keep' or 'clone'"]),
+    (["method.clustering=lowest_loss", "method.clustering.empty_cluster=zero"],
+     ["method.clustering.empty_cluster", "'zero' is not allowed", "'keep' or 'clone'"]),
+    (["method.measurement.clients=trust"],
+     ["method.measurement.clients", "'trust' is not allowed", "'trusted', 'all' or 'selected'"]),
+    (["method.sharing=1.5"], ["method.sharing: 1.5 is no choice"]),
+    (["method.sharing=towards_men"], ["method.sharing", "did you mean 'towards_mean'", "apart, once_overfitted"]),
+    (["method.sharing={kind: towards_mean, share: 1.5}"],
+     ["method.sharing.share", "1.5 is not allowed", "less than or equal to 1"]),
+    (["method.sharing.share=0.5"], ["method.sharing.share", "unknown field 'share'"]),
+    (["method.sharing_by=overfitting"], ["method.sharing_by", "did you mean 'sharing'"]),
+    (["method.sharing=towards_mean", "method.personalization=shared",
+      "method.clustering={kind: fixed, num_clusters: 1}"],
+     ["method.sharing is 'towards_mean'", "'shared' has no part per cluster", "choose 'apart'"]),
+    (["method.sharing=once_overfitted", "method.selection=random", "task.partition.validation_fraction=0"],
+     ["method.sharing asks for validation data", "validation_fraction is 0", "hold out some"]),
+    (["method.personalization=personal", "method.clustering={kind: lowest_loss, num_clusters: 1}"],
+     ["method.clustering asks for Loss(of='clusters'", "'personal' every client has a model of its own",
+      "such as fixed"]),
+    (["method.personalization={kind: personal_head, owner: client, head_layers: 0}"],
+     ["method.personalization.head_layers", "0 is not allowed", "greater than 0"]),
     (["method.clustering=merging", "method.selection=random", "task.partition.validation_fraction=0"],
      ["method.clustering asks for validation data", "validation_fraction is 0", "hold out some"]),
     (["method.selection.warmup=-1"], ["method.selection.warmup", "-1 is not allowed", "greater than or equal to 0"]),
@@ -94,7 +118,7 @@ BAD = [
     (["task.partition.validation_fraction=0"],
      ["method.selection", "validation data", "validation_fraction is 0", "choose another split"]),
     (["task.partition.validation_fraction=0", "method.selection=random", "method.measurement.split=validation"],
-     ["method.measurement.split", "validation data", "validation_fraction is 0"]),
+     ["method.clustering asks for validation data", "validation_fraction is 0", "choose another split"]),
     (["seed=-1"], ["seed", "-1 is not allowed", "greater than or equal to 0"]),
     (["seed=x"], ["seed", "'x' is not allowed", "integer"]),
     (["task=3"], ["task: 3 is not allowed"]),
@@ -106,14 +130,20 @@ BAD = [
 def test_a_bad_setting_is_refused_before_any_work(
     settings: list[str], needles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "assemble", _must_not_be_reached)
+    monkeypatch.setattr(play, "assemble", must_not_be_reached)
     with pytest.raises(ConfigError) as caught:
         run("fed-bac", "demo", settings=settings)
     for needle in needles:
         assert needle in str(caught.value)
 
 
-def _must_not_be_reached(*args: object, **kwargs: object) -> None:
+@pytest.mark.parametrize("name", ["shared", "empty_cluster", "newcomers"])
+def test_fields_of_earlier_versions_are_unknown_and_not_ignored(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"method\.{name}: unknown field '{name}'"):
+        configure("fed-bac", "demo", settings=[f"method.{name}=keep"])
+
+
+def must_not_be_reached(*args: object, **kwargs: object) -> None:
     raise AssertionError("work began")
 
 
@@ -146,7 +176,7 @@ def test_more_clusters_than_edges_is_refused_for_every_policy() -> None:
 
 
 def test_a_network_that_does_not_fit_the_classes_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "start", _must_not_be_reached)
+    monkeypatch.setattr(play, "start", must_not_be_reached)
     with pytest.raises(ConfigError, match=r"10 classes.*\[2, 3\]"):
         tiny_run("hierfavg", network=lambda: Perceptron().build((1, 8, 8), 3))
     with pytest.raises(ConfigError, match=r"16×16.*\[1, 8, 8\]"):
@@ -235,6 +265,16 @@ def test_unusual_settings_survive_a_file() -> None:
     assert through_yaml(custom) == custom
 
 
+def test_fedbac_plus_is_four_values_and_a_name() -> None:
+    assert METHODS["fedbac-plus"](TASKS["demo"]) == Method(
+        name="fedbac-plus",
+        clustering=Merging(),
+        selection=CreditThompson(),
+        sharing=OnceOverfitted(share=0.1),
+        personalization=Additive(),
+    )
+
+
 def test_presets_differ_and_are_what_their_names_say() -> None:
     task = TASKS["cifar10"]
     rows = {name: preset(task) for name, preset in METHODS.items()}
@@ -296,9 +336,9 @@ def test_a_value_is_not_a_group() -> None:
         configure("fed-bac", "demo", settings=["task.rounds.x=3"])
 
 
-@pytest.mark.parametrize("value", ["[1", "{a: ", "'open", "a: b: c"])
+@pytest.mark.parametrize("value", ["[1", "{a: ", "'open", "a: b: c", "2024-13-01"])
 def test_a_value_that_is_no_yaml_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"task\.rounds"):
+    with pytest.raises(ConfigError, match=r"--set .task\.rounds.*not readable YAML"):
         override({}, [f"task.rounds={value}"])
 
 
@@ -326,73 +366,9 @@ def test_a_task_comes_from_a_file(tmp_path: Any) -> None:
     file.write_text("- 1\n")
     with pytest.raises(ConfigError, match="list"):
         configure("fed-bac", str(file))
-
-
-# ------------------------------------------------------------------------------------------ a policy of the user's
-
-
-class Turns(NamedTuple):
-    next: IntArray
-
-
-class InTurn(Settings):
-    """Clients take turns."""
-
-    kind: Literal["in_turn"] = "in_turn"
-    adaptive: ClassVar[bool] = False
-    fraction: float = 0.4
-
-    def init(self, num_members: int) -> Turns:
-        return Turns(np.zeros(1, np.int64))
-
-    def ask(self, state: Turns, round_: int) -> Ask:
-        return Ask()
-
-    def act(self, state: Turns, evidence: Evidence, rng: Rng) -> BoolArray:
-        num = evidence.size_N.size
-        return np.isin(np.arange(num), (state.next[0] + np.arange(int(self.fraction * num))) % num)
-
-    def learn(self, state: Turns, evidence: Evidence, mask_N: BoolArray) -> Turns:
-        return Turns(state.next + int(mask_N.sum()))
-
-
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SELECTION, "kinds", dict(SELECTION.kinds))
-    assert SELECTION.register(InTurn) is InTurn
-
-
-def test_a_policy_of_the_users_runs_as_an_object() -> None:
-    records = tiny_run(Method(name="mine", selection=InTurn()), task=tiny_task(rounds=3)).records
-    assert [record["selected"][0] for record in records] == [[0, 1], [2, 3], [0, 4]]
-    assert [record["selected"][1] for record in records] == [[5, 6], [7, 8], [5, 9]]
-
-
-def test_a_policy_of_the_users_is_read_back_once_registered(registered: None) -> None:
-    experiment = Experiment(task=tiny_task(), method=Method(name="mine", selection=InTurn(fraction=0.6)))
-    assert experiment.model_dump(mode="json")["method"]["selection"] == {"kind": "in_turn", "fraction": 0.6}
-    assert through_yaml(experiment) == experiment
-    by_name = configure("hierfavg", tiny_task(), settings=["method.selection=in_turn"])
-    assert by_name.method.selection == InTurn()
-
-
-def test_an_unregistered_policy_cannot_be_read_back() -> None:
-    experiment = Experiment(task=tiny_task(), method=Method(name="mine", selection=InTurn()))
-    with pytest.raises(ConfigError, match=r"method\.selection: unknown kind 'in_turn'"):
-        through_yaml(experiment)
-
-
-@pytest.mark.parametrize(
-    ("setting", "needle"),
-    [("fractoin=0.5", ".*'fractoin'.*did you mean 'fraction'"), ("fraction=x", r"\.fraction: 'x' is not allowed")],
-)
-def test_a_registered_policy_is_checked_like_the_others(registered: None, setting: str, needle: str) -> None:
-    settings = ["method.selection={kind: in_turn}", f"method.selection.{setting}"]
-    with pytest.raises(ConfigError, match=rf"method\.selection{needle}"):
-        configure("hierfavg", tiny_task(), settings=settings)
-
-
-def test_an_object_that_is_no_policy_is_refused() -> None:
-    for stranger in (Perceptron(), tiny_data(), 3):
-        with pytest.raises(ConfigError, match=r"selection"):
-            parse(Method, {"name": "x", "selection": stranger})
+    file.write_text("rounds: 7\npartition: {a: 1\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: not readable YAML \(line 3, column 1"):
+        configure("fed-bac", str(file))
+    file.write_bytes(b"rounds: \xff\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*UTF-8"):
+        configure("fed-bac", str(file))

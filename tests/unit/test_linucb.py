@@ -1,6 +1,7 @@
 """LinUCB against the paper's Algorithm 1 in plain Python, and each of its options by its effect."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedbac import LinUCB
+from fedbac import Ask, LinUCB, Loss, Moment
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
 from tests.unit.tiny import clustering_evidence, scripted_rounds
@@ -128,7 +129,7 @@ def _stays(length: float, reward: float) -> bool:
     loss = [[1 - reward, 1 + reward], [1.0, 1.0]]
     evidence = clustering_evidence([0, 1], loss, round_=round_, num_rounds=num_rounds)
     state = policy.learn(state, evidence)
-    state, label = policy.act(state, evidence, NO_RANDOMNESS)
+    state, (label, _) = policy.act(state, evidence, NO_RANDOMNESS)
     assert np.linalg.norm(state.context_NF[0]) == pytest.approx(length, abs=1e-6)
     return bool(label[0] == 0)
 
@@ -161,14 +162,9 @@ def test_fourth_feature_is_the_share_of_rounds_done() -> None:
 def test_due_every_period() -> None:
     policy = LinUCB(period=20)
     state = policy.init(3)
-    assert [t for t in range(1, 101) if policy.ask(state, t)] == [20, 40, 60, 80, 100]
-    ask = policy.ask(state, 20)
-    assert ask is not None
-    assert ask.losses
-    assert not ask.one_by_one
-    sequential = LinUCB(updates="sequential").ask(state, 20)
-    assert sequential is not None
-    assert sequential.one_by_one
+    assert [t for t in range(1, 101) if policy.ask(state, Moment(t, 100))] == [20, 40, 60, 80, 100]
+    assert policy.ask(state, Moment(20, 100)) == Ask(after=(Loss("clusters"),))
+    assert policy.needs() == {Loss("clusters")}
 
 
 def test_learning_touches_the_current_arm_only() -> None:
@@ -181,16 +177,33 @@ def test_learning_touches_the_current_arm_only() -> None:
             assert np.array_equal(after.b_NKF[m, k], np.zeros(4)) == (k != current)
 
 
-def test_learning_and_acting_wait_for_their_turn() -> None:
-    policy = LinUCB(tie="lowest")
-    evidence = clustering_evidence([2, 2, 2], np.ones((3, 3)), turn_N=np.array([False, True, False]))
-    state = policy.learn(policy.init(3), evidence)
-    np.testing.assert_array_equal(state.A_NKFF[[0, 2]], policy.init(3).A_NKFF[[0, 2]])
-    assert not np.array_equal(state.A_NKFF[1], policy.init(3).A_NKFF[1])
-    after, label = policy.act(state, evidence, NO_RANDOMNESS)
-    assert label.tolist() == [2, 0, 2]
-    assert after.entered_N.tolist() == [0, 20, 0]
-    np.testing.assert_array_equal(after.context_NF[[0, 2]], 0)
+def test_in_turns_every_edge_learns_right_before_it_acts() -> None:
+    """Nothing is learned ahead; edge by edge it is what a policy of one edge does on the labels that it finds."""
+    evidence = clustering_evidence([2, 2, 2], np.arange(1.0, 10).reshape(3, 3))
+    policy, single = LinUCB(updates="sequential", tie="lowest"), LinUCB(num_clusters=3, tie="lowest")
+    for learned, before in zip(policy.learn(policy.init(3), evidence), policy.init(3), strict=True):
+        np.testing.assert_array_equal(learned, before)
+    state, (label, _) = policy.act(policy.learn(policy.init(3), evidence), evidence, NO_RANDOMNESS)
+    found = np.array([2, 2, 2])
+    for m in range(3):
+        seen = replace(evidence, label_N=found)
+        expected, (chosen, _) = single.act(single.learn(single.init(3), seen), seen, NO_RANDOMNESS)
+        for got, one in zip(state, expected, strict=True):
+            np.testing.assert_array_equal(got[m], one[m])
+        found = np.where(np.arange(3) == m, chosen, found)
+    np.testing.assert_array_equal(label, found)
+
+
+def test_an_empty_cluster_is_found_as_it_was_left_or_as_a_copy_of_ones_own() -> None:
+    """C.17: edge 0 leaves cluster 0 for the empty cluster 2; with ``clone`` it takes its network along."""
+    evidence = clustering_evidence([0, 1], [[9.0, 9.0, 0.1], [9.0, 0.1, 9.0]])
+    for rule, origin in (("keep", None), ("clone", [[1, 0, 0], [0, 1, 0], [1, 0, 0]])):
+        policy = LinUCB(**_options(num_clusters=3, ucb_alpha=0.0, tie="stay", empty_cluster=rule))
+        state = policy.init(2)
+        state.b_NKF[0, 2] = [10.0, 0, 0, 0]  # known to be good for edge 0
+        _, answer = policy.act(state, evidence, NO_RANDOMNESS)
+        assert answer.label_N.tolist() == [2, 1]
+        assert (None if answer.origin_KJ is None else answer.origin_KJ.tolist()) == origin
 
 
 def test_tie_rules() -> None:
@@ -198,9 +211,9 @@ def test_tie_rules() -> None:
     evidence = clustering_evidence([3, 1], np.ones((2, 5)))
     for rule, expected in (("lowest", [0, 0]), ("stay", [3, 1])):
         policy = LinUCB(**_options(num_clusters=5, tie=rule))
-        assert policy.act(policy.init(2), evidence, NO_RANDOMNESS)[1].tolist() == expected
+        assert policy.act(policy.init(2), evidence, NO_RANDOMNESS)[1].label_N.tolist() == expected
     policy, rng = LinUCB(num_clusters=5), stream(0, "ties")
-    picked = [policy.act(policy.init(2), evidence, rng)[1] for _ in range(1000)]
+    picked = [policy.act(policy.init(2), evidence, rng)[1].label_N for _ in range(1000)]
     assert stats.chisquare(np.bincount(np.concatenate(picked), minlength=5)).pvalue > 0.001
 
 
@@ -210,7 +223,8 @@ def test_staying_is_only_for_ties() -> None:
         policy = LinUCB(**_options(num_clusters=3, tie=rule))
         state = policy.init(1)
         state.b_NKF[0, 2] = [0, 0, 0.1, 0]
-        assert policy.act(state, clustering_evidence([1], [[1.0, 1.0, 1.0]]), NO_RANDOMNESS)[1].tolist() == [2]
+        _, (label, _) = policy.act(state, clustering_evidence([1], [[1.0, 1.0, 1.0]]), NO_RANDOMNESS)
+        assert label.tolist() == [2]
 
 
 def test_lowest_index_ties_keep_a_uniform_start_in_step() -> None:
@@ -251,7 +265,7 @@ def test_decision_time_pairs_the_reward_with_the_context_of_the_choice() -> None
     first = clustering_evidence([0, 1], [[0.5, 1.5], [1.0, 1.0]], round_=10)
     state = policy.learn(policy.init(2), first)
     np.testing.assert_array_equal(state.A_NKFF, policy.init(2).A_NKFF)  # no decision yet to be rewarded
-    state, label = policy.act(state, first, NO_RANDOMNESS)
+    state, (label, _) = policy.act(state, first, NO_RANDOMNESS)
     x = state.context_NF[0].copy()
     np.testing.assert_allclose(x, [math.log(0.5 / 1.5), 0.0, 0.25, 0.1], atol=1e-6)
     later = clustering_evidence(label, [[0.2, 0.8], [1.0, 1.0]], round_=20)
@@ -273,7 +287,7 @@ def test_per_arm_contexts_look_at_every_arm_as_if_it_were_the_current_one(seed: 
         entered_N=rng.integers(0, t, size=M),
     )
     evidence = clustering_evidence(label, loss, round_=t)
-    after, chosen = policy.act(state, evidence, NO_RANDOMNESS)
+    after, (chosen, _) = policy.act(state, evidence, NO_RANDOMNESS)
     learned = policy.learn(state, evidence)
     sizes = [int((label == k).sum()) for k in range(K)]
     for m in range(M):
@@ -317,7 +331,7 @@ def test_exploration_weight(alpha: float) -> None:
     state, evidence = policy.init(1), clustering_evidence([0], [[0.5, 1.5]])
     for _ in range(10):
         state = policy.learn(state, evidence)
-    assert policy.act(state, evidence, NO_RANDOMNESS)[1].tolist() == [0 if alpha == 0 else 1]
+    assert policy.act(state, evidence, NO_RANDOMNESS)[1].label_N.tolist() == [0 if alpha == 0 else 1]
 
 
 @pytest.mark.parametrize(
@@ -332,7 +346,7 @@ def test_an_infinite_loss_is_survived(loss: list[list[float]]) -> None:
     evidence = clustering_evidence([0], loss)
     for _ in range(3):
         state = policy.learn(state, evidence)
-        state, label = policy.act(state, evidence, stream(0, "inf"))
+        state, (label, _) = policy.act(state, evidence, stream(0, "inf"))
         assert 0 <= label[0] < 3
     assert all(np.isfinite(array).all() for array in state)
 

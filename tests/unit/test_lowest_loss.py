@@ -1,11 +1,13 @@
 """The rule of IFCA, its threshold and its ties (B.8)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac import Fixed, LowestLoss, Method, PerCluster
+from fedbac import Ask, Fixed, Loss, LowestLoss, Method, Moment, PerCluster
 from fedbac.clustering.fixed import start_labels
 from fedbac.clustering.loss import lowest_loss
 from fedbac.core.policies import NoState
@@ -53,11 +55,10 @@ def test_a_diverged_current_model_is_left_and_diverged_others_are_not_entered() 
 
 
 def test_due_every_period() -> None:
-    assert [t for t in range(1, 61) if LowestLoss().ask(NoState(), t)] == [20, 40, 60]
-    assert all(LowestLoss(period=1).ask(NoState(), t) for t in range(1, 5))
-    ask = LowestLoss(period=3).ask(NoState(), 3)
-    assert ask is not None
-    assert ask.losses
+    assert [t for t in range(1, 61) if LowestLoss().ask(NoState(), Moment(t, 60))] == [20, 40, 60]
+    assert all(LowestLoss(period=1).ask(NoState(), Moment(t, 60)) for t in range(1, 5))
+    assert LowestLoss(period=3).ask(NoState(), Moment(3, 60)) == Ask(after=(Loss("clusters"),))
+    assert LowestLoss().needs() == {Loss("clusters")}
 
 
 @pytest.mark.parametrize("num_clusters", [1, None])
@@ -81,9 +82,23 @@ def test_original_ifca_moves_every_round_to_the_best() -> None:
 def test_fixed_labels_are_kept_for_good() -> None:
     loss_TMK = stream(1, "loss").uniform(0.1, 1, (5, 4, 4))
     assert {tuple(record["assignment_next"]) for record, _ in scripted_rounds(Fixed(), loss_TMK)} == {(0, 1, 2, 3)}
-    assert Fixed().ask(NoState(), 20) is None
-    _, label = Fixed().act(NoState(), clustering_evidence([2, 0], np.ones((2, 3))), stream(0, "x"))
+    assert Fixed().ask(NoState(), Moment(20, 60)) is None
+    assert Fixed().needs() == frozenset()
+    _, (label, origin) = Fixed().act(NoState(), clustering_evidence([2, 0], np.ones((2, 3))), stream(0, "x"))
     assert label.tolist() == [2, 0]
+    assert origin is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "origin"), [("keep", None), ("clone", [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])]
+)
+def test_an_empty_cluster_is_found_as_it_was_left_or_as_a_copy_of_ones_own(rule: str, origin: Any) -> None:
+    """C.17: edges 1 and 2 enter cluster 2, which was empty: with ``clone`` the first of them brings its network."""
+    policy = LowestLoss.model_validate({"num_clusters": 4, "empty_cluster": rule})
+    loss = [[0.1, 9, 9, 9], [9, 9, 0.1, 9], [9, 9, 0.1, 9], [9, 0.1, 9, 9]]
+    _, answer = policy.act(NoState(), clustering_evidence([0, 1, 0, 0], loss), stream(0, "x"))
+    assert answer.label_N.tolist() == [0, 2, 2, 1]
+    assert (None if answer.origin_KJ is None else answer.origin_KJ.tolist()) == origin
 
 
 def test_start_labels() -> None:

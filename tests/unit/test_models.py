@@ -6,12 +6,13 @@ from torch import Tensor, nn
 
 from fedbac import Additive, ConfigError, LeNet5, Perceptron, PerCluster, Shared
 from fedbac.core import trees
-from fedbac.core.parts import Params
+from fedbac.core.parts import Params, Scope
 from fedbac.local.kernel import layers_of
 from fedbac.models import Custom, builder, weights, zero_last_layer
 from tests.unit.tiny import tiny_run, tiny_task
 
 SHAPE, CLASSES = (1, 8, 8), 10
+OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
 
 
 def count(module: nn.Module) -> int:
@@ -181,8 +182,8 @@ def test_cluster_networks_start_alike_or_each_on_its_own() -> None:
     """C.16: shared, all are one; distinct, no two are."""
     build = builder(Perceptron(), None, SHAPE, CLASSES, 0)
     for scheme in (PerCluster, Additive):
-        shared = scheme(cluster_init="shared").init(build, 3)["cluster"]
-        distinct = scheme(cluster_init="distinct").init(build, 3)["cluster"]
+        shared = scheme(cluster_init="shared").init(build, OWNERS)["cluster"]
+        distinct = scheme(cluster_init="distinct").init(build, OWNERS)["cluster"]
         for i, j in ((0, 1), (0, 2), (1, 2)):
             assert equal(trees.take(shared, i), trees.take(shared, j))
             assert not torch.equal(distinct["1.weight"][i], distinct["1.weight"][j])
@@ -194,7 +195,7 @@ def test_the_two_terms_never_start_as_copies(cluster_init: str, residual_init: s
     """C.15: equal h and f would receive equal gradients and stay copies."""
     build = builder(Perceptron(), None, SHAPE, CLASSES, 0)
     scheme = Additive.model_validate({"cluster_init": cluster_init, "residual_init": residual_init})
-    parts = scheme.init(build, 3)
+    parts = scheme.init(build, OWNERS)
     for k in range(3):
         for name, value in parts["cluster"].items():
             assert not torch.equal(parts["global"][name][0], value[k])
@@ -207,9 +208,9 @@ def test_the_two_terms_never_start_as_copies(cluster_init: str, residual_init: s
 def test_schemes_start_their_first_network_alike() -> None:
     """HierFAVG, IFCA with shared models and h of Fed-BAC begin with the same network, so that curves compare."""
     build = builder(Perceptron(), None, SHAPE, CLASSES, 0)
-    first = trees.take(Shared().init(build, 1)["global"], 0)
-    assert equal(first, trees.take(PerCluster().init(build, 2)["cluster"], 1))
-    assert equal(first, trees.take(Additive().init(build, 2)["global"], 0))
+    first = trees.take(Shared().init(build, OWNERS)["global"], 0)
+    assert equal(first, trees.take(PerCluster().init(build, OWNERS)["cluster"], 1))
+    assert equal(first, trees.take(Additive().init(build, OWNERS)["global"], 0))
 
 
 def test_lenet_of_other_activations_and_pooling() -> None:

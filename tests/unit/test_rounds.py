@@ -15,28 +15,31 @@ from fedbac import (
     LowestLoss,
     Measurement,
     Method,
+    OnceOverfitted,
     Perceptron,
     PerCluster,
     Random,
     Run,
     Settings,
     Shared,
-    Thompson,
     Training,
 )
+from fedbac.core.parts import Parts
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence
+from fedbac.core.queries import Accuracy, Ask, Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Result
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
+from fedbac.errors import PolicyError
 from fedbac.models import builder
 from fedbac.rounds.cloud import rounds, start
-from fedbac.rounds.edge import EdgeSite, TrainOrder, TrainReport, serve
+from fedbac.rounds.edge import serve
+from fedbac.rounds.orders import Site, TrainOrder, TrainReport
 from tests.unit.tiny import ScriptedEdges, scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {
     "round", "accuracy", "accuracy_per_edge", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted",
-    "accuracy_global", "loss", "overfitting", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
+    "accuracy_global", "loss", "notes", "assignment", "moves", "active_clusters", "selected", "bytes", "seconds",
 }  # fmt: skip
 
 
@@ -63,6 +66,10 @@ def test_the_edge_hears_of_its_move_in_its_next_order() -> None:
 SEEN: list[Evidence] = []
 
 
+BEFORE, AFTER, TRAINING = Accuracy("received", "validation"), Accuracy("trained", "validation"), Statistic("loss")
+VALIDATION = Loss("trained", "validation")
+
+
 class Observer(Settings):
     """Selects everybody, asks for everything, and writes down what it learns from."""
 
@@ -70,14 +77,17 @@ class Observer(Settings):
     adaptive: ClassVar[bool] = False
     fraction: float = 1.0
 
+    def needs(self) -> frozenset[Query]:
+        return frozenset({BEFORE, AFTER, TRAINING})
+
     def init(self, num_members: int) -> NoState:
         return NoState()
 
-    def ask(self, state: NoState, round_: int) -> Ask:
-        return Ask(accuracy="validation", baseline=True, training_losses=True)
+    def ask(self, state: NoState, moment: Moment) -> Ask:
+        return Ask(before=(BEFORE,), after=(AFTER, TRAINING))
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
-        assert evidence.accuracy is None  # which only training can tell
+        assert set(evidence.readings) == {BEFORE}  # the rest only training can tell
         return Random().act(NoState(), evidence, rng)
 
     def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
@@ -85,20 +95,33 @@ class Observer(Settings):
         return state
 
 
+ROWS_3 = {"global": np.zeros(3, dtype=np.int64)}
+
+
+def network(*values: float) -> Parts:
+    return {"global": {"w": torch.tensor([values])}}
+
+
+def averaged(values: tuple[float, ...], weight: int, healthy: list[bool], loss: list[float]) -> Averaged:
+    return Averaged(network(*values), {"global": np.array([weight])}, np.array(healthy), np.array(loss))
+
+
 def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None:
-    """Baseline before and accuracy after training, means over clients by validation size; a move counts once."""
+    """Accuracy before and after training, means over clients by validation size; a move counts once.
+
+    The model that the second edge round begins with was measured already at the end of the first.
+    """
     method = Method(name="x", selection=Observer(), topology=Hierarchical(edge_rounds=2))
     experiment = Experiment(task=tiny_task(rounds=7), method=method)
-    site = EdgeSite(1, (5, 6, 7), np.array([10, 20, 0]), np.array([1, 3, 0]))
-    parts = {"global": {"w": torch.zeros(2)}}
-    work = serve(TrainOrder(1, 4, parts, NoState(), moved=True), site, experiment)
+    site = Site(1, (5, 6, 7), np.array([10, 20, 0]), np.array([1, 3, 0]), num_classes=2)
+    order = TrainOrder(1, 4, network(0, 0), ROWS_3, NoState(), moved=True, readings=(VALIDATION,))
+    work = serve(order, site, experiment)
     SEEN.clear()
     answers: list[Result] = []
     requests = [next(work)]
-    for accuracy in ([0.1, 0.5], None, [0.2, 0.6], [0.3, 0.7], None, [0.4, 0.8]):
+    for accuracy in ([0.1, 0.5], None, [0.2, 0.6], None, [0.4, 0.8]):
         if accuracy is None:
-            average = {"global": {"w": torch.tensor([3.0, 3.0])}}
-            answers.append(Averaged(average, np.array([True, True]), np.array([1.0, 2.0 + len(answers)])))
+            answers.append(averaged((3, 3), 30, [True, True], [1.0, 2.0 + len(answers)]))
         else:
             loss = 10 * np.array([accuracy])
             answers.append(Measured(loss, np.array([accuracy]), np.array([1, 3])))
@@ -106,21 +129,59 @@ def test_an_edge_shows_selection_what_it_asked_for_in_every_edge_round() -> None
             requests.append(work.send(answers[-1]))
         except StopIteration as done:
             report: TrainReport = done.value
-    assert [type(request) for request in requests] == [Evaluate, Average, Evaluate, Evaluate, Average, Evaluate]
+    assert [type(request) for request in requests] == [Evaluate, Average, Evaluate, Average, Evaluate]
     training = [request for request in requests if isinstance(request, Average)]
     assert [request.size_C.tolist() for request in training] == [[10, 20]] * 2
     measuring = [request for request in requests if isinstance(request, Evaluate)]
-    asked = [*(request.clients for request in measuring), *(request.train.clients for request in training)]
-    assert asked == [(5, 6)] * 6  # client 7 holds nothing
-    assert [(e.round, e.num_rounds, e.moved) for e in SEEN] == [(4, 7, True), (4, 7, False)]
-    assert [e.baseline for e in SEEN] == pytest.approx([0.4, 0.6])
-    assert [e.accuracy for e in SEEN] == pytest.approx([0.5, 0.7])
-    np.testing.assert_array_equal([seen.loss_N for seen in SEEN], [[1.0, 3.0, np.nan], [1.0, 6.0, np.nan]])
-    starts = [request.train.start["global"]["w"].tolist() for request in training]
-    assert starts == [[0.0, 0.0], [3.0, 3.0]]  # (10·1 + 20·4) / 30
-    assert (report.selected, report.failed, report.trained_size) == ((5, 6), (), 30)
-    assert report.loss == pytest.approx((7 / 3 + 13 / 3) / 2)
-    assert report.validation_loss == pytest.approx(7)  # at the end
+    asked = [*(request.owners for request in measuring), *(request.train.clients for request in training)]
+    assert asked == [(5, 6)] * 5  # client 7 holds nothing
+    assert [(e.round, e.num_rounds, e.num_classes, e.moved) for e in SEEN] == [(4, 7, 2, True), (4, 7, 2, False)]
+    assert [float(e[BEFORE]) for e in SEEN] == pytest.approx([0.4, 0.5])
+    assert [float(e[AFTER]) for e in SEEN] == pytest.approx([0.5, 0.7])
+    np.testing.assert_array_equal([e[TRAINING] for e in SEEN], [[1.0, 3.0, np.nan], [1.0, 5.0, np.nan]])
+    starts = [request.train.bank["global"]["w"].tolist() for request in training]
+    assert starts == [[[0.0, 0.0]], [[3.0, 3.0]]]
+    assert (report.selected, report.failed, report.weight["global"].tolist()) == ((5, 6), (), [30])
+    assert report.loss == pytest.approx((7 / 3 + 11 / 3) / 2)
+    assert report.readings == pytest.approx((7,))  # at the end
+
+
+class Chooser(Random):
+    """Takes the client on whose data the received model does worst."""
+
+    kind: Literal["chooser"] = "chooser"  # type: ignore[assignment]
+    wish: ClassVar[Loss] = Loss("received", "validation", each=True)
+
+    def needs(self) -> frozenset[Query]:
+        return frozenset({self.wish})
+
+    def ask(self, state: NoState, moment: Moment) -> Ask:
+        return Ask(before=(self.wish,))
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
+        SEEN.append(evidence)
+        chosen: BoolArray = evidence[self.wish] == np.nanmax(evidence[self.wish])
+        return chosen
+
+
+def test_selection_may_ask_for_each_clients_loss_before_it_acts() -> None:
+    experiment = Experiment(task=tiny_task(), method=Method(name="x", selection=Chooser()))
+    site = Site(0, (5, 6, 7), np.array([10, 20, 5]), np.array([1, 3, 0]), num_classes=2)
+    work = serve(TrainOrder(0, 1, network(0, 0), ROWS_3, NoState(), moved=False), site, experiment)
+    asked = next(work)
+    assert isinstance(asked, Evaluate)
+    assert asked.owners == (5, 6)  # client 7 holds no validation data
+    SEEN.clear()
+    request = work.send(Measured(np.array([[0.3, 0.9]]), np.zeros((1, 2)), np.array([1, 3])))
+    np.testing.assert_array_equal(SEEN[0][Chooser.wish], [0.3, 0.9, np.nan])
+    assert isinstance(request, Average)
+    assert request.train.clients == (6,)
+
+
+def test_evidence_that_nobody_asked_for_is_an_error_that_says_so() -> None:
+    evidence = Evidence(1, 2, 3, np.array([1]), {BEFORE: np.array(0.5)})
+    with pytest.raises(PolicyError, match=r"Accuracy\(of='trained'.*was not asked for.*Accuracy\(of='received'"):
+        evidence[AFTER]
 
 
 class Doubter(Observer):
@@ -133,78 +194,58 @@ class Doubter(Observer):
 
 
 @pytest.mark.parametrize(("clients", "expected"), [("all", 6.0), ("trusted", 5.0), ("selected", 8.0)])
-def test_validation_loss_is_of_the_clients_that_measure(
+def test_what_the_cloud_reads_is_of_the_clients_that_measure(
     clients: Literal["all", "trusted", "selected"], expected: float
 ) -> None:
     """Validation losses are 8 and 5, of 1 and 2 examples; the second client fails in training."""
     method = Method(name="x", selection=Doubter(), measurement=Measurement(clients=clients))
     experiment = Experiment(task=tiny_task(), method=method)
-    site = EdgeSite(0, (5, 6), np.array([10, 10]), np.array([1, 2]))
-    parts = {"global": {"w": torch.zeros(2)}}
+    site = Site(0, (5, 6), np.array([10, 10]), np.array([1, 2]), num_classes=2)
+    rows = {"global": np.zeros(2, dtype=np.int64)}
     measured = Measured(np.array([[8.0, 5.0]]), np.zeros((1, 2)), np.array([1, 2]))
-    work = serve(TrainOrder(0, 1, parts, NoState(), moved=False), site, experiment)
+    order = TrainOrder(0, 1, network(0, 0), rows, NoState(), moved=False, readings=(VALIDATION,))
+    work = serve(order, site, experiment)
     next(work)
     work.send(measured)
-    work.send(Averaged(parts, np.array([True, False]), np.array([2.0, np.nan])))
+    work.send(averaged((0, 0), 10, [True, False], [2.0, np.nan]))
     with pytest.raises(StopIteration) as done:
         work.send(measured)
-    assert done.value.value.validation_loss == pytest.approx(expected)
+    assert done.value.value.readings == pytest.approx((expected,))
 
 
 class Overfitting(ScriptedEdges):
-    """Edges that report these losses: in training, and on validation data."""
-
-    script = (
-        ((1.0, 1.0, 2.0), (1.1, 1.1, 2.3)),  # T = 90 / 60, V = 102 / 60: 0.2 more, counted in quarters
-        ((1.0, 1.0, np.nan), (np.inf, 1.4, np.nan)),  # the first has diverged, the third did not train
-        ((0.1, np.nan, 9.0), (0.22, np.nan, np.nan)),  # of the one that says both: 1.2 times what training costs it
-        ((1.0, 1.0, 1.0), (np.nan, np.nan, np.nan)),
-        ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
-        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
-        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
-    )
+    """Edges that lose more on validation data than in training, from the first round on."""
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
-        told = zip(*self.script[orders[0].round - 1], strict=True)
-        return [
-            replace(report, loss=training, validation_loss=validation)
-            for report, (training, validation) in zip(super().train(orders), told, strict=True)
-        ]
+        return [replace(report, loss=1.0, readings=(2.0,)) for report in super().train(orders)]
 
 
-@pytest.mark.parametrize(("num_clusters", "num_rounds"), [(2, 7), (3, 7), (3, 6), (3, 5)])
-def test_clusters_share_when_they_overfit(num_clusters: int, num_rounds: int) -> None:
-    """From when the running mean says so, which no single round decides; what nobody reports stays what it was.
-
-    It says so in round 3, which is too late in a run of 5 rounds.
-    """
+@pytest.mark.parametrize("num_clusters", [2, 3])
+def test_what_clusters_share_is_sent_and_not_kept(num_clusters: int) -> None:
+    """Clusters are drawn together by the data of their members; the policy's own number is in the record."""
     method = Method(
         name="x",
         clustering=Fixed(num_clusters=num_clusters),
-        selection=Thompson(),
         personalization=PerCluster(cluster_init="distinct"),
-        sharing=0.4,
-        sharing_by="overfitting",
+        sharing=OnceOverfitted(share=0.4),
     )
-    experiment = Experiment(task=tiny_task(num_edges=3, rounds=num_rounds), method=method)
-    sites = [EdgeSite(m, (m,), np.array([size]), np.array([1])) for m, size in enumerate((10, 20, 30))]
-    edges = Overfitting(np.zeros((num_rounds, 3, num_clusters)))
+    experiment = Experiment(task=tiny_task(num_edges=3, rounds=4), method=method)
+    sites = [Site(m, (m,), np.array([size]), np.array([1]), num_classes=2) for m, size in enumerate((10, 20, 30))]
+    edges = Overfitting(np.zeros((4, 3, num_clusters)))
     begin = start(experiment, builder(Perceptron(hidden=()), None, (1,), 2, seed=0), sites)
     records, after = zip(*rounds(experiment, sites, edges, begin), strict=True)
-    found = [record["overfitting"] for record in records]
-    last = 0.8 * 0.96 + 0.2 * 1.2
-    expected_T = [0.8, 0.8 * 0.8 + 0.2 * 1.6, last, last, last, 0.8 * last, 0.64 * last]
-    assert found == pytest.approx(expected_T[:num_rounds])
+    assert [record["notes"]["overfitting"] for record in records] == pytest.approx([4, 4, 4, 4])
     states = [begin, *after]
     size_K = np.array([10, 20, 30] if num_clusters == 3 else [40, 20], dtype=float)
-    for t in range(num_rounds):
-        share = 0.4 if t >= 3 and num_rounds > 5 else 0
+    for t in range(4):
+        share = 0.4 if t > 0 else 0
         kept = states[t].parts["cluster"]["1.weight"]
         mean = torch.as_tensor(size_K / size_K.sum(), dtype=torch.float32) @ kept.flatten(1)
         for order in edges.orders[3 * t : 3 * t + 3]:
-            k = int(begin.label_M[order.edge])
+            assert order.readings == (VALIDATION,)
+            k = int(begin.label_M[order.site])
             expected = (1 - share) * kept[k] + share * mean.reshape(kept[k].shape)
-            torch.testing.assert_close(order.parts["cluster"]["1.weight"], expected)
+            torch.testing.assert_close(order.bank["cluster"]["1.weight"][0], expected)
 
 
 def test_trained_clusters_are_those_that_ever_had_a_member() -> None:
@@ -228,7 +269,7 @@ def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
         assert record["round"] == t
         per_edge = record["accuracy_per_edge"]
         assert len(per_edge) == len(record["assignment"]) == len(record["selected"]) == 2
-        assert np.isfinite(record["overfitting"])
+        assert record["notes"] == {}  # no policy of this method has any
         assert record["accuracy"] == pytest.approx(np.mean(per_edge))
         assert record["accuracy_std"] == pytest.approx(np.std(per_edge))
         assert (record["accuracy_min"], record["accuracy_max"]) == (min(per_edge), max(per_edge))
@@ -240,9 +281,6 @@ def test_a_record_has_the_documented_fields(fed_bac: Run) -> None:
 def test_a_method_without_clusters_assigns_everybody_alike() -> None:
     run = tiny_run(Method(name="x", personalization=Shared()))
     assert [record["assignment"] for record in run.records] == [[0, 0], [0, 0]]
-    assert [record["overfitting"] for record in run.records] == [None, None]  # nobody asked
-    on_test_data = tiny_run("paper-text")
-    assert {record["overfitting"] for record in on_test_data.records} == {None}
     assert run.summary["moves"] == 0
     assert run.summary["active_clusters"] == 1
 

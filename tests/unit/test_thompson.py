@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbac import Thompson
+from fedbac import Accuracy, Ask, Moment, Thompson
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray
 from fedbac.selection import ThompsonState
@@ -14,6 +14,7 @@ from tests.unit.tiny import inclusion_statistic, selection_evidence
 
 SIZES = [10] * 10
 FIRST_FOUR = np.arange(10) < 4
+BEFORE, AFTER = Accuracy("received", "validation"), Accuracy("trained", "validation")
 
 
 def chosen(policy: Thompson, state: ThompsonState, round_: int, draws: int, sizes: list[int] = SIZES) -> np.ndarray:
@@ -71,7 +72,7 @@ def test_clients_without_data_are_never_selected() -> None:
 def test_learning_moves_the_selected_by_the_soft_step(accuracy: float, alpha: float, beta: float) -> None:
     policy = Thompson(warmup=0)
     before = policy.init(10)._replace(accuracy=np.array([0.5]))
-    after = policy.learn(before, selection_evidence(SIZES, 5, accuracy=accuracy), FIRST_FOUR)
+    after = policy.learn(before, selection_evidence(SIZES, 5, trained=accuracy), FIRST_FOUR)
     np.testing.assert_allclose(after.alpha_N, np.where(FIRST_FOUR, alpha, 1.0))
     np.testing.assert_allclose(after.beta_N, np.where(FIRST_FOUR, beta, 1.0))
     assert after.accuracy.tolist() == [accuracy]
@@ -83,7 +84,7 @@ def test_learning_accumulates_over_rounds() -> None:
     state = policy.init(3)._replace(accuracy=np.array([0.5]))
     masks = [[True, True, False], [True, False, True], [True, True, True], [False, True, True]]
     for accuracy, mask in zip((0.56, 0.52, 0.52, 0.9), masks, strict=True):
-        state = policy.learn(state, selection_evidence([1, 1, 1], 1, accuracy=accuracy), np.array(mask))
+        state = policy.learn(state, selection_evidence([1, 1, 1], 1, trained=accuracy), np.array(mask))
     np.testing.assert_allclose(state.alpha_N, [1.6, 3.6, 3.0])
     np.testing.assert_allclose(state.beta_N, [1.4, 1.0, 1.4])
 
@@ -91,29 +92,30 @@ def test_learning_accumulates_over_rounds() -> None:
 def test_initial_accuracy_is_measured_once() -> None:
     policy = Thompson()
     state = policy.init(10)
-    ask = policy.ask(state, 1)
-    assert ask.baseline
-    assert ask.accuracy == "validation"
-    state = policy.learn(state, selection_evidence(SIZES, 1, baseline=0.1, accuracy=0.2), FIRST_FOUR)
+    assert policy.ask(state, Moment(1, 100)) == Ask(before=(BEFORE,), after=(AFTER,))
+    assert policy.needs() == {BEFORE, AFTER}
+    state = policy.learn(state, selection_evidence(SIZES, 1, received=0.1, trained=0.2), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 2.0)
-    assert not policy.ask(state, 2).baseline
-    state = policy.learn(state, selection_evidence(SIZES, 2, accuracy=0.15), FIRST_FOUR)
+    assert policy.ask(state, Moment(2, 100)) == Ask(after=(AFTER,))
+    state = policy.learn(state, selection_evidence(SIZES, 2, trained=0.15), FIRST_FOUR)
     np.testing.assert_allclose(state.beta_N[:4], 1.5)
 
 
 def test_initial_accuracy_zero_rewards_the_first_round() -> None:
     policy = Thompson(initial_accuracy="zero")
-    assert not policy.ask(policy.init(10), 1).baseline
-    state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, accuracy=0.1), FIRST_FOUR)
+    assert policy.ask(policy.init(10), Moment(1, 100)) == Ask(after=(AFTER,))
+    assert policy.needs() == {AFTER}
+    state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, trained=0.1), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 2.0)
 
 
 def test_initial_accuracy_skip_learns_from_the_second_round() -> None:
     policy = Thompson(initial_accuracy="skip")
-    assert not policy.ask(policy.init(10), 1).baseline
-    state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, accuracy=0.1), FIRST_FOUR)
+    assert policy.ask(policy.init(10), Moment(1, 100)) == Ask(after=(AFTER,))
+    assert policy.needs() == {AFTER}
+    state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, trained=0.1), FIRST_FOUR)
     np.testing.assert_array_equal([state.alpha_N, state.beta_N], 1.0)
-    state = policy.learn(state, selection_evidence(SIZES, 2, accuracy=0.15), FIRST_FOUR)
+    state = policy.learn(state, selection_evidence(SIZES, 2, trained=0.15), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 1.5)
 
 
@@ -121,10 +123,10 @@ def test_initial_accuracy_skip_learns_from_the_second_round() -> None:
 def test_after_a_move_the_change_is_not_the_clients_doing(skip: bool) -> None:
     policy = Thompson(skip_after_move=skip)
     state = policy.init(10)._replace(accuracy=np.array([0.5]))
-    state = policy.learn(state, selection_evidence(SIZES, 3, accuracy=0.3, moved=True), FIRST_FOUR)
+    state = policy.learn(state, selection_evidence(SIZES, 3, trained=0.3, moved=True), FIRST_FOUR)
     np.testing.assert_allclose(state.beta_N, np.where(FIRST_FOUR & (not skip), 3.0, 1.0))
     # Either way the next round is compared with the accuracy after the move.
-    state = policy.learn(state, selection_evidence(SIZES, 4, accuracy=0.32), FIRST_FOUR)
+    state = policy.learn(state, selection_evidence(SIZES, 4, trained=0.32), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 1.2)
 
 
@@ -133,9 +135,9 @@ def test_warmup_updates_are_an_option() -> None:
     for option, gain in ((True, 1.0), (False, 0.0)):
         policy = Thompson(update_in_warmup=option, warmup=10)
         state = policy.init(10)._replace(accuracy=np.array([0.5]))
-        state = policy.learn(state, selection_evidence(SIZES, 10, accuracy=0.6), FIRST_FOUR)
+        state = policy.learn(state, selection_evidence(SIZES, 10, trained=0.6), FIRST_FOUR)
         np.testing.assert_allclose(state.alpha_N[:4], 1 + gain)
-        state = policy.learn(state, selection_evidence(SIZES, 11, accuracy=0.65), FIRST_FOUR)
+        state = policy.learn(state, selection_evidence(SIZES, 11, trained=0.65), FIRST_FOUR)
         np.testing.assert_allclose(state.alpha_N[:4], 1.5 + gain)
 
 
@@ -143,11 +145,12 @@ def test_constants_are_options() -> None:
     policy = Thompson(prior_alpha=2.0, prior_beta=3.0, step_scale=4.0, step_cap=0.5, reward_split="test")
     state = policy.init(2)
     np.testing.assert_array_equal([state.alpha_N, state.beta_N], [[2, 2], [3, 3]])
-    assert policy.ask(state, 1).accuracy == "test"
+    on_test_data = Ask(before=(Accuracy("received", "test"),), after=(Accuracy("trained", "test"),))
+    assert policy.ask(state, Moment(1, 100)) == on_test_data
     mask = np.array([True, False])
-    state = policy.learn(state, selection_evidence([1, 1], 1, baseline=0.1, accuracy=0.2), mask)
+    state = policy.learn(state, selection_evidence([1, 1], 1, received=0.1, trained=0.2, on="test"), mask)
     np.testing.assert_allclose(state.alpha_N, [2.4, 2.0])
-    state = policy.learn(state, selection_evidence([1, 1], 2, accuracy=0.0), mask)
+    state = policy.learn(state, selection_evidence([1, 1], 2, trained=0.0, on="test"), mask)
     np.testing.assert_allclose(state.beta_N, [3.5, 3.0])
 
 
@@ -155,10 +158,10 @@ def simulate(policy: Any, bad: int, seed: int, num_rounds: int) -> list[BoolArra
     """Play selection where accuracy is 0.7 with a little noise, and 0.1 lower whenever the bad client took part."""
     state, noise, masks = policy.init(10), stream(seed, "noise"), []
     for t in range(1, num_rounds + 1):
-        evidence = selection_evidence(SIZES, t, baseline=0.7 if policy.ask(state, t).baseline else None)
-        mask = policy.act(state, evidence, stream(seed, "selection", t))
+        before = 0.7 if policy.ask(state, Moment(t, num_rounds)).before else None
+        mask = policy.act(state, selection_evidence(SIZES, t, received=before), stream(seed, "selection", t))
         accuracy = 0.7 - 0.1 * mask[bad] + noise.normal(0, 0.01)
-        state = policy.learn(state, selection_evidence(SIZES, t, baseline=evidence.baseline, accuracy=accuracy), mask)
+        state = policy.learn(state, selection_evidence(SIZES, t, received=before, trained=accuracy), mask)
         masks.append(mask)
     return masks
 

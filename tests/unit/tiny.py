@@ -1,6 +1,6 @@
 """A federation small enough to train in a blink, for tests that look at whole rounds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,13 @@ import torch
 from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
 from fedbac.core.links import Ledger
 from fedbac.core.policies import ClusterPolicy
-from fedbac.core.queries import Evidence
+from fedbac.core.queries import Accuracy, Evidence, Loss, Models, Query, Split, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.state import State
 from fedbac.data import Dataset, toy
 from fedbac.models import builder
-from fedbac.rounds.cloud import State, rounds, start
-from fedbac.rounds.edge import EdgeSite, MeasureOrder, MeasureReport, TrainOrder, TrainReport
+from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
 
 
 def tiny_task(**changes: Any) -> Task:
@@ -53,28 +54,58 @@ def clustering_evidence(
     *,
     round_: int = 20,
     num_rounds: int = 100,
-    turn_N: BoolArray | None = None,
+    num_classes: int = 10,
     used_K: BoolArray | None = None,
-    alone_N: FloatArray | None = None,
+    readings: Mapping[Query, FloatArray] | None = None,
 ) -> Evidence:
-    """Return what the cloud shows a clustering policy; by default it is everybody's turn and all clusters trained."""
+    """Return what the cloud shows a clustering policy; by default all clusters trained, and averaging changed nothing.
+
+    ``readings`` holds answers other than those.
+    """
     label, loss = np.asarray(label_N, np.int64), np.asarray(loss_NK, np.float64)
+    own_N = loss[np.arange(label.size), label]
+    splits: tuple[Split, ...] = ("train", "validation")
+    models: tuple[Models, ...] = ("own", "unaveraged")
+    known: dict[Query, FloatArray] = {Loss("clusters"): loss, Loss("occupied"): loss}
+    for of in models:
+        for split in splits:
+            known[Loss(of, split)] = own_N
     return Evidence(
         round=round_,
         num_rounds=num_rounds,
+        num_classes=num_classes,
         size_N=np.full(label.size, 100),
+        readings=known | dict(readings or {}),
         label_N=label,
-        turn_N=np.ones(label.size, bool) if turn_N is None else turn_N,
         used_K=np.ones(loss.shape[1], bool) if used_K is None else used_K,
-        loss_NK=loss,
-        alone_NS=None if alone_N is None else alone_N[:, None],
-        together_NS=np.where(np.bincount(label)[label] > 1, loss[np.arange(label.size), label], np.nan)[:, None],
     )
 
 
-def selection_evidence(size_N: IntArray | list[int], round_: int = 1, **seen: Any) -> Evidence:
-    """Return what an edge shows a selection policy."""
-    return Evidence(round=round_, num_rounds=100, size_N=np.asarray(size_N, np.int64), **seen)
+def selection_evidence(
+    size_N: IntArray | list[int],
+    round_: int = 1,
+    *,
+    received: float | None = None,
+    trained: float | None = None,
+    loss_N: FloatArray | None = None,
+    on: Split = "validation",
+    num_classes: int = 10,
+    moved: bool = False,
+) -> Evidence:
+    """Return what an edge shows a selection policy: its model's accuracy before and after, its clients' losses."""
+    answers: dict[Query, float | FloatArray | None] = {
+        Accuracy("received", on): received,
+        Accuracy("trained", on): trained,
+        Statistic("loss"): loss_N,
+    }
+    return Evidence(
+        round=round_,
+        num_rounds=100,
+        num_classes=num_classes,
+        size_N=np.asarray(size_N, np.int64),
+        readings={query: np.asarray(value, np.float64) for query, value in answers.items() if value is not None},
+        moved=moved,
+    )
 
 
 def inclusion_statistic(count_N: IntArray, trials: int, picks: int) -> float:
@@ -101,13 +132,14 @@ class ScriptedEdges:
         self.orders.extend(orders)
         return [
             TrainReport(
-                parts=order.parts,
-                trained_size=1,
+                bank=order.bank,
+                weight={part: np.ones(1, dtype=np.int64) for part in order.bank},
                 selection=order.selection,
                 selected=(),
                 failed=(),
                 loss=0.0,
                 traffic=Ledger(),
+                readings=tuple(np.nan for _ in order.readings),
             )
             for order in orders
         ]
@@ -115,14 +147,13 @@ class ScriptedEdges:
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         loss_MK = self.loss_TMK[self.orders[-1].round - 1]
         return [
-            MeasureReport(
-                loss_V=loss_MK[order.edge] if order.split != "test" else np.zeros(len(order.models)),
-                accuracy_V=np.zeros(len(order.models)),
-                count=1,
-                traffic=Ledger(),
-            )
+            MeasureReport(tuple(self._reading(wanted, loss_MK[order.site]) for wanted in order.wanted), Ledger())
             for order in orders
         ]
+
+    def _reading(self, wanted: Wanted, loss_K: FloatArray) -> Reading:
+        loss_V = np.zeros(wanted.num_models) if wanted.by == "edge" else loss_K
+        return Reading(loss_V[:, None], np.zeros((wanted.num_models, 1)), np.ones(1, dtype=np.int64))
 
     def close(self) -> None:
         pass
@@ -138,9 +169,9 @@ def scripted_rounds(
     num_rounds, num_edges, _ = loss_TMK.shape
     task = tiny_task(num_edges=num_edges, clients_per_edge=1, rounds=num_rounds, network=Perceptron(hidden=()))
     experiment = Experiment(task=task, method=Method(name="x", clustering=clustering, personalization=PerCluster()))
-    sites = [EdgeSite(m, (m,), np.array([1]), np.array([0])) for m in range(num_edges)]
+    sites = [Site(m, (m,), np.array([1]), np.array([0]), num_classes=2) for m in range(num_edges)]
     build = builder(Perceptron(hidden=()), None, (1,), 2, seed=0)
     edges = ScriptedEdges(loss_TMK)
     yield from rounds(experiment, sites, edges, start(experiment, build, sites))
     if heard is not None:
-        heard.extend((order.round, order.edge, order.moved) for order in edges.orders)
+        heard.extend((order.round, order.site, order.moved) for order in edges.orders)

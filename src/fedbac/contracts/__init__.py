@@ -1,0 +1,41 @@
+"""What every policy and scheme promises, as checks for one of your own: ``from fedbac.contracts import check``.
+
+A check plays made-up rounds, without data and without training. It returns nothing if all promises are kept, and else
+raises an AssertionError that names the policy, the verb and what was expected.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from fedbac.contracts.clustering import check_clustering
+from fedbac.contracts.personalization import check_personalization
+from fedbac.contracts.selection import check_selection
+from fedbac.contracts.sharing import check_sharing
+from fedbac.contracts.topology import check_topology
+
+__all__ = [
+    "check",
+    "check_clustering",
+    "check_personalization",
+    "check_selection",
+    "check_sharing",
+    "check_topology",
+]
+
+
+def check(policy: Any) -> None:
+    """Check a policy or scheme of any column, by the verb or field that only this column has."""
+    column: dict[str, Callable[[Any], None]] = {
+        "clusters": check_clustering,
+        "phases": check_personalization,
+        "sites": check_topology,
+        "active": check_sharing,
+        "fraction": check_selection,
+    }
+    for name, chosen in column.items():
+        if hasattr(policy, name):
+            return chosen(policy)
+    raise AssertionError(
+        f"{type(policy).__name__} belongs to no column: clustering has clusters(), personalization phases(), topology "
+        "sites(), sharing the field active, and selection the field fraction"
+    )

@@ -1,0 +1,167 @@
+"""What all contracts share: settings, states, and verbs that leave alone what they are given."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import numpy as np
+import safetensors.torch
+from pydantic import ValidationError
+
+from fedbac.core.queries import Query
+from fedbac.core.settings import Settings
+from fedbac.core.state import flatten, unflatten
+from fedbac.errors import PolicyError
+
+QUERIES = get_args(Query)
+
+
+def require(kept: object, sentence: str) -> None:
+    """Raise the sentence if a promise is not kept; unlike ``assert``, also under ``python -O``."""
+    if not kept:
+        raise AssertionError(sentence)
+
+
+def check_settings(column: str, policy: Any, protocol: type) -> str:
+    """Hold a policy to its settings: frozen, complete and readable again; return how it is called in messages."""
+    who = f"method.{column} {getattr(policy, 'kind', type(policy).__name__)!r}"
+    require(isinstance(policy, Settings), f"{who}: its class must derive from fedbac.Settings")
+    members = {*vars(protocol), *protocol.__annotations__}
+    missing = sorted(name for name in members if not name.startswith("_") and not hasattr(policy, name))
+    require(not missing, f"{who}: it lacks {', '.join(missing)}, which {protocol.__name__} asks for")
+    kind = type(policy).model_fields.get("kind")
+    require(
+        kind is not None and kind.default == policy.kind,
+        f"{who}: kind must be a field with its name as the default, as in kind: Literal['mine'] = 'mine'",
+    )
+    require(_refuses_change(policy), f"{who}: its settings must be frozen, but a field could be set after it was made")
+    for name, read in (("model_dump", fresh), ("model_dump_json", _fresh_from_text)):
+        try:
+            again = read(policy)
+        except ValidationError as error:
+            raise AssertionError(f"{who}: what {name}() writes cannot be read again: {error}") from error
+        require(again == policy, f"{who}: what {name}() writes must be read again as the same settings, not {again}")
+    return who
+
+
+def fresh(policy: Any) -> Any:
+    """Return the policy as another process makes it from its settings: nothing else comes along."""
+    return type(policy).model_validate(policy.model_dump())
+
+
+def _fresh_from_text(policy: Any) -> Any:
+    return type(policy).model_validate_json(policy.model_dump_json())
+
+
+def _refuses_change(policy: Any) -> bool:
+    try:
+        policy.kind = policy.kind
+    except ValidationError:
+        return True
+    return False
+
+
+@contextmanager
+def calling(who: str, verb: str, **given: Any) -> Iterator[None]:
+    """Call a verb: it may not write to what it is given, nor look at what it did not ask for."""
+    before = copy.deepcopy(given)
+    try:
+        yield
+    except PolicyError as error:
+        if "was not asked for" in str(error):  # which evidence says, and it does not know who looked
+            raise AssertionError(f"{who}: {verb} looked at what it did not ask for: {error}") from error
+        raise AssertionError(str(error)) from error
+    written = difference(before, given)
+    require(not written, f"{who}: {verb} wrote to {written} in place; it must return new arrays and leave these alone")
+
+
+def difference(left: Any, right: Any) -> str | None:
+    """Return the path of an array in which two trees differ, by type, shape or value; None if they are the same."""
+    if type(left) is not type(right):
+        return f"its type ({type(left).__name__}, {type(right).__name__})"
+    ours, theirs = flatten(left), flatten(right)
+    for path in sorted({*ours, *theirs}):
+        if path not in ours or path not in theirs:
+            return path
+        a, b = ours[path].numpy(), theirs[path].numpy()
+        if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+            return path
+    return None
+
+
+def check_state(who: str, verb: str, state: Any, like: Any = None) -> None:
+    """Hold a state to be a named tuple of arrays of numbers, the same fields all the time."""
+    named = isinstance(state, tuple) and hasattr(state, "_fields")
+    require(named, f"{who}: {verb} must return a named tuple of arrays as its state, not a {type(state).__name__}")
+    for field, value in zip(state._fields, state, strict=True):
+        found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        good = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+        require(good, f"{who}: {verb} must return an array of numbers as field {field} of its state, not {found}")
+    require(
+        like is None or type(state) is type(like),
+        f"{who}: {verb} must return the type of state that init() does, {type(like).__name__}, or a checkpoint forgets "
+        f"what is added; not {type(state).__name__}",
+    )
+
+
+def check_adaptive(who: str, adaptive: object, begin: Any, end: Any) -> None:
+    """Hold ``adaptive`` to be true exactly if the state changes."""
+    learned = difference(begin, end) is not None
+    require(isinstance(adaptive, bool), f"{who}: adaptive must be true or false, not {adaptive!r}")
+    require(
+        adaptive == learned,
+        f"{who}: adaptive is {adaptive}, but many rounds {'changed' if learned else 'did not change'} its state; it "
+        "must be true exactly if the policy learns",
+    )
+
+
+def reloaded(state: Any, template: Any) -> Any:
+    """Return a state after a trip through the bytes of a checkpoint, with a first state as the template."""
+    return unflatten(template, safetensors.torch.load(safetensors.torch.save(flatten(state, "state"))), "state")
+
+
+def check_reload(who: str, state: Any, template: Any) -> Any:
+    """Return a state after that trip if it is the same."""
+    loaded = reloaded(state, template)
+    lost = difference(state, loaded)
+    require(not lost, f"{who}: field {lost} of its state does not survive a checkpoint")
+    return loaded
+
+
+def check_same(who: str, verb: str, first: Any, second: Any, why: str) -> None:
+    """Hold two answers of a verb to be the same."""
+    where = difference((first,), (second,))
+    require(where is None, f"{who}: {verb} answered differently {why}")
+
+
+REPEATED = (
+    "to the same state, evidence and stream; all chance must come from rng, and all that it remembers must be in its "
+    "state"
+)
+RESUMED = "after its state was saved and read again; all that it remembers must be in its state"
+
+
+def check_needs(who: str, policy: Any, possible: Callable[[Query], bool], choice: str) -> frozenset[Query]:
+    """Return all that a policy may ever ask for if it can be measured for its column."""
+    needs = policy.needs()
+    require(
+        isinstance(needs, frozenset) and all(isinstance(query, QUERIES) for query in needs),
+        f"{who}: needs() must return a frozenset of queries, not {needs!r}",
+    )
+    for query in needs:
+        require(possible(query), f"{who}: needs() names {query}, which cannot be measured for it; it can have {choice}")
+    return frozenset(needs)
+
+
+def check_asked(who: str, queries: Iterable[Query], needs: frozenset[Query]) -> None:
+    """Hold a policy to ask for nothing but what it said it needs."""
+    for query in queries:
+        require(query in needs, f"{who}: ask() names {query}, which needs() does not declare")
+
+
+def check_notes(who: str, policy: Any, state: Any) -> None:
+    """Hold the numbers for the record to be numbers by name."""
+    notes = policy.notes(state)
+    good = hasattr(notes, "items") and all(isinstance(k, str) and np.ndim(v) == 0 for k, v in notes.items())
+    require(good, f"{who}: notes() must return single numbers by name, not {notes!r}")

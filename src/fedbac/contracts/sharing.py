@@ -1,0 +1,102 @@
+"""What every sharing policy promises the cloud."""
+
+from typing import Any
+
+import numpy as np
+
+from fedbac.contracts.cloud import ALL_ROUNDS, World
+from fedbac.contracts.common import (
+    QUERIES,
+    REPEATED,
+    RESUMED,
+    calling,
+    check_adaptive,
+    check_asked,
+    check_needs,
+    check_notes,
+    check_reload,
+    check_same,
+    check_settings,
+    check_state,
+    fresh,
+    require,
+)
+from fedbac.core.answers import checked_exchange
+from fedbac.core.policies import Exchange, Noting, Sharing
+from fedbac.core.queries import Accuracy, Loss, Moment, Query
+
+NUM_ROUNDS = 100
+
+
+def check_sharing(policy: Any, num_members: int = 6) -> None:
+    """Hold a sharing policy to its promises, with so many members."""
+    who = check_settings("sharing", policy, Sharing)
+    needs = check_needs(who, policy, _possible, "Loss and Accuracy of trained models, Statistic and Gram")
+    cloud = _Cloud(who, policy, needs, num_members)
+    begin, end = cloud.begin(), cloud.play()
+    check_adaptive(who, policy.adaptive, begin, end)
+    again = _Cloud(who, fresh(policy), needs, num_members).play()
+    check_same(who, "learn()", end, again, "when the same rounds were played again; all it remembers belongs in state")
+    for t, state in ((1, begin), (NUM_ROUNDS + 1, end)):
+        loaded = check_reload(who, state, policy.init(num_members))
+        other = _Cloud(who, fresh(policy), needs, num_members)
+        check_same(who, "act()", cloud.act(state, t), other.act(loaded, t), RESUMED)
+        check_same(who, "ask() or learn()", cloud.learn(state, t), other.learn(loaded, t), RESUMED)
+        if isinstance(policy, Noting):
+            check_notes(who, policy, state)
+
+
+class _Cloud:
+    """A cloud of made-up members in clusters that share; the last cluster has nobody, and never had."""
+
+    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int) -> None:
+        self.who, self.policy, self.needs, self.num_members = who, policy, needs, num_members
+        self.num_clusters = 1 + (num_members + 1) // 2
+        label_N = np.arange(num_members) % (self.num_clusters - 1)
+        self.world = World(label_N, np.isin(np.arange(self.num_clusters), label_N))
+
+    def begin(self) -> Any:
+        state = self.policy.init(self.num_members)
+        check_state(self.who, "init()", state)
+        return state
+
+    def play(self) -> Any:
+        """Return the state after many rounds."""
+        state = self.begin()
+        for t in range(1, NUM_ROUNDS + 1):
+            self.act(state, t)
+            state = self.learn(state, t)
+        return state
+
+    def act(self, state: Any, t: int) -> Exchange:
+        """Return what clusters send; nothing of this round is measured yet."""
+        evidence = self.world.evidence(t)
+        with calling(self.who, "act()", state=state, evidence=evidence):
+            exchange = checked_exchange(self.policy, self.policy.act(state, evidence), self.num_clusters)
+        check_same(self.who, "act()", exchange, self.policy.act(state, evidence), REPEATED)
+        nothing = exchange.mix_KJ is None or np.array_equal(exchange.mix_KJ, np.eye(self.num_clusters))
+        require(nothing or self.policy.active, f"{self.who}: active is False, so act() must exchange nothing")
+        return exchange
+
+    def learn(self, state: Any, t: int) -> Any:
+        """Return the state after the round."""
+        evidence = self.world.evidence(t, self._ask(state, t))
+        with calling(self.who, "learn()", state=state, evidence=evidence):
+            after = self.policy.learn(state, evidence)
+        check_state(self.who, "learn()", after, like=state)
+        check_same(self.who, "learn()", after, self.policy.learn(state, evidence), REPEATED)
+        return after
+
+    def _ask(self, state: Any, t: int) -> tuple[Query, ...]:
+        with calling(self.who, "ask()", state=state):
+            asked = self.policy.ask(state, Moment(t, ALL_ROUNDS))
+        require(
+            isinstance(asked, tuple) and all(isinstance(query, QUERIES) for query in asked),
+            f"{self.who}: ask() must return a tuple of queries, not {asked!r}",
+        )
+        check_asked(self.who, asked, self.needs)
+        return tuple(asked)
+
+
+def _possible(query: Query) -> bool:
+    return not isinstance(query, Loss | Accuracy) or (query.of == "trained" and not query.each)

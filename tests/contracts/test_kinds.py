@@ -1,0 +1,144 @@
+"""Every kind that is registered keeps the contract of its column, with every value of its options."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from fedbac import (
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    TOPOLOGY,
+    CosineSplits,
+    CreditThompson,
+    Evidence,
+    Merging,
+    Moment,
+    Random,
+    Shared,
+    Thompson,
+)
+from fedbac.contracts import (
+    check,
+    check_clustering,
+    check_personalization,
+    check_selection,
+    check_sharing,
+    check_topology,
+)
+from fedbac.contracts.common import difference, reloaded
+from fedbac.core.policies import SelectionPolicy
+from fedbac.core.rng import stream
+from fedbac.core.settings import FloatArray
+from tests.contracts.variants import variants
+
+SELECTIONS = variants(SELECTION) | {
+    "credit-without-warm-up": CreditThompson(shared=Thompson(warmup=0, initial_accuracy="skip")),
+}
+CLUSTERINGS = variants(CLUSTERING, period=5, first_split=1) | {
+    "cosine_splits-that-split": CosineSplits(first_split=1, thresholds="absolute", epsilon_1=9.0, epsilon_2=0.1),
+    "merging-by-test-data": Merging(reward_splits=("test",)),
+}
+SHARINGS, TOPOLOGIES = variants(SHARING), variants(TOPOLOGY)
+SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
+
+
+@pytest.mark.parametrize("policy", SELECTIONS.values(), ids=SELECTIONS)
+def test_selection(policy: Any) -> None:
+    check_selection(policy)
+    assert SELECTION.kinds[policy.kind] is type(policy)
+
+
+@pytest.mark.parametrize("policy", CLUSTERINGS.values(), ids=CLUSTERINGS)
+def test_clustering(policy: Any) -> None:
+    check_clustering(policy)
+    assert CLUSTERING.kinds[policy.kind] is type(policy)
+
+
+@pytest.mark.parametrize("policy", SHARINGS.values(), ids=SHARINGS)
+def test_sharing(policy: Any) -> None:
+    check_sharing(policy)
+    assert SHARING.kinds[policy.kind] is type(policy)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_personalization(scheme: Any) -> None:
+    check_personalization(scheme)
+    assert PERSONALIZATION.kinds[scheme.kind] is type(scheme)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+def test_topology(topology: Any) -> None:
+    check_topology(topology)
+    assert TOPOLOGY.kinds[topology.kind] is type(topology)
+
+
+@pytest.mark.parametrize("choice", [CLUSTERING, SELECTION, SHARING, PERSONALIZATION, TOPOLOGY])
+def test_check_finds_the_column(choice: Any) -> None:
+    for cls in choice.builtin:
+        check(cls())
+    with pytest.raises(AssertionError, match="int belongs to no column"):
+        check(3)
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 25])
+def test_members_may_be_one_or_many(num_members: int) -> None:
+    for kind in SELECTION.builtin:
+        check_selection(kind(), num_members)
+    for cls in CLUSTERING.builtin:
+        fields = {"num_clusters": None} if "num_clusters" in cls.model_fields else {}
+        check_clustering(cls(**fields), num_members)
+    for cls in SHARING.builtin:
+        check_sharing(cls(), num_members)
+
+
+@pytest.mark.parametrize("policy", SELECTIONS.values(), ids=SELECTIONS)
+def test_the_stream_matters_where_not_everybody_is_selected(policy: SelectionPolicy) -> None:
+    policy = policy.model_copy(update={"fraction": 0.4})  # type: ignore[attr-defined]
+    seen = Evidence(round=1, num_rounds=100, num_classes=10, size_N=np.full(10, 5))
+    masks = {tuple(policy.act(policy.init(10), seen, stream(0, "act", i)).tolist()) for i in range(20)}
+    assert len(masks) > 1
+
+
+@pytest.mark.parametrize("policy", variants(CLUSTERING, period=7).values())
+def test_nothing_is_due_between_periods(policy: Any) -> None:
+    due = [t for t in range(1, 30) if policy.ask(policy.init(6), Moment(t, 100)) is not None]
+    if "period" in type(policy).model_fields:
+        assert due == [7, 14, 21, 28]
+    else:
+        assert due in ([], list(range(1, 30)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_all_parts_of_our_schemes_are_trained(scheme: Any) -> None:
+    assert {part for phase in scheme.phases() for part in phase.moves} == set(scheme.parts)
+
+
+class Memory(NamedTuple):
+    left: FloatArray
+    right: FloatArray
+
+
+NUMBERS = np.arange(3.0)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [Memory(np.array(3.0), np.zeros(2)), Memory(NUMBERS, NUMBERS), Memory(np.zeros(2), np.zeros((2, 0)))],
+    ids=["a number", "one array twice", "an empty array"],
+)
+def test_any_named_tuple_of_arrays_survives_a_checkpoint(state: Memory) -> None:
+    """Nobody writes to a state, so a policy of the user's may hold a single number, or one array in two places."""
+    template = Memory(np.zeros_like(state.left), np.zeros_like(state.right))
+    assert difference(reloaded(state, template), state) is None
+
+
+def test_a_promise_holds_for_subclasses_with_settings_of_their_own() -> None:
+    class Picky(Random):
+        """A policy of the user's."""
+
+        least: int = 3
+
+    check(Picky(least=4))

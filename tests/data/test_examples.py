@@ -1,0 +1,60 @@
+"""Examples as trainers see them: streams of visits, and the share of a client in the test data of its edge."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedbac.config.experiment import Training
+from fedbac.core.requests import Evaluate
+from fedbac.data import Partition, class_counts, partition, toy
+from fedbac.local import Examples
+
+DATA = toy(num_classes=5, train=300, test=90)
+LOOSE = Partition(min_client_samples=1, min_edge_test=1, dirichlet_client=0.3, dirichlet_server=0.5)
+
+
+def examples_of(clients: tuple[int, ...], seed: int) -> Examples:
+    shards = partition(DATA.y_train, DATA.y_test, 5, clients, LOOSE, seed)
+    return Examples(DATA, shards, Training(), None, seed, DATA.normalization())
+
+
+@settings(max_examples=25, deadline=None)
+@given(clients=st.lists(st.integers(1, 4), min_size=1, max_size=4), seed=st.integers(0, 50))
+def test_a_clients_test_data_are_the_same_to_all_and_to_its_edge_alone(clients: list[int], seed: int) -> None:
+    whole = examples_of(tuple(clients), seed)
+    for edge, members in enumerate(whole.shards.clients):
+        alone = whole.of_edge(edge)
+        asked = Evaluate({}, {}, "test", tuple(members))
+        for mine, theirs in zip(whole.groups(asked), alone.groups(asked), strict=True):
+            np.testing.assert_array_equal(DATA.x_test[mine], alone.dataset.x_test[theirs])
+            np.testing.assert_array_equal(DATA.y_test[mine], alone.dataset.y_test[theirs])
+        shares = [whole.client_test[client] for client in members]
+        np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.sort(whole.shards.test[edge]))
+        trained = class_counts(DATA.y_train, [whole.shards.train[client] for client in members], 5)
+        tested = class_counts(DATA.y_test, shares, 5)
+        held = trained.sum(0) > 0
+        assert not tested[:, held][trained[:, held] == 0].any(), "nobody is judged on a class that only others hold"
+
+
+def test_a_clients_test_data_are_capped_like_its_other_data() -> None:
+    examples = examples_of((2, 2), 0)
+    asked = Evaluate({}, {}, "test", (0, 3), max_samples=4)
+    for client, group in zip((0, 3), examples.groups(asked), strict=True):
+        assert group.size == min(4, examples.client_test[client].size)
+        assert np.isin(group, examples.client_test[client]).all()
+
+
+@pytest.mark.parametrize("client", [0, 3])
+def test_more_epochs_go_on_where_fewer_end(client: int) -> None:
+    """So a phase sees the same batches whatever phases come before and after it."""
+    examples = examples_of((2, 2), 0)
+    long = examples.visits(client, 3, 1, 5)
+    assert long.shape == (5, examples.shards.train[client].size)
+    np.testing.assert_array_equal(long[:2], examples.visits(client, 3, 1, 2))
+    assert len({tuple(row) for row in long.tolist()}) == 5
+    assert not np.array_equal(long, examples.visits(client, 3, 2, 5))
+
+
+def test_an_order_without_epochs_visits_nothing() -> None:
+    assert examples_of((1,), 0).visits(0, 1, 0, 0).shape[0] == 0

@@ -1,0 +1,75 @@
+"""The report's figures: they show the records, repeat, and change nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from fedbac.report import figures, save_figures
+from fedbac.report.canvas import apart
+from fedbac.report.groups import groups
+from fedbac.report.page import inline_svg
+from fedbac.runs.store import Run
+from tests.made_up_runs import TOP, fake, with_task
+
+
+@pytest.fixture(scope="module")
+def three() -> list[Run]:
+    return [fake(name) for name in TOP]
+
+
+def thick_lines(figure: Figure) -> list[tuple[str, Any]]:
+    return [(to_hex(line.get_color()), line.get_ydata()) for line in figure.axes[0].lines if line.get_linewidth() > 2]
+
+
+def test_seeds_are_drawn_thin_with_a_bold_mean() -> None:
+    runs = [fake(seed=0), fake(seed=1), with_task(fake(seed=2, rounds=8), rounds=12)]
+    figure = figures(runs)["accuracy"]
+    ((_, mean_T),) = thick_lines(figure)
+    expected_T = np.mean([[100 * record["accuracy"] for record in run.records[:8]] for run in runs], axis=0)
+    np.testing.assert_allclose(mean_T, expected_T)
+    thin = [np.asarray(line.get_ydata()) for line in figure.axes[0].lines if line.get_linewidth() < 1]
+    assert [line.size for line in thin] == [12, 12, 8]
+
+
+def test_figures_show_the_records(three: list[Run]) -> None:
+    drawn = figures(three)
+    assert list(drawn) == ["accuracy", "clusters", "edges", "bytes", "assignment"]
+    lines = dict(thick_lines(drawn["accuracy"]))
+    expected_T = [100 * record["accuracy"] for record in three[2].records]
+    np.testing.assert_allclose(lines[groups(three)[2].look.colour], expected_T)
+    assert [list(line[1])[-1] for line in thick_lines(drawn["clusters"])] == [5, 5, 0]
+    assert len(drawn["assignment"].axes) == 2  # hierfavg has one cluster
+    words = {text.get_text() for axes in drawn["accuracy"].axes for text in axes.texts}
+    assert words == {f"{run.name} {100 * run.summary['accuracy']:.1f} %" for run in three}
+
+
+def test_one_cluster_has_no_assignment() -> None:
+    assert "assignment" not in figures([fake("hierfavg")])
+
+
+def test_nothing_global_is_changed() -> None:
+    before = dict(matplotlib.rcParams)
+    page_svg = inline_svg(figures([fake("hierfavg", rounds=2)])["bytes"], "x", "y")
+    assert page_svg.startswith("<svg")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_saved_figures_repeat(three: list[Run], tmp_path: Path) -> None:
+    paths = save_figures(three[2:], tmp_path / "a")
+    assert {path.name for path in paths} >= {"accuracy.svg", "accuracy.png", "edges.svg", "bytes.png"}
+    for path in save_figures(three[2:], tmp_path / "b", formats=("svg",)):
+        assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.2))
+def test_labels_never_overlap(wanted: list[float], gap: float) -> None:
+    places = apart(np.sort(wanted), gap)
+    assert (np.diff(places) >= gap - 1e-9).all()
+    assert places[-1] <= max(1.0, gap * (len(wanted) - 1)) + 1e-9

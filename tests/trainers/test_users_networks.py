@@ -1,0 +1,116 @@
+"""Networks of the user's: dropout, batch normalization, weights held still."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedbac.errors import ConfigError
+from fedbac.local import LoopTrainer, VmapTrainer
+from fedbac.personalization import Additive, Shared
+from tests.support import Regular, distance, on_test, start_of
+from tests.trainers.reference import check, requests, setting
+
+
+def test_a_network_of_the_users_with_dropout() -> None:
+    scheme = Additive()
+    federation = setting(scheme, user=lambda: Regular(dropout=0.5))
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    before = torch.get_rng_state()
+    asked = requests(federation, scheme)
+    first = trainer.train(asked)
+    torch.manual_seed(99)
+    backwards = trainer.train(asked[::-1])[::-1]
+    torch.set_rng_state(before)
+    trainer.train(asked)
+    assert torch.equal(torch.get_rng_state(), before), "training must leave torch's own generator alone"
+    for request, one, other in zip(asked, first, backwards, strict=True):
+        check(one, federation, scheme, request)
+        assert distance(one.parts_C, other.parts_C) == 0
+    calm = setting(scheme, user=Regular)
+    without = LoopTrainer(calm.network, scheme, calm.examples).train(asked)
+    assert distance(first[0].parts_C, without[0].parts_C) > 1e-3
+    other_round = trainer.train(requests(federation, scheme, edge_round=1))
+    assert distance(first[0].parts_C, other_round[0].parts_C) > 1e-3
+    model = (start_of(asked[0], 0),)
+    twice = [trainer.evaluate([on_test(model, 0)])[0].loss_VG for _ in range(2)]
+    np.testing.assert_array_equal(twice[0], twice[1])
+
+
+def test_vmap_trains_with_dropout_and_repeats_itself() -> None:
+    scheme = Shared()
+    federation = setting(scheme, user=lambda: Regular(dropout=0.5))
+    asked = requests(federation, scheme)
+    runs = [
+        VmapTrainer(federation.network, scheme, federation.examples, torch.device("cpu")).train(asked) for _ in range(2)
+    ]
+    for one, other in zip(*runs, strict=True):
+        assert distance(one.parts_C, other.parts_C) == 0
+        assert np.isfinite(one.loss_C).all()
+    calm = setting(scheme, user=Regular)
+    without = LoopTrainer(calm.network, scheme, calm.examples).train(asked)
+    assert distance(runs[0][0].parts_C, without[0].parts_C) > 1e-3
+
+
+def test_batch_normalization_statistics_are_learned_and_belong_to_the_client() -> None:
+    scheme = Additive()
+    federation = setting(scheme, user=lambda: Regular(norm=True), batch_size=6)
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    asked = requests(federation, scheme)
+    assert "norm.running_mean" in asked[0].bank["global"]
+    first = trainer.train(asked)
+    for request, trained in zip(asked, first, strict=True):
+        check(trained, federation, scheme, request)
+        moved = trained.parts_C["global"]["norm.running_mean"] - request.bank["global"]["norm.running_mean"]
+        assert (moved.abs().amax(1) > 1e-3).all()
+    trainer.evaluate([on_test((start_of(asked[1], 0),), 0)])
+    for one, other in zip(first, trainer.train(asked[::-1])[::-1], strict=True):
+        assert distance(one.parts_C, other.parts_C) == 0
+
+
+def test_vmap_refuses_a_network_with_buffers_before_any_work() -> None:
+    federation = setting(Shared(), user=lambda: Regular(norm=True))
+    with pytest.raises(ConfigError, match="batch normalization"):
+        VmapTrainer(federation.network, Shared(), federation.examples, torch.device("cpu"))
+
+
+def test_data_are_let_go_with_their_run() -> None:
+    federation = setting(Shared())
+    (request, *_) = requests(federation, Shared())
+    LoopTrainer(federation.network, Shared(), federation.examples).train([request])
+    examples = weakref.ref(federation.examples)
+    del federation, request
+    gc.collect()
+    assert examples() is None
+
+
+def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before() -> None:
+    def build() -> nn.Module:
+        network = Regular(norm=True)
+        assert isinstance(network.norm, nn.BatchNorm2d)
+        network.norm.momentum = None
+        return network
+
+    scheme = Shared()
+    federation = setting(scheme, user=build, batch_size=6)
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    asked = requests(federation, scheme)
+    first = trainer.train(asked)
+    for one, other in zip(first, trainer.train(asked[::-1])[::-1], strict=True):
+        assert distance(one.parts_C, other.parts_C) == 0
+
+
+def test_weights_that_the_users_network_holds_still_stay() -> None:
+    def build() -> nn.Module:
+        network = Regular()
+        network.conv.requires_grad_(False)
+        return network
+
+    federation = setting(Shared(), user=build)
+    (request, *_) = requests(federation, Shared())
+    trained = LoopTrainer(federation.network, Shared(), federation.examples).train([request])[0]
+    conv = trained.parts_C["global"]["conv.weight"]
+    torch.testing.assert_close(conv, request.bank["global"]["conv.weight"].expand_as(conv))
