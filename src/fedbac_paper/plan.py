@@ -23,8 +23,8 @@ TRAINING_EXAMPLES = {"cifar10": 50_000, "svhn": 73_257, "fashion-mnist": 60_000}
 Status = Literal["finished", "begun", "missing"]
 SALT = "each network is clipped by itself"
 """Every hash contains it. Choose another one when a default changes: a hash leaves defaults out, so earlier runs and
-results would be taken for runs under the new default. ``tests/golden/test_golden_defaults.py`` watches over that, and says of each default that changed under
-this salt why the runs are the same."""
+results would be taken for runs under the new default. ``tests/golden/test_golden_defaults.py`` watches over that, and
+says of each default that changed under this salt why the runs are the same."""
 REVISIONS = {
     "merging": "the running reward starts at 0, on all data; each merger counts by itself",
     "once_overfitted": "all clusters share or none, and for good, from the first half on",
