@@ -26,7 +26,8 @@ SALT = "each network is clipped by itself"
 results would be taken for runs under the new default. ``tests/golden/test_golden_defaults.py`` watches over that, and
 says of each default that changed under this salt why the runs are the same."""
 REVISIONS = {
-    "merging": "the running reward starts at 0, on all data; each merger counts by itself",
+    "merging": "the running reward starts at 0, on all data; each merger counts by itself; who is given another "
+    "network has moved",
     "once_overfitted": "all clusters share or none, and for good, from the first half on",
     "credit_thompson": "who holds little is not judged",
 }

@@ -216,6 +216,19 @@ def test_a_cluster_continues_from_the_mix_that_the_policy_says() -> None:
         torch.testing.assert_close(value[2], torch.full_like(value[2], second))
 
 
+def test_whoever_is_given_another_network_has_moved() -> None:
+    """An edge that stays in a cluster which another one joins is told so too: its clients are not to blame."""
+    mix = ((1.0, 0.0, 0.0), (0.25, 0.75, 0.0), (0.0, 0.0, 1.0))
+    labels, after = (0, 1, 2), (1, 1, 2)
+    for origin, moved in ((mix, [True, True, False]), (None, [True, False, False])):
+        clustering = Scripted(num_clusters=3, script=(labels, after), origin=origin)
+        played = play(
+            Method(name="test", clustering=clustering, personalization=PerCluster()), DATA, UNEVEN, num_rounds=2
+        )
+        assert [state.moved_M.tolist() for state in played.states] == [[False] * 3, moved, [False] * 3]
+        assert [record["moves"] for record in played.records] == [1, 0], "labels that changed"
+
+
 SPLITS: tuple[Split, ...] = ("train", "validation")
 OCCUPIED = Loss("occupied")
 

@@ -31,7 +31,7 @@ from fedbac.core.policies import Noting
 from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Gram, Loss, Models, Moment, Query, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.schemes import moving_parts
-from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import gram, plan_look
@@ -246,7 +246,7 @@ class Round:
             state,
             parts=self._mixed(state.parts, origin_KJ),
             label_M=label_M,
-            moved_M=label_M != state.label_M,
+            moved_M=(label_M != state.label_M) | _given_another(label_M, origin_KJ),
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_M),
             clustering=memory,
         )
@@ -290,6 +290,14 @@ class Round:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
             self.traffic.merge(self.link.traffic)
         return self.traffic.nested()
+
+
+def _given_another(label_M: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
+    """Return which sites find another network in their cluster, though they may never have left it."""
+    if origin_KJ is None:
+        return np.zeros(label_M.size, dtype=bool)
+    changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
+    return changed_K[label_M]
 
 
 def _mean_loss(sites: Sequence[Site], reports: Sequence[TrainReport]) -> float | None:
