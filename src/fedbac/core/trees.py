@@ -16,8 +16,10 @@ def stack(trees: Sequence[Params]) -> Params:
 
 
 def join(stacks: Sequence[Params]) -> Params:
-    """Return stacks of networks as one stack, copied; the weights of each network lie one after another."""
+    """Return stacks of networks as one stack, copied; weights of one number type then lie one after another."""
     names = list(stacks[0])
+    if len({value.dtype for value in stacks[0].values()}) > 1:  # in one matrix, a large counter would lose digits
+        return {name: torch.cat([stack[name] for stack in stacks]) for name in names}
     return shaped(torch.cat([rows({name: stack[name] for name in names}) for stack in stacks]), stacks[0])
 
 
