@@ -130,7 +130,7 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
         trained = {client for record in run.records[:saved] for edge in record["selected"] for client in edge}
         assert len({row.numpy().tobytes() for row in first}) == len(trained) + (len(trained) < 12)
     if name == "cfl":
-        assert run.records[2]["active_clusters"] < run.records[-1]["active_clusters"], "it splits after the kill too"
+        assert run.records[2]["active_clusters"] < run.records[-1]["active_clusters"], "it splits after the kill"
 
 
 @pytest.mark.parametrize("moment", ["record", "tensors", "manifest", "half-line"])

@@ -36,7 +36,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "fedprox": ("method.personalization.proximal=0.5",),
     "ditto": ("method.selection.fraction=0.5",),
     "fedper": (),
-    "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 1, min_members: 2}",),
+    "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 5}",),
 }
 """Methods whose state is of another make: one site, parts of edges and of clients, clusters that split."""
 SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
