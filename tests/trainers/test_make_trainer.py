@@ -34,7 +34,7 @@ class InThree(Settings):
     phase: Any
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        raise NotImplementedError
+        raise AssertionError("making a trainer starts no network")
 
     def phases(self) -> tuple[Phase, ...]:
         return (self.phase,)
