@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import NonNegativeFloat
 
 import fedbac
-from fedbac import Ask, Evidence, Moment, NoState, Settings
+from fedbac import Ask, Evidence, NoState, Settings
 from fedbac.contracts import check
 from fedbac.core.bandits import budget, top
 from fedbac.core.queries import Query
@@ -32,7 +32,7 @@ class LargestFirst(Settings):
         """Return the empty state: this policy learns nothing."""
         return NoState()
 
-    def ask(self, state: NoState, moment: Moment) -> Ask:
+    def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
         """Need nothing measured in this round."""
         return Ask()
 

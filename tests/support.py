@@ -112,7 +112,9 @@ def model_of_edge(played: Played, edge: int, state: State | None = None) -> Part
     """Return the networks that an edge uses, by default at the end."""
     state = state or played.end
     site = played.federation.sites[edge]
-    held = holdings(played.experiment.method.personalization.parts, site, int(state.label_M[edge]))
+    held = holdings(
+        played.experiment.method.personalization.parts, site, np.full(len(site.clients), state.label_N[edge])
+    )
     return {part: trees.take(state.parts[part], int(own.owner_R[0])) for part, own in held.items()}
 
 

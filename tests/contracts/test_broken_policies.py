@@ -106,7 +106,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
         "learn() must return the type of state that init() does, Count",
     ),
     "an ask that was not declared": (
-        {"ask": lambda s, m, t: Ask(after=(Statistic("loss"),))},
+        {"ask": lambda s, m, e, r: Ask(after=(Statistic("loss"),))},
         "ask() names Statistic(name='loss'), which needs() does not declare",
     ),
     "a look at what was not asked for": (
@@ -118,18 +118,18 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
     "the future": (
         {
             "needs": lambda s: frozenset({Accuracy("trained", "train")}),
-            "ask": lambda s, m, t: Ask(before=(Accuracy("trained", "train"),)),
+            "ask": lambda s, m, e, r: Ask(before=(Accuracy("trained", "train"),)),
         },
         "only models received are known then",
     ),
     "the past": (
         {
             "needs": lambda s: frozenset({Loss("received", "train")}),
-            "ask": lambda s, m, t: Ask(after=(Loss("received", "train"),)),
+            "ask": lambda s, m, e, r: Ask(after=(Loss("received", "train"),)),
         },
         "ask for received models before",
     ),
-    "a tuple as an ask": ({"ask": lambda s, m, t: ()}, "ask() must return an Ask, not a tuple"),
+    "a tuple as an ask": ({"ask": lambda s, m, e, r: ()}, "ask() must return an Ask, not a tuple"),
     "trust by indices": ({"trusted": lambda s, m: np.array([1])}, "trusted() must return an array of bool"),
 }
 
@@ -209,8 +209,8 @@ SHARING: dict[str, tuple[dict[str, Any], str]] = {
         "ask() names Statistic(name='loss'), which needs() does not declare",
     ),
     "what nobody measures for it": (
-        {"needs": lambda s: frozenset({Loss("own")})},
-        "it can have Loss and Accuracy of trained models",
+        {"needs": lambda s: frozenset({Loss("clusters")})},
+        "it can have Loss and Accuracy of trained, own",
     ),
     "state written in place": (COUNTING | {"learn": counted_in_place}, "learn() wrote to state/rounds in place"),
     "learning that is not said": (COUNTING, "adaptive is False, but many rounds changed"),

@@ -225,7 +225,7 @@ def test_whoever_is_given_another_network_has_moved() -> None:
         played = play(
             Method(name="test", clustering=clustering, personalization=PerCluster()), DATA, UNEVEN, num_rounds=2
         )
-        assert [state.moved_M.tolist() for state in played.states] == [[False] * 3, moved, [False] * 3]
+        assert [state.moved_N.tolist() for state in played.states] == [[False] * 3, moved, [False] * 3]
         assert [record["moves"] for record in played.records] == [1, 0], "labels that changed"
 
 

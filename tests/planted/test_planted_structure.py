@@ -29,7 +29,7 @@ def planted(seed: int) -> tuple[Dataset, Shards, IntArray]:
 
 
 def agreement(played: Played, group_M: IntArray) -> float:
-    return float(adjusted_rand_score(group_M, played.end.label_M))
+    return float(adjusted_rand_score(group_M, played.end.label_N))
 
 
 # ------------------------------------------------------------------------------------------------------ IFCA
@@ -46,7 +46,7 @@ def test_ifca_with_distinct_networks_recovers_most_partitions() -> None:
     for seed in range(5):
         dataset, shards, group_M = planted(seed)
         played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=6, seed=seed)
-        assert adjusted_rand_score(group_M, played.states[0].label_M) < 0.5, "the start must not give it away"
+        assert adjusted_rand_score(group_M, played.states[0].label_N) < 0.5, "the start must not give it away"
         found.append(agreement(played, group_M) == 1)
         assert played.accuracy > 0.95 or not found[-1]
     assert sum(found) >= 3

@@ -121,11 +121,11 @@ def test_an_edge_with_a_failing_client_can_still_find_its_cluster() -> None:
     """The client is left out of F_m as it is left out of the average."""
     clustering = LowestLoss(num_clusters=2, period=1, threshold=1.0, start_labels="uniform")
     method = Method(name="test", clustering=clustering, personalization=PerCluster(cluster_init="distinct"))
-    healthy = play(method, DATA, SHARDS, num_rounds=4, seed=1).end.label_M.tolist()
+    healthy = play(method, DATA, SHARDS, num_rounds=4, seed=1).end.label_N.tolist()
     assert healthy in ([0, 1, 0, 1], [1, 0, 1, 0])
     mover = healthy.index(1)  # all began in cluster 0
     broken = play(method, bad(SHARDS.clients[mover][0]), SHARDS, num_rounds=4, seed=1)
-    assert broken.end.label_M.tolist() == healthy
+    assert broken.end.label_N.tolist() == healthy
 
 
 def test_an_edge_whose_clients_all_fail_has_no_weight() -> None:

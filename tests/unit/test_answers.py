@@ -128,5 +128,5 @@ def test_asks_are_tuples_of_declared_queries() -> None:
 def test_trust_is_a_mask() -> None:
     for answer in (np.array([0, 2]), [True, False, True], np.array([True])):
         with pytest.raises(PolicyError, match=r"method\.selection 'wordy': trusted\(\) "):
-            checked_trust(Wordy(), answer, 3)
-    assert not checked_trust(Wordy(), np.zeros(3, dtype=bool), 3).any()
+            checked_trust(Wordy(), "trusted()", answer, 3)
+    assert not checked_trust(Wordy(), "trusted()", np.zeros(3, dtype=bool), 3).any()

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fedbac import Ask, Moment, Statistic
+from fedbac import Ask, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.selection import CreditState, CreditThompson, Thompson
-from tests.unit.tiny import selection_evidence
+from tests.unit.tiny import beginning, selection_evidence
 
 NUM = 10
 NOISY = np.arange(NUM) < 4
@@ -62,8 +62,8 @@ def test_where_nobody_fails_it_is_the_papers_sampling_draw_for_draw() -> None:
 
 def test_it_asks_for_the_losses_of_clients_beside_the_shared_reward() -> None:
     policy = CreditThompson()
-    shared = policy.shared.ask(policy.shared.init(NUM), Moment(1, 100))
-    ask = policy.ask(policy.init(NUM), Moment(1, 100))
+    shared = policy.shared.ask(policy.shared.init(NUM), beginning(1), stream(0, "candidates"))
+    ask = policy.ask(policy.init(NUM), beginning(1), stream(0, "candidates"))
     assert ask == Ask(shared.before, (*shared.after, Statistic("loss")))
     assert policy.needs() == {*shared.before, *shared.after, Statistic("loss")}
 

@@ -23,7 +23,7 @@ from fedbac import (
 )
 from fedbac.config.explain import parse
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Query
+from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.runs import play
@@ -50,7 +50,7 @@ class InTurn(Settings):
     def init(self, num_members: int) -> Turns:
         return Turns(np.zeros(1, np.int64))
 
-    def ask(self, state: Turns, moment: Moment) -> Ask:
+    def ask(self, state: Turns, evidence: Evidence, rng: Rng) -> Ask:
         return Ask()
 
     def act(self, state: Turns, evidence: Evidence, rng: Rng) -> BoolArray:
@@ -142,8 +142,8 @@ class Later(Random):
     def needs(self) -> frozenset[Query]:
         return frozenset({Accuracy("trained", "validation")})
 
-    def ask(self, state: NoState, moment: Moment) -> Ask:
-        return Ask(after=tuple(self.needs())) if moment.round > 2 else Ask()
+    def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
+        return Ask(after=tuple(self.needs())) if evidence.round > 2 else Ask()
 
 
 def test_what_is_asked_for_late_in_a_run_is_checked_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_whole_runs_follow_algorithm_1(updates: str, period: int, tau_norm: int,
     for t, (record, state) in enumerate(scripted_rounds(policy, loss_TMK), start=1):
         assert record["assignment"] == plain.k
         plain.round(t, loss_TMK[t - 1], due=t % period == 0, sequential=updates == "sequential")
-        assert record["assignment_next"] == state.label_M.tolist() == plain.k
+        assert record["assignment_next"] == state.label_N.tolist() == plain.k
         assert [t - entered for entered in state.clustering.entered_N] == plain.tau
         np.testing.assert_allclose(state.clustering.A_NKFF, plain.A, rtol=1e-12)
         np.testing.assert_allclose(state.clustering.b_NKF, plain.b, rtol=1e-12)
@@ -97,7 +97,7 @@ def test_sequential_edges_see_the_moves_before_them() -> None:
     for updates in ("snapshot", "sequential"):
         policy = LinUCB(**_options(num_clusters=2, period=1, start_labels="uniform", tie="lowest", updates=updates))
         _, state = next(iter(scripted_rounds(policy, loss_TMK)))
-        assert state.label_M[0] == 1
+        assert state.label_N[0] == 1
         balance[updates] = state.clustering.context_NF[:, 1].tolist()
     assert balance == {"snapshot": [1.0, 1.0], "sequential": [1.0, 0.0]}
 
@@ -139,7 +139,7 @@ def test_third_feature_counts_rounds_since_the_move() -> None:
     loss_TMK = np.ones((60, 2, 2))
     loss_TMK[:, 0] = [0.1, 1.9]  # edge 0 is content in cluster 0, edge 1 (in cluster 1, loss 1 everywhere) never
     history = list(scripted_rounds(LinUCB(tie="lowest"), loss_TMK))
-    moved = {t: history[t - 1][1].label_M != history[t - 2][1].label_M for t in (20, 40, 60)}
+    moved = {t: history[t - 1][1].label_N != history[t - 2][1].label_N for t in (20, 40, 60)}
     third = {t: history[t - 1][1].clustering.context_NF[:, 2] for t in (20, 40, 60)}
     np.testing.assert_array_equal(third[20], [0.5, 0.5])
     np.testing.assert_array_equal(moved[20], [False, True])
@@ -234,7 +234,7 @@ def test_lowest_index_ties_keep_a_uniform_start_in_step() -> None:
     active: dict[str, list[int]] = {}
     for tie in ("lowest", "random"):
         policy = LinUCB(**_options(period=1, tau_norm=1, start_labels="uniform", tie=tie))
-        active[tie] = [int(np.unique(state.label_M).size) for _, state in scripted_rounds(policy, loss_TMK)]
+        active[tie] = [int(np.unique(state.label_N).size) for _, state in scripted_rounds(policy, loss_TMK)]
     assert active["lowest"][:9] == [1] * 9
     assert min(active["random"]) >= 3
 

@@ -75,8 +75,8 @@ def test_original_ifca_moves_every_round_to_the_best() -> None:
     loss_TMK = stream(1, "loss").uniform(0.1, 1, (6, 4, 3))
     policy = LowestLoss(num_clusters=3, period=1, threshold=1.0)
     for t, (record, state) in enumerate(scripted_rounds(policy, loss_TMK)):
-        np.testing.assert_array_equal(state.label_M, loss_TMK[t].argmin(1))
-        assert record["assignment_next"] == state.label_M.tolist()
+        np.testing.assert_array_equal(state.label_N, loss_TMK[t].argmin(1))
+        assert record["assignment_next"] == state.label_N.tolist()
 
 
 def test_fixed_labels_are_kept_for_good() -> None:

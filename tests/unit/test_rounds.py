@@ -26,7 +26,7 @@ from fedbac import (
 )
 from fedbac.core.parts import Parts
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Accuracy, Ask, Evidence, Loss, Moment, Query, Statistic
+from fedbac.core.queries import Accuracy, Ask, Evidence, Loss, Query, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Result
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
@@ -47,7 +47,7 @@ def test_moves_are_told_to_selection_in_the_next_round_only() -> None:
     loss_TMK = np.ones((4, 2, 2))
     loss_TMK[1, 1] = [0.1, 9.0]  # after round 2 edge 1 moves to cluster 0
     history = list(scripted_rounds(LowestLoss(num_clusters=2, period=1), loss_TMK))
-    moved = [state.moved_M.tolist() for _, state in history]
+    moved = [state.moved_N.tolist() for _, state in history]
     assert moved == [[False, False], [False, True], [False, False], [False, False]]
     assert [record["moves"] for record, _ in history] == [0, 1, 0, 0]
     assert [record["active_clusters"] for record, _ in history] == [2, 2, 1, 1]
@@ -83,7 +83,7 @@ class Observer(Settings):
     def init(self, num_members: int) -> NoState:
         return NoState()
 
-    def ask(self, state: NoState, moment: Moment) -> Ask:
+    def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
         return Ask(before=(BEFORE,), after=(AFTER, TRAINING))
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
@@ -155,7 +155,7 @@ class Chooser(Random):
     def needs(self) -> frozenset[Query]:
         return frozenset({self.wish})
 
-    def ask(self, state: NoState, moment: Moment) -> Ask:
+    def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
         return Ask(before=(self.wish,))
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
@@ -243,7 +243,7 @@ def test_what_clusters_share_is_sent_and_not_kept(num_clusters: int) -> None:
         mean = torch.as_tensor(size_K / size_K.sum(), dtype=torch.float32) @ kept.flatten(1)
         for order in edges.orders[3 * t : 3 * t + 3]:
             assert order.readings == (VALIDATION,)
-            k = int(begin.label_M[order.site])
+            k = int(begin.label_N[order.site])
             expected = (1 - share) * kept[k] + share * mean.reshape(kept[k].shape)
             torch.testing.assert_close(order.bank["cluster"]["1.weight"][0], expected)
 

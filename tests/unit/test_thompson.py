@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbac import Accuracy, Ask, Moment, Thompson
+from fedbac import Accuracy, Ask, Thompson
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray
 from fedbac.selection import ThompsonState
-from tests.unit.tiny import inclusion_statistic, selection_evidence
+from tests.unit.tiny import beginning, inclusion_statistic, selection_evidence
 
 SIZES = [10] * 10
 FIRST_FOUR = np.arange(10) < 4
@@ -92,18 +92,18 @@ def test_learning_accumulates_over_rounds() -> None:
 def test_initial_accuracy_is_measured_once() -> None:
     policy = Thompson()
     state = policy.init(10)
-    assert policy.ask(state, Moment(1, 100)) == Ask(before=(BEFORE,), after=(AFTER,))
+    assert policy.ask(state, beginning(1), stream(0, "candidates")) == Ask(before=(BEFORE,), after=(AFTER,))
     assert policy.needs() == {BEFORE, AFTER}
     state = policy.learn(state, selection_evidence(SIZES, 1, received=0.1, trained=0.2), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 2.0)
-    assert policy.ask(state, Moment(2, 100)) == Ask(after=(AFTER,))
+    assert policy.ask(state, beginning(2), stream(0, "candidates")) == Ask(after=(AFTER,))
     state = policy.learn(state, selection_evidence(SIZES, 2, trained=0.15), FIRST_FOUR)
     np.testing.assert_allclose(state.beta_N[:4], 1.5)
 
 
 def test_initial_accuracy_zero_rewards_the_first_round() -> None:
     policy = Thompson(initial_accuracy="zero")
-    assert policy.ask(policy.init(10), Moment(1, 100)) == Ask(after=(AFTER,))
+    assert policy.ask(policy.init(10), beginning(1), stream(0, "candidates")) == Ask(after=(AFTER,))
     assert policy.needs() == {AFTER}
     state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, trained=0.1), FIRST_FOUR)
     np.testing.assert_allclose(state.alpha_N[:4], 2.0)
@@ -111,7 +111,7 @@ def test_initial_accuracy_zero_rewards_the_first_round() -> None:
 
 def test_initial_accuracy_skip_learns_from_the_second_round() -> None:
     policy = Thompson(initial_accuracy="skip")
-    assert policy.ask(policy.init(10), Moment(1, 100)) == Ask(after=(AFTER,))
+    assert policy.ask(policy.init(10), beginning(1), stream(0, "candidates")) == Ask(after=(AFTER,))
     assert policy.needs() == {AFTER}
     state = policy.learn(policy.init(10), selection_evidence(SIZES, 1, trained=0.1), FIRST_FOUR)
     np.testing.assert_array_equal([state.alpha_N, state.beta_N], 1.0)
@@ -146,7 +146,7 @@ def test_constants_are_options() -> None:
     state = policy.init(2)
     np.testing.assert_array_equal([state.alpha_N, state.beta_N], [[2, 2], [3, 3]])
     on_test_data = Ask(before=(Accuracy("received", "test"),), after=(Accuracy("trained", "test"),))
-    assert policy.ask(state, Moment(1, 100)) == on_test_data
+    assert policy.ask(state, beginning(1), stream(0, "candidates")) == on_test_data
     mask = np.array([True, False])
     state = policy.learn(state, selection_evidence([1, 1], 1, received=0.1, trained=0.2, on="test"), mask)
     np.testing.assert_allclose(state.alpha_N, [2.4, 2.0])
@@ -158,7 +158,7 @@ def simulate(policy: Any, bad: int, seed: int, num_rounds: int) -> list[BoolArra
     """Play selection where accuracy is 0.7 with a little noise, and 0.1 lower whenever the bad client took part."""
     state, noise, masks = policy.init(10), stream(seed, "noise"), []
     for t in range(1, num_rounds + 1):
-        before = 0.7 if policy.ask(state, Moment(t, num_rounds)).before else None
+        before = 0.7 if policy.ask(state, beginning(t, num_rounds), stream(0, "candidates")).before else None
         mask = policy.act(state, selection_evidence(SIZES, t, received=before), stream(seed, "selection", t))
         accuracy = 0.7 - 0.1 * mask[bad] + noise.normal(0, 0.01)
         state = policy.learn(state, selection_evidence(SIZES, t, received=before, trained=accuracy), mask)

@@ -81,6 +81,12 @@ def clustering_evidence(
     )
 
 
+def beginning(round_: int, num_rounds: int = 100, num_members: int = 10) -> Evidence:
+    """Return what an edge shows a selection policy before anything is measured."""
+    size_N = np.full(num_members, 10)
+    return Evidence(round=round_, num_rounds=num_rounds, num_classes=10, size_N=size_N)
+
+
 def selection_evidence(
     size_N: IntArray | list[int],
     round_: int = 1,
@@ -138,6 +144,7 @@ class ScriptedEdges:
                 selected=(),
                 failed=(),
                 loss=0.0,
+                loss_N=np.zeros(1),
                 traffic=Ledger(),
                 readings=tuple(np.nan for _ in order.readings),
             )

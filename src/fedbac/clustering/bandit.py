@@ -118,7 +118,7 @@ class LinUCB(Settings):
 
     def learn(self, state: LinUCBState, evidence: Evidence) -> LinUCBState:
         """Eqs. 9 and 10 for the current arm of every edge; in turns, each edge learns right before it acts."""
-        return state if self.updates == "sequential" else self._learn(state, evidence, range(evidence.labels.size))
+        return state if self.updates == "sequential" else self._learn(state, evidence, _heard(evidence))
 
     def _learn(self, state: LinUCBState, evidence: Evidence, members: Iterable[int]) -> LinUCBState:
         label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
@@ -140,9 +140,9 @@ class LinUCB(Settings):
         """Eq. 8: k* = argmax_k of the upper confidence bound."""
         before_N = after_N = evidence.labels
         if self.updates == "snapshot":
-            state, after_N = self._act(state, evidence, range(before_N.size), rng)
+            state, after_N = self._act(state, evidence, _heard(evidence), rng)
         else:
-            for m in range(before_N.size):
+            for m in _heard(evidence):
                 seen = replace(evidence, label_N=after_N)
                 state, after_N = self._act(self._learn(state, seen, [m]), seen, [m], rng)
         num_clusters = evidence[CLUSTERS].shape[1]
@@ -200,6 +200,11 @@ class LinUCB(Settings):
                 evidence.round / evidence.num_rounds,
             ]
         )
+
+
+def _heard(evidence: Evidence) -> list[int]:
+    """Return the members that were asked; the others learn nothing and stay."""
+    return np.flatnonzero(~np.isnan(evidence[CLUSTERS]).any(1)).tolist()
 
 
 def _break_tie(score_K: FloatArray, current: int, rule: str, rng: Rng) -> int:

@@ -17,7 +17,7 @@ from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import Choice
 from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.core.queries import AT_EDGE, Accuracy, Loss, Query, Split, Statistic
+from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Split, Statistic
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition
@@ -137,6 +137,8 @@ class Method(Settings):
 
     name: str
     topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
+    unit: Literal["edge", "client"] = "edge"
+    """What is clustered: sites with all their clients, or every client for itself."""
     clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
     selection: Annotated[SelectionPolicy, SELECTION] = Random()
     sharing: Annotated[Sharing, SHARING] = Apart()
@@ -208,22 +210,24 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     except PolicyError as error:
         yield str(error)
     num_sites = len(method.topology.sites(task.num_edges))
-    num_clusters = method.clustering.clusters(num_sites)
+    num_members = num_sites if method.unit == "edge" else sum(task.clients())
+    num_clusters = method.clustering.clusters(num_members)
     scopes = {spec.scope for spec in method.personalization.parts.values()}
     kind = method.personalization.kind
-    if num_sites == 1 < task.num_edges and (method.clustering.needs() or "edge" in scopes):
-        lonely = f"method.clustering {method.clustering.kind!r}" if method.clustering.needs() else ""
+    clusters_edges = bool(method.clustering.needs()) and method.unit == "edge"
+    if num_sites == 1 < task.num_edges and (clusters_edges or "edge" in scopes):
+        lonely = f"method.clustering {method.clustering.kind!r}" if clusters_edges else ""
         lonely = lonely or f"method.personalization {kind!r}, which gives every edge a part,"
         yield (
             f"{lonely} needs several edges, but with method.topology {method.topology.kind!r} all clients meet at one "
-            "site; use hierarchical"
+            "site; use hierarchical" + (", or method.unit=client" if clusters_edges else "")
         )
-    if num_clusters > num_sites:
+    if num_clusters > num_members:
         yield f"method.clustering.num_clusters is {num_clusters} but " + (
-            f"there are only {num_sites} edges to cluster; choose at most {num_sites}"
-            if num_sites == task.num_edges
+            f"there are only {num_members} {method.unit}s to cluster; choose at most {num_members}"
+            if num_members > 1 or num_sites == task.num_edges
             else f"with method.topology {method.topology.kind!r} there is only {num_sites} site to cluster; "
-            f"choose {num_sites}, or hierarchical"
+            f"choose {num_sites}, hierarchical, or method.unit=client"
         )
     if num_clusters > 1 and "cluster" not in scopes:
         yield (
@@ -246,33 +250,48 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
 
 def _unanswerable(method: Method) -> Iterator[str]:
     """Yield the queries that nobody can answer: an edge knows its own model, the cloud those of the clusters."""
-    by_clients = any(
-        method.personalization.parts[part].scope == "client" for part in judged_parts(method.personalization)
-    )
+    kind = method.personalization.kind
+    scopes = {method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
+    own_part = "client" in scopes
+    own_model = own_part or (method.unit == "client" and "cluster" in scopes)
     for field, queries in method.needs.items():
-        at_edge = field != "method.clustering"
         for query in queries:
-            if isinstance(query, Loss | Accuracy):
-                wrong = (query.of in AT_EDGE) != at_edge or (field == "method.sharing" and query.of != "trained")
-                wrong |= query.each and (field != "method.selection" or query.on == "test")
-            else:
-                wrong = field == "method.selection" and not isinstance(query, Statistic)
-            if wrong:
-                place = "at an edge" if at_edge else "by the cloud"
+            if not _possible(field, query):
+                place = "at an edge" if field == "method.selection" else "by the cloud"
                 yield f"{field} asks for {query}, which cannot be measured {place}"
-            elif isinstance(query, Loss | Accuracy) and by_clients and at_edge:
-                if query.on == "test" or method.measurement.location == "edge":
-                    yield (
-                        f"{field} asks for {query}, but with method.personalization "
-                        f"{method.personalization.kind!r} every client has a model of its own, which an edge cannot "
-                        "measure; use training or validation data, and method.measurement.location=clients"
-                    )
-            elif isinstance(query, Loss | Accuracy) and by_clients:
+            elif not isinstance(query, Loss | Accuracy):
+                continue
+            elif query.of in AT_EDGE and own_model and (query.on == "test" or method.measurement.location == "edge"):
                 yield (
-                    f"{field} asks for {query}, but with method.personalization {method.personalization.kind!r} every "
-                    "client has a model of its own, so there is none of a cluster to measure; choose a clustering that "
-                    "needs none, such as fixed"
+                    f"{field} asks for {query}, but with method.personalization {kind!r} and method.unit "
+                    f"{method.unit!r} every client has a model of its own, which an edge cannot measure; use training "
+                    "or validation data, and method.measurement.location=clients"
                 )
+            elif query.of in AT_CLOUD and own_part:
+                yield (
+                    f"{field} asks for {query}, but with method.personalization {kind!r} every client has a model of "
+                    "its own, so there is none of a cluster to measure; choose a policy that needs none, such as fixed "
+                    "or apart"
+                )
+            elif method.unit == "client" and field != "method.selection" and not _by_clients(query):
+                yield (
+                    f"{field} asks for {query}, which an edge measures, but members are clients (method.unit=client); "
+                    "choose another policy, other data, or method.unit=edge"
+                )
+
+
+def _by_clients(query: Loss | Accuracy) -> bool:
+    """Whether each client can answer a query of the cloud for itself."""
+    return query.of not in ("trained", "unaveraged") and query.on != "test"
+
+
+def _possible(field: str, query: Query) -> bool:
+    """Whether a query can be answered for a policy of this column at all."""
+    if not isinstance(query, Loss | Accuracy):
+        return field != "method.selection" or isinstance(query, Statistic)
+    if field == "method.selection":
+        return query.of in AT_EDGE and not (query.each and query.on == "test")
+    return not query.each and query.of in (AT_CLOUD if field == "method.clustering" else FOR_SHARING)
 
 
 class Runtime(Settings):

@@ -1,11 +1,11 @@
 """What the cloud makes up for policies that it asks: answers with a row for each member."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query, Split, Statistic
+from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query, Slope, Split, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
@@ -20,6 +20,8 @@ class World:
 
     label_N: IntArray
     used_K: BoolArray
+    silent: bool = False
+    """Whether some members are not asked, as happens where members are clients."""
 
     def evidence(self, t: int, queries: Iterable[Query] = ()) -> Evidence:
         """Return what a policy is shown after round t."""
@@ -35,21 +37,26 @@ class World:
 
     def moved(self, label_N: IntArray) -> "World":
         """Return the world with these labels."""
-        return World(label_N.copy(), self.used_K | np.isin(np.arange(self.used_K.size), label_N))
+        return replace(self, label_N=label_N.copy(), used_K=self.used_K | np.isin(np.arange(self.used_K.size), label_N))
 
     def _answer(self, query: Query, t: int) -> FloatArray:
-        if isinstance(query, Gram):
+        if isinstance(query, Gram | Slope):
             update_NF = np.where(self._idle(t)[:, None], np.nan, stream(0, "updates", t).normal(size=(self._num, 8)))
-            return update_NF @ update_NF.T
+            network_KF = stream(0, "networks", t).normal(size=(self.used_K.size, 8))
+            return update_NF @ (update_NF.T if isinstance(query, Gram) else network_KF.T)
         if isinstance(query, Statistic):
             return np.where(self._idle(t), np.nan, stream(0, "statistic", t).uniform(0.1, 2, self._num))
         table_NK = self._table(query, t, "averaged")
+        if self.silent:
+            table_NK[stream(0, "silent", t).random(self._num) < 0.3] = np.nan
         own_N = table_NK[np.arange(self._num), self.label_N]
         if query.of in TABLES:
             return table_NK
         if query.of == "unaveraged":
             alone_N = np.bincount(self.label_N)[self.label_N] == 1
             return np.where(alone_N, own_N, self._table(query, t, "alone")[:, 0])
+        if query.of == "others":
+            return self._table(query, t, "others")[:, 0]
         return np.where(self._idle(t), np.nan, own_N) if query.of == "trained" else own_N
 
     def _table(self, query: Loss | Accuracy, t: int, what: str) -> FloatArray:

@@ -38,6 +38,8 @@ def check_clustering(policy: Any, num_members: int = 6) -> None:
     end, last = cloud.play()
     if cloud.num_clusters > 1:  # else the cloud never asks: there is nothing to decide
         check_adaptive(who, policy.adaptive, begin, end)
+    if not any(isinstance(query, Loss | Accuracy) and query.of == "unaveraged" for query in needs):
+        _Cloud(who, policy, needs, num_members, silent=True).play()
     again, _ = _Cloud(who, fresh(policy), needs, num_members).play()
     check_same(who, "act()", end, again, "when the same rounds were played again; all it remembers belongs in state")
     for t, state, world in ((1, begin, first), (NUM_ROUNDS + 1, end, last)):
@@ -49,8 +51,8 @@ def check_clustering(policy: Any, num_members: int = 6) -> None:
 class _Cloud:
     """A cloud of made-up members that a policy assigns to clusters."""
 
-    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int) -> None:
-        self.who, self.policy, self.needs, self.num_members = who, policy, needs, num_members
+    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int, silent: bool = False) -> None:
+        self.who, self.policy, self.needs, self.num_members, self.silent = who, policy, needs, num_members, silent
         self.num_clusters = policy.clusters(num_members)
         require(
             isinstance(self.num_clusters, int) and 1 <= self.num_clusters <= num_members,
@@ -65,7 +67,7 @@ class _Cloud:
             label_N = self.policy.start(self.num_members, stream(0, "start"))
             label_N = checked_labels(self.policy, "start()", label_N, self.num_members, self.num_clusters)
         check_same(self.who, "start()", label_N, self.policy.start(self.num_members, stream(0, "start")), REPEATED)
-        return state, World(label_N, np.isin(np.arange(self.num_clusters), label_N))
+        return state, World(label_N, np.isin(np.arange(self.num_clusters), label_N), self.silent)
 
     def play(self) -> tuple[Any, World]:
         """Return the state and the labels after many rounds."""

@@ -1,6 +1,7 @@
 """What every selection policy promises its site."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from fedbac.contracts.common import (
     fresh,
     require,
 )
-from fedbac.core.answers import checked_mask
+from fedbac.core.answers import checked_mask, checked_trust
 from fedbac.core.bandits import budget
 from fedbac.core.policies import SelectionPolicy, Trusting
-from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Moment, Query, Statistic
+from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Query, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
@@ -69,15 +70,9 @@ class _Site:
 
     def act(self, state: Any, t: int, size_N: IntArray) -> tuple[BoolArray, Evidence, Ask]:
         """Return the mask, and what the policy was shown and asked for."""
-        ask = self._ask(state, t)
-        evidence = Evidence(
-            round=t,
-            num_rounds=ALL_ROUNDS,
-            num_classes=10,
-            size_N=size_N,
-            readings=_answers(ask.before, t, np.zeros(size_N.size, dtype=bool)),
-            moved=t % 5 == 0,
-        )
+        evidence = Evidence(round=t, num_rounds=ALL_ROUNDS, num_classes=10, size_N=size_N, moved=t % 5 == 0)
+        ask = self._ask(state, evidence)
+        evidence = replace(evidence, readings=_answers(ask.before, t, np.zeros(size_N.size, dtype=bool), ask.among_N))
         with calling(self.who, "act()", state=state, evidence=evidence):
             mask_N = self.policy.act(state, evidence, stream(0, "act", t))
             mask_N = checked_mask(self.policy, mask_N, size_N)
@@ -88,22 +83,24 @@ class _Site:
         """Return the state after the round. Clients fail now and then, and in some round all of them."""
         trained_N = mask_N & (stream(0, "failures", t).random(mask_N.size) < 0.9) & (t % 11 != 5)
         readings = dict(evidence.readings) | _answers(ask.after, t, trained_N)
-        seen = Evidence(**{**vars(evidence), "readings": readings})
+        seen = replace(evidence, readings=readings)
         with calling(self.who, "learn()", state=state, evidence=seen, mask_N=trained_N):
             after = self.policy.learn(state, seen, trained_N)
         check_state(self.who, "learn()", after, like=state)
         check_same(self.who, "learn()", after, self.policy.learn(state, seen, trained_N), REPEATED)
         return after
 
-    def _ask(self, state: Any, t: int) -> Ask:
-        with calling(self.who, "ask()", state=state):
-            ask = self.policy.ask(state, Moment(t, ALL_ROUNDS))
+    def _ask(self, state: Any, evidence: Evidence) -> Ask:
+        with calling(self.who, "ask()", state=state, evidence=evidence):
+            ask = self.policy.ask(state, evidence, stream(0, "candidates", evidence.round))
         require(isinstance(ask, Ask), f"{self.who}: ask() must return an Ask, not a {type(ask).__name__}")
         assert isinstance(ask, Ask)
         check_asked(self.who, (*ask.before, *ask.after), self.needs)
         for query in ask.before:
             early = isinstance(query, Loss | Accuracy) and query.of == "received"
             require(early, f"{self.who}: ask() wants {query} before clients train; only models received are known then")
+        if ask.among_N is not None:
+            checked_trust(self.policy, "ask().among_N", ask.among_N, evidence.size_N.size)
         for query in ask.after:
             late = not (isinstance(query, Loss | Accuracy) and query.of == "received")
             require(late, f"{self.who}: ask() wants {query} after clients have trained; ask for received models before")
@@ -114,7 +111,9 @@ def _possible(query: Query) -> bool:
     return query.of in AT_EDGE if isinstance(query, Loss | Accuracy) else isinstance(query, Statistic)
 
 
-def _answers(queries: Iterable[Query], t: int, trained_N: BoolArray) -> dict[Query, FloatArray]:
+def _answers(
+    queries: Iterable[Query], t: int, trained_N: BoolArray, among_N: BoolArray | None = None
+) -> dict[Query, FloatArray]:
     """Make up one number for the site, or one for each client; of a statistic, for each client that trained."""
     rng, answers = stream(0, "answers", t), dict[Query, FloatArray]()
     for query in queries:
@@ -123,6 +122,8 @@ def _answers(queries: Iterable[Query], t: int, trained_N: BoolArray) -> dict[Que
         elif isinstance(query, Loss | Accuracy):
             size = trained_N.size if query.each else None
             answers[query] = np.asarray(rng.uniform(0.1, 2 if isinstance(query, Loss) else 0.9, size))
+            if query.each and among_N is not None:
+                answers[query] = np.where(among_N, answers[query], np.nan)
     return answers
 
 
@@ -133,7 +134,9 @@ def _check_resume(site: _Site, state: Any, t: int) -> None:
     (mask_N, seen, ask), (mask_again_N, seen_again, ask_again) = (
         one.act(memory, t, site.size_N) for one, memory in ((site, state), (other, loaded))
     )
-    require(ask == ask_again, f"{site.who}: ask() answered differently {RESUMED}")
+    same = (ask.before, ask.after) == (ask_again.before, ask_again.after)
+    require(same, f"{site.who}: ask() answered differently {RESUMED}")
+    check_same(site.who, "ask()", ask.among_N, ask_again.among_N, RESUMED)
     check_same(site.who, "act()", mask_N, mask_again_N, RESUMED)
     after = site.learn(state, t, mask_N, seen, ask)
     check_same(site.who, "learn()", after, other.learn(loaded, t, mask_N, seen_again, ask), RESUMED)

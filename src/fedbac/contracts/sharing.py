@@ -23,7 +23,7 @@ from fedbac.contracts.common import (
 )
 from fedbac.core.answers import checked_exchange
 from fedbac.core.policies import Exchange, Noting, Sharing
-from fedbac.core.queries import Accuracy, Loss, Moment, Query
+from fedbac.core.queries import FOR_SHARING, Accuracy, Loss, Moment, Query
 
 NUM_ROUNDS = 100
 
@@ -31,7 +31,9 @@ NUM_ROUNDS = 100
 def check_sharing(policy: Any, num_members: int = 6) -> None:
     """Hold a sharing policy to its promises, with so many members."""
     who = check_settings("sharing", policy, Sharing)
-    needs = check_needs(who, policy, _possible, "Loss and Accuracy of trained models, Statistic and Gram")
+    needs = check_needs(
+        who, policy, _possible, "Loss and Accuracy of trained, own and others models, Statistic, Gram and Slope"
+    )
     cloud = _Cloud(who, policy, needs, num_members)
     begin, end = cloud.begin(), cloud.play()
     check_adaptive(who, policy.adaptive, begin, end)
@@ -99,4 +101,4 @@ class _Cloud:
 
 
 def _possible(query: Query) -> bool:
-    return not isinstance(query, Loss | Accuracy) or (query.of == "trained" and not query.each)
+    return not isinstance(query, Loss | Accuracy) or (query.of in FOR_SHARING and not query.each)

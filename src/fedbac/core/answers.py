@@ -66,9 +66,9 @@ def checked_state(column: str, policy: Any, state: Any, before: Any) -> Any:
     return state
 
 
-def checked_trust(policy: Any, mask_N: Any, num_members: int) -> BoolArray:
-    """Return whom a selection policy trusts if it is a mask; it may trust nobody."""
-    return _mask(_named("selection", policy), "trusted()", mask_N, num_members)
+def checked_trust(policy: Any, verb: str, mask_N: Any, num_members: int) -> BoolArray:
+    """Return whom a selection policy trusts, or asks, if it is a mask; it may be nobody."""
+    return _mask(_named("selection", policy), verb, mask_N, num_members)
 
 
 def checked_mask(policy: Any, mask_N: Any, size_N: IntArray) -> BoolArray:

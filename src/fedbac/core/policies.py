@@ -32,6 +32,8 @@ class Exchange(NamedTuple):
     """Row k: the mix of today's networks that cluster k sends, Σ_j w_kj Θ_j; rows sum to one. Its own if not given."""
     kept: bool = False
     """Whether the mix replaces the network of the cluster, or is only sent."""
+    judged: bool = False
+    """Whether members predict with the mix, or with the network of their cluster as it was averaged."""
 
 
 @runtime_checkable
@@ -56,7 +58,7 @@ class Topology(Protocol):
 
 @runtime_checkable
 class ClusterPolicy(Protocol):
-    """Assigns every member (a site) a cluster."""
+    """Assigns every member (a site, or a client) a cluster."""
 
     adaptive: ClassVar[bool]
 
@@ -106,8 +108,8 @@ class SelectionPolicy(Protocol):
     def init(self, num_members: int) -> Any:
         """Return the state before the first round."""
 
-    def ask(self, state: Any, moment: Moment) -> Ask:
-        """Say what must be measured in this round."""
+    def ask(self, state: Any, evidence: Evidence, rng: Rng) -> Ask:
+        """Say what must be measured in this round; nothing is yet."""
 
     def act(self, state: Any, evidence: Evidence, rng: Rng) -> BoolArray:
         """Return the mask of selected members."""
@@ -137,7 +139,7 @@ class Sharing(Protocol):
         """Return the state before the first round."""
 
     def ask(self, state: Any, moment: Moment) -> tuple[Query, ...]:
-        """Say what edges measure in this round, once their clients have trained."""
+        """Say what must be measured in this round, once clients have trained."""
 
     def act(self, state: Any, evidence: Evidence) -> Exchange:
         """Return what clusters send down in this round."""

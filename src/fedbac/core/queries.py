@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
 
 Split = Literal["train", "validation", "test"]
-Models = Literal["received", "trained", "own", "unaveraged", "clusters", "occupied"]
+Models = Literal["received", "trained", "own", "unaveraged", "others", "clusters", "occupied"]
 """Which models of a member are measured, in the order in which they come to be:
 
 received     the model that an edge got from the cloud, before its clients train
 trained      the mean of its clients' models, before the cloud has seen it
 own          the model of its cluster, after the cloud has averaged
 unaveraged   the same, with the parts of the cluster as this member trained them itself
+others       the same, with the mean of all other clusters' parts, weighted by the data of their members
 clusters     the models of all clusters
 occupied     the models of all clusters that have members; the others count as infinitely bad
 """
@@ -55,9 +56,21 @@ class Gram:
     """The inner products of the members' updates of what clusters own: enough for norms, angles and distances."""
 
 
-Query = Loss | Accuracy | Statistic | Gram
+@dataclass(frozen=True)
+class Slope:
+    """The inner products of each member's update with the networks of all clusters, as they were when the round began.
+
+    A row for each member, a column for each cluster: how fast the loss falls if a member moves towards a network.
+    """
+
+
+Query = Loss | Accuracy | Statistic | Gram | Slope
 AT_EDGE: frozenset[Models] = frozenset({"received", "trained"})
-"""Models that an edge has at hand; all others are the cloud's to send."""
+"""Models that an edge has at hand."""
+AT_CLOUD: frozenset[Models] = frozenset(get_args(Models)) - AT_EDGE
+"""Models that are the cloud's to send."""
+FOR_SHARING: frozenset[Models] = frozenset({"trained", "own", "others"})
+"""Models that a sharing policy may have measured."""
 
 
 class Moment(NamedTuple):
@@ -75,6 +88,8 @@ class Ask:
     """Before it acts: for selection, before clients train. The other policies have nothing to ask then."""
     after: tuple[Query, ...] = ()
     """Before it learns: once clients have trained, and for clustering once the cloud has averaged."""
+    among_N: BoolArray | None = None
+    """For selection: the clients whom ``before`` is about, and who get the model for it; all when not given."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,9 @@ class Evidence:
     """Training examples of each member."""
     readings: Mapping[Query, FloatArray] = field(default_factory=dict)
     """The answers. A selection policy reads one number for its edge; of a ``Statistic``, and where it asks for
-    ``each``, one for each client. The other policies read one for each edge; of ``clusters`` and ``occupied`` a row
-    for each edge, a column for each cluster. NaN stands for a member that did not train, or holds no such data."""
+    ``each``, one for each client. The other policies read one for each member; of ``clusters`` and ``occupied`` a row
+    for each member, a column for each cluster. NaN stands for a member that did not train, was not asked, or holds no
+    such data."""
     label_N: IntArray | None = None
     """The current cluster of each member (not for selection)."""
     used_K: BoolArray | None = None

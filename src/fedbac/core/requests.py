@@ -1,7 +1,7 @@
 """What an edge asks of its clients, and what comes back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -43,6 +43,8 @@ class Average:
 
     train: Train
     size_C: IntArray
+    keep: frozenset[str] = frozenset()
+    """Parts of which the clients' own weights come back too, besides their average."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Averaged:
     """Whose loss and weights are finite; the others do not count in the average."""
     loss_C: FloatArray
     momentum: Parts | None = None
-    """Stacked on a leading client axis."""
+    """Stacked on a leading client axis, as are the ``kept`` parts."""
+    kept: Parts = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ class State:
     """Cloud rounds completed."""
     parts: Parts
     """Stacked, a row for each owner: one for the cloud, K clusters, M sites, or all clients."""
-    label_M: IntArray
-    """The cluster of every site."""
-    moved_M: BoolArray
-    """Which sites have changed their cluster after the last round, or had the network of their cluster replaced."""
+    label_N: IntArray
+    """The cluster of every member."""
+    moved_N: BoolArray
+    """Which members have changed their cluster after the last round, or had the network of their cluster replaced."""
     used_K: BoolArray
     """Which clusters have ever had a member."""
     clustering: Any

@@ -49,16 +49,19 @@ class Chunks:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
         momenta: list[list[Parts]] = [[] for _ in requests]
+        kept: list[list[Parts]] = [[] for _ in requests]
         if self.most is None:
             self.most = self._fitting(requests[0].train)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
-            if self._fold(chunk, requests, averages, momenta):
+            if self._fold(chunk, requests, averages, momenta, kept):
                 left = rest
         return [
-            Averaged(average.bank, average.weight, average.healthy_C, average.loss_C, _joined(momentum))
-            for average, momentum in zip(averages, momenta, strict=True)
+            Averaged(
+                average.bank, average.weight, average.healthy_C, average.loss_C, _joined(momentum), _joined(own) or {}
+            )
+            for average, momentum, own in zip(averages, momenta, kept, strict=True)
         ]
 
     def _fitting(self, request: Train) -> int:
@@ -74,6 +77,7 @@ class Chunks:
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
         momenta: Sequence[list[Parts]],
+        kept: Sequence[list[Parts]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         trained = self._train([_part(requests[piece.request].train, piece.clients) for piece in chunk])
@@ -81,6 +85,8 @@ class Chunks:
             return False
         for piece, result in zip(chunk, trained, strict=True):
             averages[piece.request].add(result.parts_C, result.loss_C)
+            if wanted := requests[piece.request].keep:
+                kept[piece.request].append({part: trees.join([result.parts_C[part]]) for part in wanted})
             if result.momentum is not None:
                 momenta[piece.request].append(result.momentum)
         return True

@@ -7,7 +7,7 @@ One loop serves every method. It sees the columns of a method only through their
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -27,15 +27,28 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, Scope
-from fedbac.core.policies import Noting
-from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Gram, Loss, Models, Moment, Query, Statistic
+from fedbac.core.policies import Exchange, Noting
+from fedbac.core.queries import (
+    AT_CLOUD,
+    FOR_SHARING,
+    Accuracy,
+    Ask,
+    Evidence,
+    Gram,
+    Loss,
+    Moment,
+    Query,
+    Slope,
+    Statistic,
+)
 from fedbac.core.rng import stream
 from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
-from fedbac.rounds.evidence import gram, plan_look
+from fedbac.rounds.evidence import gram, plan_look, slope, updates
 from fedbac.rounds.holdings import holdings
+from fedbac.rounds.members import Members, num_clients
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import score
 
@@ -43,14 +56,15 @@ from fedbac.rounds.scores import score
 def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
     """Return the state before the first round."""
     method = experiment.method
-    num_sites, num_clusters = len(sites), method.clustering.clusters(len(sites))
-    label_M = method.clustering.start(num_sites, stream(experiment.seed, "clustering", 0))
-    label_M = checked_labels(method.clustering, "start()", label_M, num_sites, num_clusters)
+    num_members = Members(method.unit, sites).count
+    num_clusters = method.clustering.clusters(num_members)
+    label_N = method.clustering.start(num_members, stream(experiment.seed, "clustering", 0))
+    label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
     owners: dict[Scope, int] = {
         "cloud": 1,
         "cluster": num_clusters,
-        "edge": num_sites,
-        "client": 1 + max(client for site in sites for client in site.clients),
+        "edge": len(sites),
+        "client": num_clients(sites),
     }
     parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
     trainable = {name for name, _ in build(0).named_parameters()}
@@ -67,11 +81,11 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
     return State(
         round=0,
         parts=parts,
-        label_M=label_M,
-        moved_M=np.zeros(num_sites, dtype=bool),
-        used_K=np.isin(np.arange(num_clusters), label_M),
-        clustering=method.clustering.init(num_sites),
-        sharing=method.sharing.init(num_sites),
+        label_N=label_N,
+        moved_N=np.zeros(num_members, dtype=bool),
+        used_K=np.isin(np.arange(num_clusters), label_N),
+        clustering=method.clustering.init(num_members),
+        sharing=method.sharing.init(num_members),
         selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
         trained={
             part: np.zeros(owners[spec.scope], dtype=bool)
@@ -91,11 +105,30 @@ def rounds(
         yield record, state
 
 
+class Asked(NamedTuple):
+    """What the policies of the cloud want to know of a round."""
+
+    by_sharing: tuple[Query, ...]
+    by_clustering: Ask | None
+    """None when assignments are not due."""
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """All of them, each once."""
+        return tuple(dict.fromkeys((*self.by_sharing, *(self.by_clustering.after if self.by_clustering else ()))))
+
+    @property
+    def of_sites(self) -> tuple[Loss | Accuracy, ...]:
+        """Those that a site answers about its own model, before the cloud has seen it."""
+        return tuple(q for q in self.by_sharing if isinstance(q, Loss | Accuracy) and q.of == "trained")
+
+
 class Round:
     """One round of the cloud, and what passed its links."""
 
     def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
+        self.members = Members(experiment.method.unit, sites)
         self.link = Link("cloud", experiment.method.personalization)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
@@ -104,19 +137,23 @@ class Round:
         """Play the round and return its record and the state after it."""
         began = time.perf_counter()
         before, sent = self._exchange(before)
-        reports = self._train(before, sent)
-        trained = self._average(before, sent, reports)
-        after = self._reassign(trained, sent, reports)
-        labels, moved_M = trained.label_M, after.label_M != trained.label_M
+        asked = self._asked(before)
+        reports = self._train(before, sent, asked)
+        averaged = self._average(before, reports)
+        readings = self._look(asked, before, sent, averaged, reports)
+        trained = self._share(averaged, asked, readings)
+        after = self._reassign(trained, asked, readings)
+        labels, moved_N = trained.label_N, after.label_N != trained.label_N
+        judged = after if self.experiment.evaluation.point == "post_reassign" else trained
         record = {
             "round": after.round,
-            **score(self.experiment, self.sites, self.edges, trained, after, reports),
+            **score(self.experiment, self.members, self.edges, self._predicting(judged), reports),
             "loss": _mean_loss(self.sites, reports),
             "notes": self._notes(after),
             "assignment": labels.tolist(),
-            "assignment_next": after.label_M.tolist(),
-            "moves": int(moved_M.sum()),
-            "entered_empty": int(sum(k not in labels for k in after.label_M[moved_M])),
+            "assignment_next": after.label_N.tolist(),
+            "moves": int(moved_N.sum()),
+            "entered_empty": int(sum(k not in labels for k in after.label_N[moved_N])),
             "active_clusters": int(np.unique(labels).size),
             "selected": [list(report.selected) for report in reports],
             "failed": [client for report in reports for client in report.failed],
@@ -130,19 +167,29 @@ class Round:
             round=round_,
             num_rounds=self.experiment.task.rounds,
             num_classes=self.sites[0].num_classes,
-            size_N=np.array([site.size for site in self.sites]),
+            size_N=self.members.size_N,
             readings=readings,
-            label_N=state.label_M,
+            label_N=state.label_N,
             used_K=state.used_K,
         )
 
     def _exchange(self, state: State) -> tuple[State, Parts]:
         """Let clusters share what their networks know; return the state, and the parts that are sent down."""
-        policy = self.method.sharing
-        answer = policy.act(state.sharing, self._evidence(state, state.round + 1, {}))
-        exchange = checked_exchange(policy, answer, state.num_clusters)
+        exchange = self._exchanged(state)
         sent = self._mixed(state.parts, exchange.mix_KJ)
         return (replace(state, parts=sent) if exchange.kept else state), sent
+
+    def _exchanged(self, state: State) -> Exchange:
+        policy = self.method.sharing
+        answer = policy.act(state.sharing, self._evidence(state, state.round + 1, {}))
+        return checked_exchange(policy, answer, state.num_clusters)
+
+    def _predicting(self, state: State) -> State:
+        """Return the state with the networks that members predict with: those that they will be sent, if it says so."""
+        if not self.method.sharing.active:
+            return state
+        exchange = self._exchanged(state)
+        return replace(state, parts=self._mixed(state.parts, exchange.mix_KJ)) if exchange.judged else state
 
     def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
         if mix_KJ is None:
@@ -150,35 +197,50 @@ class Round:
         owned = {part for part, spec in self.method.personalization.parts.items() if spec.scope == "cluster"}
         return {part: trees.mix(stack, mix_KJ) if part in owned else stack for part, stack in parts.items()}
 
-    def _train(self, state: State, sent: Parts) -> list[TrainReport]:
-        """Phases 1 to 4 of a round: send networks down, let sites select, train and average."""
+    def _asked(self, state: State) -> "Asked":
+        """Ask the policies what they want to know of the round."""
         moment = Moment(state.round + 1, self.experiment.task.rounds)
-        asked = self._asked_by_sharing(state, moment)
+        sharing, clustering = self.method.sharing, self.method.clustering
+        queries = checked_queries(sharing, sharing.ask(state.sharing, moment))
+        queries = checked_ask("sharing", sharing, Ask(after=queries), after=FOR_SHARING).after
+        ask = clustering.ask(state.clustering, moment) if state.num_clusters > 1 else None
+        if ask is not None:
+            ask = checked_ask("clustering", clustering, ask, after=AT_CLOUD)
+        return Asked(queries, ask)
+
+    def _train(self, state: State, sent: Parts, asked: "Asked") -> list[TrainReport]:
+        """Phases 1 to 4 of a round: send networks down, let sites select, train and average."""
+        wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
         orders = []
         for m, site in enumerate(self.sites):
-            held = holdings(self.method.personalization.parts, site, int(state.label_M[m]))
+            held = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
             bank = {part: trees.select(sent[part], own.owner_R) for part, own in held.items()}
             orders.append(
                 TrainOrder(
                     site=m,
-                    round=moment.round,
+                    round=state.round + 1,
                     bank=self.link.send("down", "train", bank),
                     row_N={part: own.row_N for part, own in held.items()},
                     selection=state.selection_M[m],
-                    moved=bool(state.moved_M[m]),
+                    moved=bool(state.moved_N[self.members.at(m)].any()),
                     momentum=state.momentum_M[m],
-                    readings=tuple(query for query in asked if isinstance(query, Loss | Accuracy)),
+                    readings=asked.of_sites,
+                    wants_updates=wants_updates,
                 )
             )
-        reports = []
-        for order, report in zip(orders, self.edges.train(orders), strict=True):
-            self.traffic.merge(report.traffic)
-            self.link.tell("up", NUMBERS_PER_UPDATE + len(order.readings))
-            reports.append(replace(report, bank=self.link.send("up", "train", report.bank)))
-        return reports
+        return [self._received(order, report) for order, report in zip(orders, self.edges.train(orders), strict=True)]
 
-    def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts; then sharing learns."""
+    def _received(self, order: TrainOrder, report: TrainReport) -> TrainReport:
+        """Count what a site sends up; where it passes on every client's update, it need not send their average."""
+        self.traffic.merge(report.traffic)
+        tellers = len(report.selected) if self.members.unit == "client" else 1
+        self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
+        averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
+        arrived = report.bank | self.link.send("up", "train", averages)
+        return replace(report, bank=arrived, updates=self.link.send("up", "train", report.updates))
+
+    def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
         moving = moving_parts(self.method.personalization)  # a mean of what never moves would only round it
         parts, trained = {}, {}
         for part, stack in state.parts.items():
@@ -191,26 +253,21 @@ class Round:
             leader = self.method.personalization.parts[part].follows
             assert leader is not None
             parts[part] = trees.fill(parts[part], ~trained_R, parts[leader])
-        moment = Moment(state.round + 1, self.experiment.task.rounds)
-        asked = self._asked_by_sharing(state, moment)
-        readings = self._told(asked, state, sent, reports)
-        measured = [query for query in asked if isinstance(query, Loss | Accuracy)]
-        readings |= {q: np.array([report.readings[i] for report in reports]) for i, q in enumerate(measured)}
-        learned = self.method.sharing.learn(state.sharing, self._evidence(state, moment.round, readings))
         return replace(
             state,
-            round=moment.round,
+            round=state.round + 1,
             parts=parts,
             trained=trained,
-            sharing=checked_state("sharing", self.method.sharing, learned, state.sharing),
             selection_M=tuple(report.selection for report in reports),
             momentum_M=tuple(report.momentum for report in reports),
         )
 
-    def _asked_by_sharing(self, state: State, moment: Moment) -> tuple[Query, ...]:
+    def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
+        """Let the sharing policy learn from the round."""
         policy = self.method.sharing
-        asked = checked_queries(policy, policy.ask(state.sharing, moment))
-        return checked_ask("sharing", policy, Ask(after=asked), after={"trained"}).after
+        mine = {query: readings[query] for query in asked.by_sharing}
+        learned = policy.learn(state.sharing, self._evidence(state, state.round, mine))
+        return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
     def _contributions(
         self, part: str, state: State, reports: Sequence[TrainReport]
@@ -218,7 +275,7 @@ class Round:
         """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
         weights, owners = [], []
         for m, (site, report) in enumerate(zip(self.sites, reports, strict=True)):
-            own = holdings(self.method.personalization.parts, site, int(state.label_M[m]))[part]
+            own = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))[part]
             trained_R = report.weight[part].astype(np.float64)
             weight_R = {
                 "total": np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size),
@@ -229,62 +286,85 @@ class Round:
             owners.append(own.owner_R)
         return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
 
-    def _reassign(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
-        """Phase 6: when due, measure what the clustering policy asks for, let it learn, and let it act."""
+    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
+        """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act."""
         policy = self.method.clustering
-        ask = policy.ask(state.clustering, Moment(state.round, self.experiment.task.rounds))
-        if ask is None or state.num_clusters == 1:
-            return replace(state, moved_M=np.zeros_like(state.moved_M))
-        ask = checked_ask("clustering", policy, ask, after=set(get_args(Models)) - AT_EDGE)
-        evidence = self._evidence(state, state.round, self._look(ask.after, state, sent, reports))
+        if asked.by_clustering is None:
+            return replace(state, moved_N=np.zeros_like(state.moved_N))
+        evidence = self._evidence(state, state.round, {query: readings[query] for query in asked.by_clustering.after})
         memory = checked_state("clustering", policy, policy.learn(state.clustering, evidence), state.clustering)
         acted = policy.act(memory, evidence, stream(self.experiment.seed, "clustering", state.round))
         memory, answer = checked_pair(policy, acted)
         memory = checked_state("clustering", policy, memory, state.clustering)
-        label_M, origin_KJ = checked_assignment(policy, answer, len(self.sites), state.num_clusters)
+        label_N, origin_KJ = checked_assignment(policy, answer, self.members.count, state.num_clusters)
         return replace(
             state,
             parts=self._mixed(state.parts, origin_KJ),
-            label_M=label_M,
-            moved_M=(label_M != state.label_M) | _given_another(label_M, origin_KJ),
-            used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_M),
+            label_N=label_N,
+            moved_N=(label_N != state.label_N) | _given_another(label_N, origin_KJ),
+            used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),
             clustering=memory,
         )
 
     def _look(
-        self, queries: tuple[Query, ...], state: State, sent: Parts, reports: Sequence[TrainReport]
+        self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
     ) -> dict[Query, FloatArray]:
-        """Answer the queries of the clustering policy."""
-        readings = self._told(queries, state, sent, reports)
-        orders, places = plan_look(self.experiment, self.sites, state, reports, queries)
+        """Answer the queries of the policies: from the reports, and by having networks measured."""
+        readings = self._told(asked.queries, before, sent, reports)
+        readings |= {
+            query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
+        }
+        wanted = [query for query in asked.queries if query not in readings]
+        orders, places = plan_look(self.experiment, self.members, averaged, reports, wanted)
         if not orders:
             return readings
         orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]
         answers = self.edges.measure(orders)
         for order, answer in zip(orders, answers, strict=True):
             self.traffic.merge(answer.traffic)
-            self.link.tell("up", NUMBERS_PER_MODEL * sum(wanted.num_models for wanted in order.wanted))
-        return readings | places.read(answers, state.num_clusters)
+            tellers = [1 if wanted.by == "site" else len(self.sites[order.site].clients) for wanted in order.wanted]
+            models = [wanted.num_models for wanted in order.wanted]
+            self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
+        return readings | places.read(answers, averaged.num_clusters)
 
     def _told(
-        self, queries: tuple[Query, ...], state: State, sent: Parts, reports: Sequence[TrainReport]
+        self, queries: tuple[Query, ...], before: State, sent: Parts, reports: Sequence[TrainReport]
     ) -> dict[Query, FloatArray]:
         """Answer the queries that reports answer by themselves."""
         readings: dict[Query, FloatArray] = {}
         if Statistic("loss") in queries:
-            readings[Statistic("loss")] = np.array([report.loss for report in reports])
+            readings[Statistic("loss")] = self._by_member([report.loss for report in reports], reports)
+        if {Gram(), Slope()}.isdisjoint(queries):
+            return readings
+        scheme, count = self.method.personalization, self.members.count
+        update_N, told_N = updates(scheme.parts, self.members, sent, before.label_N, reports)
         if Gram() in queries:
-            readings[Gram()] = gram(self.method.personalization.parts, sent, state.label_M, reports)
+            readings[Gram()] = gram(update_N, told_N, count)
+        if Slope() in queries:
+            owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
+            readings[Slope()] = slope(update_N, told_N, count, owned)
         return readings
 
+    def _by_member(self, of_sites: Sequence[float], reports: Sequence[TrainReport]) -> FloatArray:
+        """Return a number that clients tell while they train: their own, or the mean at their site."""
+        if self.members.unit == "edge":
+            return np.array(of_sites)
+        value_N = np.full(self.members.count, np.nan)
+        for m, report in enumerate(reports):
+            value_N[self.members.at(m)] = report.loss_N
+        return value_N
+
     def _notes(self, state: State) -> dict[str, float | None]:
-        """Return the numbers of the method's own policies, those that are not finite as missing."""
-        notes: dict[str, float | None] = {}
+        """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means
+        over sites."""
+        notes: dict[str, Any] = {}
         for policy, memory in ((self.method.clustering, state.clustering), (self.method.sharing, state.sharing)):
             if isinstance(policy, Noting):
-                found = policy.notes(memory).items()
-                notes |= {name: float(value) if np.isfinite(value) else None for name, value in found}
-        return notes
+                notes |= policy.notes(memory)
+        if isinstance(self.method.selection, Noting):
+            found = [self.method.selection.notes(memory) for memory in state.selection_M]
+            notes |= {name: np.mean([noted[name] for noted in found]) for name in found[0]}
+        return {name: float(value) if np.isfinite(value) else None for name, value in notes.items()}
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
@@ -292,12 +372,12 @@ class Round:
         return self.traffic.nested()
 
 
-def _given_another(label_M: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
-    """Return which sites find another network in their cluster, though they may never have left it."""
+def _given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
+    """Return which members find another network in their cluster, though they may never have left it."""
     if origin_KJ is None:
-        return np.zeros(label_M.size, dtype=bool)
+        return np.zeros(label_N.size, dtype=bool)
     changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
-    return changed_K[label_M]
+    return changed_K[label_N]
 
 
 def _mean_loss(sites: Sequence[Site], reports: Sequence[TrainReport]) -> float | None:

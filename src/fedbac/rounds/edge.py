@@ -7,10 +7,10 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.answers import checked_ask, checked_mask, checked_state
+from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
 from fedbac.core.links import Link
-from fedbac.core.parts import Parts, judged_parts
-from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Split, Statistic
+from fedbac.core.parts import Params, Parts, judged_parts
+from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Train
 from fedbac.core.rng import stream
 from fedbac.core.schemes import moving_parts
@@ -32,6 +32,7 @@ NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""
 NUMBERS_PER_UPDATE = 2
 """A client and an edge send with their update how many examples are behind it, and the loss."""
+NONE: frozenset[str] = frozenset()
 
 
 def serve(order: Order, site: Site, experiment: Experiment) -> Generator[Request, Result, Report]:
@@ -54,11 +55,13 @@ class Shift:
         self.selected: set[int] = set()
         self.failed: set[int] = set()
         self.losses: list[float] = []
-        self.surveys: dict[Split, Survey] = {}
-        """Of the model as it is now."""
+        self.surveys: dict[tuple[Split, tuple[int, ...]], Survey] = {}
+        """Of the model as it is now, by the clients that were asked."""
         self.informed: set[int] = set()
         """The clients to whom the model as it is now was sent to be measured: once is enough."""
         self.readings = tuple(np.nan for _ in order.readings)
+        self.loss_N = np.full(len(site.clients), np.nan)
+        self.updates: Parts = {}
 
     def run(self) -> Generator[Request, Result, TrainReport]:
         """Algorithm 2, as often as the topology wants before the cloud hears of it."""
@@ -72,29 +75,36 @@ class Shift:
             selected=tuple(sorted(self.selected)),
             failed=tuple(sorted(self.failed)),
             loss=float(np.mean(self.losses)) if self.losses else float("nan"),
+            loss_N=self.loss_N,
             traffic=self.link.traffic,
             momentum=self.momentum,
             readings=self.readings,
+            updates=self.updates,
         )
 
     def _edge_round(self, edge_round: int, last: bool) -> Generator[Request, Result, None]:
         """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
         order, site, policy = self.order, self.site, self.experiment.method.selection
-        ask = policy.ask(self.selection, Moment(order.round, self.experiment.task.rounds))
-        ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
-        known = yield from self._measured(ask.before, {})
         evidence = Evidence(
             round=order.round,
             num_rounds=self.experiment.task.rounds,
             num_classes=site.num_classes,
             size_N=site.size_N,
-            readings=known,
             moved=order.moved and edge_round == 0,
         )
-        rng = stream(self.experiment.seed, "selection", order.round, edge_round, site.index)
+        address = (order.round, edge_round, site.index)
+        ask = policy.ask(self.selection, evidence, stream(self.experiment.seed, "candidates", *address))
+        ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
+        asked = site.clients
+        if ask.among_N is not None:
+            among_N = checked_trust(policy, "ask().among_N", ask.among_N, len(site.clients))
+            asked = tuple(site.clients[i] for i in np.flatnonzero(among_N))
+        known = yield from self._measured(ask.before, {}, asked)
+        evidence = replace(evidence, readings=known)
+        rng = stream(self.experiment.seed, "selection", *address)
         mask_N = checked_mask(policy, policy.act(self.selection, evidence, rng), site.size_N)
         loss_N = yield from self._train_and_average(np.flatnonzero(mask_N), edge_round)
-        known |= yield from self._measured(ask.after, {Statistic("loss"): loss_N})
+        known = known | (yield from self._measured(ask.after, {Statistic("loss"): loss_N}, site.clients))
         if last and self.losses:
             # Asked before selection learns from this round: whom to trust is what was known when it began.
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
@@ -105,13 +115,13 @@ class Shift:
         self.selection = checked_state("selection", policy, learned, self.selection)
 
     def _measured(
-        self, queries: tuple[Query, ...], known: Mapping[Query, FloatArray]
+        self, queries: tuple[Query, ...], known: Mapping[Query, FloatArray], asked: tuple[int, ...]
     ) -> Generator[Request, Result, dict[Query, FloatArray]]:
-        """Answer the queries of the selection policy, about the model as it is now."""
+        """Answer the queries of the selection policy, about the model as it is now and these clients."""
         answers: dict[Query, FloatArray] = {}
         for query in queries:
             if isinstance(query, Loss | Accuracy):
-                found = yield from self._survey(self._split(query))
+                found = yield from self._survey(self._split(query), asked)
                 value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
                 answers[query] = found.by_client(value_VG[0], self.site) if query.each else found.mean(value_VG)[0]
             else:
@@ -123,7 +133,7 @@ class Shift:
         values = []
         for query in self.order.readings:
             assert isinstance(query, Loss | Accuracy)
-            found = yield from self._survey(self._split(query))
+            found = yield from self._survey(self._split(query), self.site.clients)
             value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
             values.append(float(found.mean(value_VG, asked)[0]))
         return tuple(values)
@@ -131,18 +141,20 @@ class Shift:
     def _split(self, query: Loss | Accuracy) -> Split:
         return query.on or self.experiment.method.measurement.split
 
-    def _survey(self, split: Split) -> Generator[Request, Result, Survey]:
-        if split not in self.surveys:
+    def _survey(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Survey]:
+        key = (split, () if split == "test" else asked)
+        if key not in self.surveys:
             judged = judged_parts(self.experiment.method.personalization)
             bank = {part: self.bank[part] for part in judged}
-            found = yield from survey_own(bank, {part: self.order.row_N[part] for part in judged}, split, self.site)
-            self.surveys[split] = found
+            row_N = {part: self.order.row_N[part] for part in judged}
+            found = yield from survey_own(bank, row_N, split, asked, self.site)
+            self.surveys[key] = found
             if split != "test" and self.experiment.method.measurement.location == "clients":
                 news = len(set(found.clients) - self.informed)
                 self.link.send("down", "evaluate", bank, receivers=news, one_row=True)
                 self.link.tell("up", NUMBERS_PER_MODEL, receivers=len(found.clients))
                 self.informed |= set(found.clients)
-        return self.surveys[split]
+        return self.surveys[key]
 
     def _train_and_average(self, chosen: IntArray, edge_round: int) -> Generator[Request, Result, FloatArray]:
         """Train the chosen clients, average those that trained well (Eq. 1), and return losses, NaN for all others."""
@@ -160,8 +172,11 @@ class Shift:
             learning_rate=self.experiment.task.training.rate(order.round),
             momentum=momentum,
         )
-        trained = yield Average(request, site.size_N[chosen])
+        trained = yield Average(
+            request, site.size_N[chosen], self._owned_by_clusters() if order.wants_updates else NONE
+        )
         assert isinstance(trained, Averaged)
+        self.updates = {part: _changes(request, part, trained) for part in trained.kept}
         arrived = self.link.send("up", "train", trained.bank, receivers=len(clients), one_row=True)
         self.link.tell("up", NUMBERS_PER_UPDATE, receivers=len(clients))
 
@@ -180,7 +195,20 @@ class Shift:
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
         loss_N = np.full(len(site.clients), np.nan)
         loss_N[chosen[healthy_C]] = trained.loss_C[healthy_C]
+        self.loss_N = loss_N
         return loss_N
+
+    def _owned_by_clusters(self) -> frozenset[str]:
+        parts = self.experiment.method.personalization.parts
+        return frozenset(part for part, spec in parts.items() if spec.scope == "cluster")
+
+
+def _changes(request: Train, part: str, trained: Averaged) -> Params:
+    """Return what the clients that trained well changed in a part."""
+    healthy = np.flatnonzero(trained.healthy_C)
+    before = trees.select(request.bank[part], request.row_C[part][healthy])
+    after = trees.select(trained.kept[part], healthy)
+    return {name: value - before[name].to(value.device) for name, value in after.items()}
 
 
 def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_C: BoolArray) -> Parts:
@@ -201,15 +229,13 @@ def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generat
     readings: list[Reading] = []
     reached: set[int] = set()
     for wanted in order.wanted:
-        if wanted.by == "site":
+        if wanted.by in ("site", "each"):
             asked = clients_to_ask(experiment.method, site, order.selection, order.selected)
             found = yield from survey(bank, wanted.row_V, wanted.split, asked, site, wanted.max_samples)
-            loss_V, accuracy_V = found.mean(found.measured.loss_VG), found.mean(found.measured.accuracy_VG)
-            count_G = np.array([found.measured.count_G.sum()])
-            readings.append(Reading(loss_V[:, None], accuracy_V[:, None], count_G))
+            readings.append(found.together() if wanted.by == "site" else found.one_by_one(site))
             if experiment.method.measurement.location == "clients":
                 reached |= set(found.clients)
-                link.tell("up", NUMBERS_PER_MODEL * loss_V.size, receivers=len(found.clients))
+                link.tell("up", NUMBERS_PER_MODEL * wanted.num_models, receivers=len(found.clients))
         else:
             readings.append((yield from _judge(bank, wanted, site)))
     link.send("down", "evaluate", bank, receivers=len(reached))

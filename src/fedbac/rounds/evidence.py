@@ -1,9 +1,12 @@
-"""How the cloud answers the queries of a clustering policy: one order for each site, each network in it once."""
+"""How the cloud answers the queries of its policies: one order for each site, each network in it once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
@@ -12,70 +15,89 @@ from fedbac.core.queries import Accuracy, Loss, Query, Split
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.holdings import holdings
+from fedbac.rounds.members import Members
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainReport, Wanted
 
-UNAVERAGED = -1
-"""Stands in a list of clusters for the model whose cluster parts the site trained itself."""
+
+class Model(NamedTuple):
+    """A model that is measured, by its parts of a cluster."""
+
+    cluster: int
+    made: str = "averaged"
+    """``averaged`` by the cloud; as the site ``trained`` them itself; or the mean of all ``others``."""
 
 
 @dataclass
 class Places:
     """Where the answer to each query is found among the readings of every site."""
 
+    members: Members
     of_split: dict[Split, int] = field(default_factory=dict)
     """Which reading is on which split."""
-    models_M: list[dict[Split, list[int]]] = field(default_factory=list)
-    """Per site and split, the cluster of each model that is measured."""
-    asked_M: list[dict[Loss | Accuracy, list[int]]] = field(default_factory=list)
-    """Per site and query, the clusters whose models it is about."""
+    models_M: list[dict[Split, list[Model]]] = field(default_factory=list)
+    """Per site and split, the models that are measured."""
+    asked_N: dict[int, dict[Loss | Accuracy, list[Model]]] = field(default_factory=dict)
+    """Per member and query, the models that it is about."""
     on: dict[Loss | Accuracy, Split] = field(default_factory=dict)
 
     def read(self, answers: Sequence[MeasureReport], num_clusters: int) -> dict[Query, FloatArray]:
-        """Return the answers, a row for each site; of queries about several models a column for each cluster."""
+        """Return the answers, a row for each member; of queries about several models a column for each cluster."""
         readings: dict[Query, FloatArray] = {}
         for query, split in self.on.items():
+            # A model that has diverged fits nothing: infinitely bad, not undefined.
             worst = np.inf if isinstance(query, Loss) else 0.0
-            table_MK = np.full((len(answers), num_clusters), worst)
+            several = query.of in ("clusters", "occupied")
+            table_NK = np.full((self.members.count, num_clusters if several else 1), worst)
             for m, answer in enumerate(answers):
                 reading = answer.readings[self.of_split[split]]
-                value_V = (reading.loss_VG if isinstance(query, Loss) else reading.accuracy_VG)[:, 0]
-                found = dict(zip(self.models_M[m][split], value_V, strict=True))
-                for place, cluster in enumerate(self.asked_M[m][query]):
-                    # A model that has diverged fits nothing: infinitely bad, not undefined.
-                    value = found[cluster]
-                    table_MK[m, cluster if query.of in ("clusters", "occupied") else place] = (
-                        worst if np.isnan(value) else value
-                    )
-            readings[query] = table_MK if query.of in ("clusters", "occupied") else table_MK[:, 0]
+                value_VG = reading.loss_VG if isinstance(query, Loss) else reading.accuracy_VG
+                place_of = {model: v for v, model in enumerate(self.models_M[m][split])}
+                for g, n in enumerate(self.members.at(m)):
+                    if reading.count_G[g] == 0:
+                        table_NK[n] = np.nan
+                        continue
+                    for model in self.asked_N[n][query]:
+                        value = value_VG[place_of[model], g]
+                        table_NK[n, model.cluster if several else 0] = worst if np.isnan(value) else value
+            readings[query] = table_NK if several else table_NK[:, 0]
         return readings
 
 
 def plan_look(
-    experiment: Experiment, sites: Sequence[Site], state: State, reports: Sequence[TrainReport],
-    queries: Sequence[Query],
-) -> tuple[list[MeasureOrder], Places]:  # fmt: skip
+    experiment: Experiment, members: Members, state: State, reports: Sequence[TrainReport], queries: Sequence[Query]
+) -> tuple[list[MeasureOrder], Places]:
     """Return an order for every site that answers all queries about models, and where their answers will be."""
     measured = [query for query in dict.fromkeys(queries) if isinstance(query, Loss | Accuracy)]
-    places = Places(on={query: query.on or experiment.method.measurement.split for query in measured})
+    places = Places(members, on={query: query.on or experiment.method.measurement.split for query in measured})
     places.of_split = {split: i for i, split in enumerate(dict.fromkeys(places.on.values()))}
     if not measured:
         return [], places
     orders = []
-    chosen: dict[tuple[str, tuple[int, ...]], Params] = {}
-    for m, site in enumerate(sites):
-        asked = {query: _clusters(query, state, m) for query in measured}
-        models: dict[Split, list[int]] = {
-            split: list(dict.fromkeys(k for query in measured if places.on[query] == split for k in asked[query]))
+    networks = Networks(experiment.method.personalization, members, state)
+    for m, site in enumerate(members.sites):
+        for n in members.at(m):
+            places.asked_N[n] = {query: _models(query, state, n) for query in measured}
+        models: dict[Split, list[Model]] = {
+            split: list(
+                dict.fromkeys(
+                    model
+                    for query in measured
+                    if places.on[query] == split
+                    for n in members.at(m)
+                    for model in places.asked_N[n][query]
+                )
+            )
             for split in places.of_split
         }
-        places.asked_M.append(asked)
         places.models_M.append(models)
-        clusters = list(dict.fromkeys(k for some in models.values() for k in some))
-        bank, kept, row_of = _bank(experiment.method.personalization, site, state, reports[m], m, clusters, chosen)
+        bank, kept, row_of = networks.bank(
+            site, reports[m], m, list(dict.fromkeys(model for some in models.values() for model in some))
+        )
         wanted = tuple(
             Wanted(
-                {part: np.array([rows[k] for k in models[split]]) for part, rows in row_of.items()},
+                {part: np.array([rows[model] for model in models[split]]) for part, rows in row_of.items()},
                 split,
+                by="site" if members.unit == "edge" else "each",
                 max_samples=experiment.method.measurement.max_samples_per_client,
             )
             for split in places.of_split
@@ -84,64 +106,110 @@ def plan_look(
     return orders, places
 
 
-def _clusters(query: Loss | Accuracy, state: State, m: int) -> list[int]:
-    """Return the clusters whose models a query of a site is about."""
-    label = int(state.label_M[m])
-    alone = int((state.label_M == label).sum()) == 1
+def _models(query: Loss | Accuracy, state: State, n: int) -> list[Model]:
+    """Return the models that a query of a member is about."""
+    label = int(state.label_N[n])
+    alone = int((state.label_N == label).sum()) == 1
     if query.of == "clusters":
-        return list(range(state.num_clusters))
+        return [Model(k) for k in range(state.num_clusters)]
     if query.of == "occupied":
-        return [int(k) for k in np.unique(state.label_M)]
-    return [UNAVERAGED] if query.of == "unaveraged" and not alone else [label]
+        return [Model(int(k)) for k in np.unique(state.label_N)]
+    if query.of == "unaveraged" and not alone:
+        return [Model(label, "trained")]
+    lonely = np.unique(state.label_N).size == 1  # then there are no others, and what one has stands in for them
+    return [Model(label, "others" if query.of == "others" and not lonely else "averaged")]
 
 
-def _bank(
-    scheme: Personalization, site: Site, state: State, report: TrainReport, m: int, clusters: Sequence[int],
-    chosen: dict[tuple[str, tuple[int, ...]], Params],
-) -> tuple[Parts, Parts, dict[str, dict[int, int]]]:  # fmt: skip
-    """Return every network that a look at these clusters needs, once: those to send, and those that the site has kept.
+class Networks:
+    """What the cloud sends to be measured. Sites with the same needs share one object, which trainers then put in
+    place once."""
 
-    Also return, by part, the row for each cluster.
+    def __init__(self, scheme: Personalization, members: Members, state: State) -> None:
+        self.scheme, self.members, self.state = scheme, members, state
+        self.weight_K = np.bincount(state.label_N, weights=members.size_N, minlength=state.num_clusters)
+        self.chosen: dict[tuple[str, tuple[object, ...]], Params] = {}
 
-    ``chosen`` keeps what was taken from the state, so that sites with the same needs share one object, which trainers
-    then put in place once.
-    """
+    def bank(
+        self, site: Site, report: TrainReport, m: int, models: Sequence[Model]
+    ) -> tuple[Parts, Parts, dict[str, dict[Model, int]]]:
+        """Return every network that these models need, once: those to send, and those that the site has kept.
 
-    def take(part: str, rows: IntArray) -> Params:
+        Also return, by part, the row for each model.
+        """
+        own = holdings(self.scheme.parts, site, self.members.labels(self.state.label_N, m))
+        sent = sorted((model for model in models if model.made != "trained"), key=lambda model: model[::-1])
+        trained = [model for model in models if model.made == "trained"]
+        bank: Parts = {}
+        kept: Parts = {}
+        row_of: dict[str, dict[Model, int]] = {}
+        for part in judged_parts(self.scheme):
+            if self.scheme.parts[part].scope != "cluster":
+                bank[part] = self._take(part, own[part].owner_R)
+                row_of[part] = dict.fromkeys(models, 0)
+                continue
+            bank[part] = self._made(part, sent)
+            row_of[part] = {model: row for row, model in enumerate([*sent, *trained])}
+            if trained:
+                kept[part] = report.bank[part]
+        return bank, kept, row_of
+
+    def _take(self, part: str, rows: IntArray) -> Params:
         key = (part, tuple(rows.tolist()))
-        if key not in chosen:
-            chosen[key] = trees.select(state.parts[part], rows)
-        return chosen[key]
+        if key not in self.chosen:
+            self.chosen[key] = trees.select(self.state.parts[part], rows)
+        return self.chosen[key]
 
-    own = holdings(scheme.parts, site, int(state.label_M[m]))
-    averaged = sorted(k for k in clusters if k != UNAVERAGED)
-    bank: Parts = {}
-    kept: Parts = {}
-    row_of: dict[str, dict[int, int]] = {}
-    for part in judged_parts(scheme):
-        if scheme.parts[part].scope != "cluster":
-            bank[part] = take(part, own[part].owner_R)
-            row_of[part] = dict.fromkeys(clusters, 0)
-            continue
-        bank[part] = take(part, np.array(averaged, dtype=np.int64))
-        row_of[part] = {k: row for row, k in enumerate(averaged)}
-        if UNAVERAGED in clusters:
-            kept[part] = report.bank[part]
-            row_of[part][UNAVERAGED] = len(averaged)
-    return bank, kept, row_of
+    def _made(self, part: str, models: Sequence[Model]) -> Params:
+        rows = np.array([model.cluster for model in models], dtype=np.int64)
+        if all(model.made == "averaged" for model in models):
+            return self._take(part, rows)
+        key = (part, tuple(models))
+        if key not in self.chosen:
+            stack = self.state.parts[part]
+            mixed = [
+                trees.weighted_mean(stack, np.where(np.arange(self.weight_K.size) == k, 0.0, self.weight_K))
+                if made == "others"
+                else trees.take(stack, k)
+                for k, made in models
+            ]
+            self.chosen[key] = trees.stack(mixed)
+        return self.chosen[key]
 
 
-def gram(parts: Mapping[str, Part], sent: Parts, label_M: IntArray, reports: Sequence[TrainReport]) -> FloatArray:
-    """Return ⟨Δ_a, Δ_b⟩ for all pairs of sites, Δ being what training changed in the parts that clusters own.
+def gram(update_N: Tensor, told_N: IntArray, count: int) -> FloatArray:
+    """Return ⟨Δ_a, Δ_b⟩ for all pairs of members; the rows and columns of those without an update are NaN."""
+    total_NN = np.full((count, count), np.nan)
+    total_NN[np.ix_(told_N, told_N)] = (update_N @ update_N.T).cpu().numpy()
+    return total_NN
 
-    A site that did not train has no update: its row and column are NaN.
-    """
-    total_MM = np.zeros((len(reports), len(reports)))
-    for part, spec in parts.items():
-        if spec.scope == "cluster":
-            before_M = trees.rows(trees.select(sent[part], label_M))
-            update_M = (trees.rows(trees.join([report.bank[part] for report in reports])) - before_M).double()
-            total_MM += (update_M @ update_M.T).cpu().numpy()
-            idle_M = np.array([report.weight[part][0] == 0 for report in reports])
-            total_MM[idle_M] = total_MM[:, idle_M] = np.nan
-    return total_MM
+
+def slope(update_N: Tensor, told_N: IntArray, count: int, networks: Parts) -> FloatArray:
+    """Return ⟨Δ_n, Θ_j⟩ for all members and clusters; rows without an update are NaN."""
+    rows_K = _matrix(networks).to(update_N.device)
+    total_NK = np.full((count, len(rows_K)), np.nan)
+    total_NK[told_N] = (update_N @ rows_K.T).cpu().numpy()
+    return total_NK
+
+
+def updates(
+    parts: Mapping[str, Part], members: Members, sent: Parts, label_N: IntArray, reports: Sequence[TrainReport]
+) -> tuple[Tensor, IntArray]:
+    """Return what training changed in the parts that clusters own, a row for each member that trained; and who did."""
+    owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
+    if members.unit == "client":
+        told = [n for m, report in enumerate(reports) for n in np.array(members.at(m))[np.isfinite(report.loss_N)]]
+        found = [report.updates for report in reports if report.updates]
+    else:
+        told = [m for m, report in enumerate(reports) if report.weight[owned[0]][0] > 0]
+        found = [{part: _change(sent[part], int(label_N[m]), reports[m].bank[part]) for part in owned} for m in told]
+    if not told:
+        found = [{part: trees.select(sent[part], np.zeros(0, dtype=np.int64)) for part in owned}]
+    return _matrix({part: trees.join([update[part] for update in found]) for part in owned}), np.array(told, dtype=int)
+
+
+def _change(sent_K: Params, label: int, trained: Params) -> Params:
+    return {name: value - sent_K[name][label : label + 1] for name, value in trained.items()}
+
+
+def _matrix(parts: Parts) -> Tensor:
+    return torch.cat([trees.rows(stack) for stack in parts.values()], 1).double()

@@ -20,13 +20,13 @@ class Holding(NamedTuple):
     """The row that each client of the site uses."""
 
 
-def holdings(parts: Mapping[str, Part], site: Site, label: int) -> dict[str, Holding]:
-    """Return what a site of this cluster holds of each part: one row for all its clients, or one for each."""
+def holdings(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, Holding]:
+    """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
     shared = np.zeros(len(site.clients), dtype=np.int64)
     each = np.arange(len(site.clients))
     by_scope = {
         "cloud": Holding(np.array([0]), shared),
-        "cluster": Holding(np.array([label]), shared),
+        "cluster": Holding(*np.unique(label_C, return_inverse=True)),
         "edge": Holding(np.array([site.index]), shared),
         "client": Holding(np.array(site.clients), each),
     }

@@ -55,6 +55,8 @@ class TrainOrder:
     momentum: Parts | None = None
     readings: tuple[Query, ...] = ()
     """What the cloud wants to know of the site's model, once its clients have trained."""
+    wants_updates: bool = False
+    """Whether the site passes on what each client changed in the parts that clusters own."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,14 @@ class TrainReport:
     failed: tuple[int, ...]
     loss: float
     """The mean loss in training; NaN if nobody trained."""
+    loss_N: FloatArray
+    """Of each client, when it trained last; NaN if it did not, or failed."""
     traffic: Ledger
     momentum: Parts | None = None
     readings: tuple[float, ...] = ()
     """As wanted; NaN where nobody trained."""
+    updates: Parts = field(default_factory=dict)
+    """As wanted: stacked, a row for each client whose ``loss_N`` is finite."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,9 @@ class Wanted:
     row_V: Mapping[str, IntArray]
     """Per part, the row of the bank that each model uses."""
     split: Split
-    by: Literal["site", "edge", "client"] = "site"
-    """One number for the site, from the clients that measure; or one for the test data of each edge; or one for each
-    client's share of them, where model and client are paired."""
+    by: Literal["site", "each", "edge", "client"] = "site"
+    """One number for the site, from the clients that measure, or one for each of its clients; or one for the test data
+    of each edge; or one for each client's share of them, where model and client are paired."""
     max_samples: int | None = None
 
     @property

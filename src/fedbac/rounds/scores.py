@@ -3,41 +3,41 @@
 The bytes of it are not counted: the reported accuracy is the experimenter's instrument, not part of a method.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedbac.config.experiment import Experiment
+from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.parts import Parts, judged_parts
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
 from fedbac.rounds.holdings import compact, holdings
+from fedbac.rounds.members import Members
 from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted
 
 
 def score(
-    experiment: Experiment, sites: Sequence[Site], edges: Edges, trained: State, after: State,
-    reports: Sequence[TrainReport],
-) -> dict[str, Any]:  # fmt: skip
-    """Return the distributed accuracy, at the point that the evaluation names (C.14)."""
-    scheme = experiment.method.personalization
+    experiment: Experiment, members: Members, edges: Edges, state: State, reports: Sequence[TrainReport]
+) -> dict[str, Any]:
+    """Return the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
+    scheme, sites = experiment.method.personalization, members.sites
     judged = judged_parts(scheme)
-    state = after if experiment.evaluation.point == "post_reassign" else trained
-    if any(scheme.parts[part].scope == "client" for part in judged):
+    held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(sites)]
+    if by_clients(experiment.method):
         if experiment.evaluation.point == "edge_model":
             banks = [({part: report.bank[part] for part in judged}) for report in reports]
         else:
-            banks = [_held(experiment, site, state, m) for m, site in enumerate(sites)]
-        return _score_clients(experiment, sites, edges, banks)
+            banks = [{part: trees.select(state.parts[part], own[part].owner_R) for part in judged} for own in held]
+        rows = [{part: own[part].row_N for part in judged} for own in held]
+        return _score_clients(sites, edges, banks, rows)
     if experiment.evaluation.point == "edge_model":
         models = {part: trees.join([report.bank[part] for report in reports]) for part in judged}
         rows_M = np.tile(np.arange(len(sites)), (len(judged), 1)).T
     else:
         models = {part: state.parts[part] for part in judged}
-        held = [holdings(scheme.parts, site, int(state.label_M[m])) for m, site in enumerate(sites)]
         rows_M = np.array([[int(own[part].owner_R[0]) for part in judged] for own in held])
     return _score_sites(sites, edges, models, rows_M)
 
@@ -56,25 +56,23 @@ def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: Int
     return _scores(sites, accuracy_E, count_E, float(everywhere_V[column_E].mean()))
 
 
-def _held(experiment: Experiment, site: Site, state: State, m: int) -> Parts:
-    """Return what a site's clients predict with."""
-    scheme = experiment.method.personalization
-    own = holdings(scheme.parts, site, int(state.label_M[m]))
-    return {part: trees.select(state.parts[part], own[part].owner_R) for part in judged_parts(scheme)}
+def by_clients(method: Method) -> bool:
+    """Whether clients of one site may predict with different models."""
+    scopes = {method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
+    return "client" in scopes or (method.unit == "client" and "cluster" in scopes)
 
 
 def _score_clients(
-    experiment: Experiment, sites: Sequence[Site], edges: Edges, banks: Sequence[Parts]
+    sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
 ) -> dict[str, Any]:
     """Judge every client by its own model on its share of its edge's test data; an edge by the mean over its examples.
 
-    There are as many models as clients, so none is measured on all test data.
+    There may be as many models as clients, so none is measured on all test data.
     """
-    scheme = experiment.method.personalization
-    orders = []
-    for m, (site, bank) in enumerate(zip(sites, banks, strict=True)):
-        own = holdings(scheme.parts, site, 0)
-        orders.append(MeasureOrder(m, bank, (Wanted({part: own[part].row_N for part in bank}, "test", by="client"),)))
+    orders = [
+        MeasureOrder(m, bank, (Wanted(row_N, "test", by="client"),))
+        for m, (bank, row_N) in enumerate(zip(banks, rows, strict=True))
+    ]
     found = [report.readings[0] for report in edges.measure(orders)]
     accuracy, count = [], []
     for site, reading in zip(sites, found, strict=True):

@@ -13,7 +13,7 @@ from fedbac.core.policies import Trusting
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.rounds.orders import Site
+from fedbac.rounds.orders import Reading, Site
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,22 @@ class Survey:
         mean_V: FloatArray = np.average(value_VG[:, counts_G], axis=1, weights=self.weight_G[counts_G])
         return mean_V
 
+    def together(self) -> Reading:
+        """Return one number of each model for the site."""
+        loss_V, accuracy_V = self.mean(self.measured.loss_VG), self.mean(self.measured.accuracy_VG)
+        return Reading(loss_V[:, None], accuracy_V[:, None], np.array([self.measured.count_G.sum()]))
+
+    def one_by_one(self, site: Site) -> Reading:
+        """Return a number of each model for each client of the site; of those that say nothing, none."""
+        loss_VN, accuracy_VN = (
+            np.stack([self.by_client(value_G, site) for value_G in value_VG])
+            for value_VG in (self.measured.loss_VG, self.measured.accuracy_VG)
+        )
+        count_N = np.zeros(len(site.clients), dtype=np.int64)
+        told = [site.clients.index(client) for client in self.clients]
+        count_N[told] = np.where(self.weight_G > 0, self.measured.count_G, 0)
+        return Reading(loss_VN, accuracy_VN, count_N)
+
     def by_client(self, value_G: FloatArray, site: Site) -> FloatArray:
         """Return the number of each client of a site; NaN of those that hold no such data or are broken."""
         value_N = np.full(len(site.clients), np.nan)
@@ -45,7 +61,8 @@ def clients_to_ask(method: Method, site: Site, selection: Any, selected: tuple[i
     if method.measurement.clients == "selected":
         return selected or site.clients
     if method.measurement.clients == "trusted" and isinstance(method.selection, Trusting):
-        trusted_N = checked_trust(method.selection, method.selection.trusted(selection), len(site.clients))
+        policy, count = method.selection, len(site.clients)
+        trusted_N = checked_trust(policy, "trusted()", policy.trusted(selection), count)
         return tuple(client for client, sound in zip(site.clients, trusted_N, strict=True) if sound) or site.clients
     return site.clients
 
@@ -71,13 +88,13 @@ def survey(
 
 
 def survey_own(
-    bank: Parts, row_N: Mapping[str, IntArray], split: Split, site: Site
+    bank: Parts, row_N: Mapping[str, IntArray], split: Split, clients: tuple[int, ...], site: Site
 ) -> Generator[Request, Result, Survey]:
-    """Measure the site's model with all its clients; where clients own a part of it, each measures its own."""
+    """Measure the site's model with these clients; where they have models of their own, each measures its own."""
     if all((rows == rows[0]).all() for rows in row_N.values()):
         row_V = {part: rows[:1] for part, rows in row_N.items()}
-        return (yield from survey(bank, row_V, split, site.clients, site))
-    holders = np.arange(len(site.clients)) if split == "test" else _holders(site, split, site.clients)
+        return (yield from survey(bank, row_V, split, clients, site))
+    holders = np.arange(len(site.clients)) if split == "test" else _holders(site, split, clients)
     row_V = {part: rows[holders] for part, rows in row_N.items()}
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, paired=True)

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fedbac.core import bandits
-from fedbac.core.queries import Accuracy, Ask, Evidence, Moment, Query, Split
+from fedbac.core.queries import Accuracy, Ask, Evidence, Query, Split
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.simple import Fraction
@@ -79,7 +79,7 @@ class Thompson(Settings):
             accuracy=np.array([before]),
         )
 
-    def ask(self, state: ThompsonState, moment: Moment) -> Ask:
+    def ask(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> Ask:
         """Ask for the edge's accuracy after training, and once for that of the initial model."""
         first = self.initial_accuracy == "evaluate" and bool(np.isnan(state.accuracy[0]))
         return Ask(before=(self._before,) if first else (), after=(self._after,))

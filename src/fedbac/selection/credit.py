@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Moment, Query, Statistic
+from fedbac.core.queries import Ask, Evidence, Query, Statistic
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
 from fedbac.selection.bandit import Thompson, ThompsonState
@@ -69,9 +69,9 @@ class CreditThompson(Settings):
         nothing = np.zeros(num_members)
         return CreditState(*self.shared.init(num_members), nothing, nothing, np.full(num_members, np.nan))
 
-    def ask(self, state: CreditState, moment: Moment) -> Ask:
+    def ask(self, state: CreditState, evidence: Evidence, rng: Rng) -> Ask:
         """Ask for the shared reward, and for the loss with which each client trained, which it sends anyway."""
-        ask = self.shared.ask(state.shared, moment)
+        ask = self.shared.ask(state.shared, evidence, rng)
         return Ask(ask.before, (*ask.after, TRAINING))
 
     def act(self, state: CreditState, evidence: Evidence, rng: Rng) -> BoolArray:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.policies import NoState
-from fedbac.core.queries import Ask, Evidence, Moment, Query
+from fedbac.core.queries import Ask, Evidence, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, Settings
 
@@ -32,7 +32,7 @@ class Random(Settings):
         """Return the empty state."""
         return NoState()
 
-    def ask(self, state: NoState, moment: Moment) -> Ask:
+    def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
         """Need nothing."""
         return Ask()
 

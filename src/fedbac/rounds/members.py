@@ -1,0 +1,47 @@
+"""Who is clustered: sites with all their clients, or every client for itself."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedbac.core.settings import IntArray
+from fedbac.rounds.orders import Site
+
+Unit = Literal["edge", "client"]
+
+
+class Members:
+    """The members of clusters, and where each of them is.
+
+    A site is the member of its own number; a client is too.
+    """
+
+    def __init__(self, unit: Unit, sites: Sequence[Site]) -> None:
+        self.unit, self.sites = unit, sites
+        if unit == "edge":
+            self.size_N = np.array([site.size for site in sites])
+        else:
+            self.size_N = np.zeros(num_clients(sites), dtype=np.int64)
+            for site in sites:
+                self.size_N[list(site.clients)] = site.size_N
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.size_N.size
+
+    def at(self, m: int) -> list[int]:
+        """Return the members at a site, in the order of its clients."""
+        return [m] if self.unit == "edge" else list(self.sites[m].clients)
+
+    def labels(self, label_N: IntArray, m: int) -> IntArray:
+        """Return the cluster of each client of a site."""
+        if self.unit == "edge":
+            return np.full(len(self.sites[m].clients), label_N[m])
+        return label_N[list(self.sites[m].clients)]
+
+
+def num_clients(sites: Sequence[Site]) -> int:
+    """Return how many clients there are; they are numbered from 0."""
+    return 1 + max(client for site in sites for client in site.clients)
