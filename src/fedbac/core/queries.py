@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.world import Profile
 from fedbac.errors import PolicyError
 
 Split = Literal["train", "validation", "test"]
@@ -47,8 +48,9 @@ class Accuracy:
 class Statistic:
     """A number that clients compute while they train, and send with their update."""
 
-    name: Literal["loss"]
-    """``loss``: the mean loss over the examples visited."""
+    name: Literal["loss", "square", "epochs"]
+    """``loss``: the mean loss over the examples visited; ``square``: the mean of its square over them; ``epochs``: the
+    mean loss of each epoch, a column for each."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,12 @@ class Slope:
     """
 
 
-Query = Loss | Accuracy | Statistic | Gram | Slope
+@dataclass(frozen=True)
+class Seconds:
+    """How long each client took, from receiving the model to sending its update (selection only)."""
+
+
+Query = Loss | Accuracy | Statistic | Gram | Slope | Seconds
 AT_EDGE: frozenset[Models] = frozenset({"received", "trained"})
 """Models that an edge has at hand."""
 AT_CLOUD: frozenset[Models] = frozenset(get_args(Models)) - AT_EDGE
@@ -110,6 +117,10 @@ class Evidence:
     """The current cluster of each member (not for selection)."""
     used_K: BoolArray | None = None
     """Which clusters have ever had a member (not for selection)."""
+    profile: Profile | None = None
+    """The clients' devices and links (selection only); all the same where the task has no ``world``."""
+    selected_N: BoolArray | None = None
+    """Who was selected, when selection learns: some of them may have failed, dropped out or been late."""
     moved: bool = False
     """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection)."""
 

@@ -1,0 +1,85 @@
+"""Devices and links of clients: how fast they are, who is there, and how long a round would take."""
+
+from functools import lru_cache
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from fedbac.core.rng import stream
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+
+BITS = 8
+MEGA = 1e6
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Profile(NamedTuple):
+    """What is known of the clients of a site and their links."""
+
+    speed_N: FloatArray
+    """Examples that go forward and backward in a second."""
+    down_N: FloatArray
+    """Megabits in a second, from the edge to the client."""
+    up_N: FloatArray
+    """Megabits in a second, from the client to the edge."""
+
+    def seconds(self, examples_N: FloatArray, down_bytes: float, up_bytes: float) -> FloatArray:
+        """Return how long each client takes to receive a model, train on so many examples, and send its update."""
+        receiving_N = down_bytes * BITS / (MEGA * self.down_N)
+        sending_N = up_bytes * BITS / (MEGA * self.up_N)
+        total_N: FloatArray = receiving_N + examples_N / self.speed_N + sending_N
+        return total_N
+
+
+class World(Settings):
+    """Clients as devices: speeds and bandwidths drawn once for each, and what happens to them in a round.
+
+    A quantity of a client is its median times e^(spread · z), z drawn from a normal distribution by the seed.
+    """
+
+    examples_per_second: PositiveFloat = 1000.0
+    """Median speed of training."""
+    speed_spread: NonNegativeFloat = 0.5
+    """0 makes all devices equal; 0.5 makes the fastest of ten about five times as fast as the slowest."""
+    megabits_down: PositiveFloat = 20.0
+    """Median bandwidth from edge to client."""
+    megabits_up: PositiveFloat = 5.0
+    """Median bandwidth from client to edge."""
+    bandwidth_spread: NonNegativeFloat = 0.5
+    megabits_cloud: PositiveFloat = 1000.0
+    """Bandwidth between every edge and the cloud."""
+    availability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Chance of a client to be there in a round; a site always has at least one."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the selected clients that drop out while they train, in every round; at least one stays."""
+    deadline: PositiveFloat | None = None
+    """Seconds after which an edge waits no longer; if nobody is in time, the fastest still counts."""
+    over_selection: Annotated[float, Field(ge=1)] = 1.0
+    """Select this many times as many clients as the policy does, others at random; the first to finish count."""
+
+    def profile(self, seed: int, clients: tuple[int, ...]) -> Profile:
+        """Return the devices and links of these clients."""
+        return _profile(self, seed, clients)
+
+    def available(self, seed: int, clients: tuple[int, ...], size_N: IntArray, *address: int) -> BoolArray:
+        """Return who is there at a moment, among those with data; never nobody."""
+        chance_N = stream(seed, "availability", *address).random(len(clients))
+        there_N: BoolArray = (size_N > 0) & (chance_N <= self.availability)
+        if not there_N.any():
+            there_N[np.where(size_N > 0, chance_N, np.inf).argmin()] = True
+        return there_N
+
+
+EQUAL = World(speed_spread=0.0, bandwidth_spread=0.0)
+"""What policies are told of devices where a task says nothing of them: all are the same."""
+
+
+@lru_cache(maxsize=4096)
+def _profile(world: World, seed: int, clients: tuple[int, ...]) -> Profile:
+    z_N3 = np.array([stream(seed, "device", client).normal(size=3) for client in clients])
+    return Profile(
+        world.examples_per_second * np.exp(world.speed_spread * z_N3[:, 0]),
+        world.megabits_down * np.exp(world.bandwidth_spread * z_N3[:, 1]),
+        world.megabits_up * np.exp(world.bandwidth_spread * z_N3[:, 2]),
+    )
