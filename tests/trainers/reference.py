@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -113,11 +114,18 @@ def naive_image(dataset: Dataset, index: int, shift: tuple[int, int] | None, fli
     return (image / 255 - MEAN) / STD
 
 
-Outcome = tuple[dict[str, Params], float, dict[str, Params]]
+class Outcome(NamedTuple):
+    """What a client comes back with."""
+
+    weights: dict[str, Params]
+    loss: float
+    velocity: dict[str, Params]
+    square: float
+    epochs: list[float]
 
 
 def naive(federation: Federation, scheme: Personalization, request: Train, row: int, template: nn.Module) -> Outcome:
-    """Train one client as anybody would write it down; return weights, mean loss and momentum."""
+    """Train one client as anybody would write it down."""
     examples, training = federation.examples, federation.examples.training
     address = (request.round, request.edge_round, request.clients[row])
     anatomy, start = Anatomy(scheme, template), start_of(request, row)
@@ -137,7 +145,7 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
         }
         for part in scheme.parts
     }
-    total, seen = 0.0, 0
+    epochs: list[list[float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(examples.seed, "dropout", *address))
         for phase in scheme.phases():
@@ -156,11 +164,15 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                 for part, name, p in moved:
                     optimizer.state[p]["momentum_buffer"] = velocity[part][name].clone()
             terms = phase.terms or scheme.terms
-            for x, y in naive_batches(federation, address, phase.epochs or training.epochs):
+            batches = naive_batches(federation, address, phase.epochs or training.epochs)
+            lost: list[list[float]] = [[] for _ in range(phase.epochs or training.epochs)]
+            epochs += lost
+            for epoch, x, y in batches:
                 for module in modules.values():
                     module.zero_grad()
-                loss = F.cross_entropy(predict(scheme, terms, lambda n, x: modules[n](x), x), y)
-                total, seen = total + loss.item() * len(y), seen + len(y)
+                each = F.cross_entropy(predict(scheme, terms, lambda n, x: modules[n](x), x), y, reduction="none")
+                lost[epoch] += each.tolist()
+                loss = each.mean()
                 for part, pull in pulls.items():
                     for name, p in parameters(part).items():
                         anchor = 0.0 if pull.to is None else start[pull.to][name].cpu()
@@ -177,11 +189,14 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                 for part, name, p in moved:
                     velocity[part][name] = optimizer.state[p]["momentum_buffer"]
     learned = anatomy.split({network: module.state_dict() for network, module in modules.items()})
-    return learned, total / seen, velocity
+    losses = np.array([*chain(*epochs)])
+    return Outcome(learned, losses.mean(), velocity, (losses**2).mean(), [float(np.mean(lost)) for lost in epochs])
 
 
-def naive_batches(federation: Federation, address: tuple[int, int, int], epochs: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of one phase: each begins the client's streams anew."""
+def naive_batches(
+    federation: Federation, address: tuple[int, int, int], epochs: int
+) -> list[tuple[int, Tensor, Tensor]]:
+    """Return the batches of one phase, each with its epoch: every phase begins the client's streams anew."""
     examples, training, client = federation.examples, federation.examples.training, address[2]
     visits, draws = stream(examples.seed, "batches", *address), stream(examples.seed, "augment", *address)
     mine = federation.shards.train[client]
@@ -200,7 +215,7 @@ def naive_batches(federation: Federation, address: tuple[int, int, int], epochs:
                 continue
             at = range(epoch * mine.size + first, epoch * mine.size + first + batch.size)
             x = [naive_image(DATA, int(v), shifts[i], flips[i], padding) for v, i in zip(batch, at, strict=True)]
-            found.append((torch.stack(x).float(), torch.from_numpy(DATA.y_train[batch])))
+            found.append((epoch, torch.stack(x).float(), torch.from_numpy(DATA.y_train[batch])))
     return found
 
 
@@ -214,16 +229,20 @@ def check(
     """Compare what a trainer made of a request with what the naive one makes, client by client."""
     template = federation.network
     for row in range(len(request.clients)):
-        weights, loss, velocity = known[row] if known else naive(federation, scheme, request, row, template)
-        assert set(trained.parts_C) == set(weights)
-        for part, params in weights.items():
+        expected = known[row] if known else naive(federation, scheme, request, row, template)
+        assert set(trained.parts_C) == set(expected.weights)
+        for part, params in expected.weights.items():
             assert set(trained.parts_C[part]) == set(params)
             for name, value in params.items():
                 torch.testing.assert_close(trained.parts_C[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
-        assert trained.loss_C[row] == pytest.approx(loss, rel=1e-5)
+        assert trained.loss_C[row] == pytest.approx(expected.loss, rel=1e-5)
+        if trained.square_C is not None:
+            assert trained.square_C[row] == pytest.approx(expected.square, rel=1e-5)
+        if trained.epoch_CE is not None:
+            assert trained.epoch_CE[row] == pytest.approx(expected.epochs, rel=1e-5)
         if request.momentum is not None:
             assert trained.momentum is not None
-            for part, params in velocity.items():
+            for part, params in expected.velocity.items():
                 for name, value in params.items():
                     torch.testing.assert_close(trained.momentum[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
 

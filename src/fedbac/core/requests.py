@@ -10,6 +10,9 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Split
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
+Kept = Literal["square", "epochs"]
+"""A statistic of local training beside the mean loss, for those who ask: ``square_C``, ``epoch_CE``."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -25,6 +28,8 @@ class Train:
     learning_rate: float
     momentum: Parts | None = None
     """Stacked momentum buffers of the clients, when they persist between rounds."""
+    keep: frozenset[Kept] = frozenset()
+    """Which statistics to come back with; none of them changes what is learned."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,10 @@ class Trained:
     loss_C: FloatArray
     """Mean loss over the examples visited; not finite where training broke down."""
     momentum: Parts | None = None
+    square_C: FloatArray | None = None
+    """Mean of their squared losses, where it was asked for."""
+    epoch_CE: FloatArray | None = None
+    """Mean loss of every epoch, where it was asked for: those of all phases, one after another."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,9 @@ class Averaged:
     loss_C: FloatArray
     momentum: Parts | None = None
     """Stacked on a leading client axis."""
+    square_C: FloatArray | None = None
+    epoch_CE: FloatArray | None = None
+    """As the clients came back with them."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
-from fedbac.core.parts import Params, Parts
 from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
@@ -48,18 +48,15 @@ class Chunks:
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
-        momenta: list[list[Parts]] = [[] for _ in requests]
+        told: list[list[Trained]] = [[] for _ in requests]
         if self.most is None:
             self.most = self._fitting(requests[0].train)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
-            if self._fold(chunk, requests, averages, momenta):
+            if self._fold(chunk, requests, averages, told):
                 left = rest
-        return [
-            Averaged(average.bank, average.weight, average.healthy_C, average.loss_C, _joined(momentum))
-            for average, momentum in zip(averages, momenta, strict=True)
-        ]
+        return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
     def _fitting(self, request: Train) -> int:
         weights = [value[0] for params in request.bank.values() for value in params.values()]
@@ -73,7 +70,7 @@ class Chunks:
         chunk: Sequence[Piece],
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
-        momenta: Sequence[list[Parts]],
+        told: Sequence[list[Trained]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         trained = self._train([_part(requests[piece.request].train, piece.clients) for piece in chunk])
@@ -81,8 +78,7 @@ class Chunks:
             return False
         for piece, result in zip(chunk, trained, strict=True):
             averages[piece.request].add(result.parts_C, result.loss_C)
-            if result.momentum is not None:
-                momenta[piece.request].append(result.momentum)
+            told[piece.request].append(replace(result, parts_C={}))
         return True
 
     def _train(self, requests: list[Train]) -> list[Trained] | None:
@@ -167,8 +163,17 @@ def _part(request: Train, clients: slice) -> Train:
     return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum)
 
 
-def _joined(momenta: Sequence[Parts]) -> Parts | None:
-    if not momenta:
-        return None
-    joined: dict[str, Params] = {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]}
-    return joined
+def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:
+    """Return the average of clients with what else they told, piece by piece."""
+    momenta = [piece.momentum for piece in told if piece.momentum is not None]
+    squares = [piece.square_C for piece in told if piece.square_C is not None]
+    epochs = [piece.epoch_CE for piece in told if piece.epoch_CE is not None]
+    return Averaged(
+        average.bank,
+        average.weight,
+        average.healthy_C,
+        average.loss_C,
+        {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]} if momenta else None,
+        np.concatenate(squares) if squares else None,
+        np.concatenate(epochs) if epochs else None,
+    )

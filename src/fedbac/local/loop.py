@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
+from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.losses import Tally
 from fedbac.local.networks import present
 from fedbac.local.stages import Moving, Stage, stages_of
 from fedbac.local.threads import one_thread, seeded
@@ -111,6 +114,16 @@ class FlatModel:
             module.train(mode)
 
 
+class Learned(NamedTuple):
+    """What one client comes back with; the fields of ``Trained``."""
+
+    parts: Parts
+    loss: float
+    momentum: Parts | None
+    square: float | None
+    epoch_E: FloatArray | None
+
+
 class LoopTrainer:
     """Trains and evaluates in this process, on one thread, so that results do not depend on the number of cores."""
 
@@ -135,8 +148,8 @@ class LoopTrainer:
     def close(self) -> None:
         """Nothing to release."""
 
-    def train_one(self, request: Train, index: int) -> tuple[Parts, float, Parts | None]:
-        """Run LocalSGD for one client of a request and return its parts, mean loss and momentum."""
+    def train_one(self, request: Train, index: int) -> Learned:
+        """Run LocalSGD for one client of a request."""
         at = (request.clients[index], request.round, request.edge_round)
         start = {part: trees.take(stack, int(request.row_C[part][index])) for part, stack in request.bank.items()}
         networks = present(self.anatomy, request.bank)
@@ -147,19 +160,20 @@ class LoopTrainer:
         for part, buffers in (request.momentum or {}).items():
             for name, value in buffers.items():
                 velocity[self._place(part, name)] = value[index].reshape(-1)
-        total, seen = torch.zeros(()), 0
+        tally, begun = Tally(request.keep, sum(stage.epochs for stage in self.stages)), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
             for stage in self.stages:
                 step = self._stepper(stage, received, velocity, request.learning_rate)
-                for x, y in self._batches(at, stage.epochs):
-                    loss = F.cross_entropy(self._predict(stage, x, at[0]), y)
+                for epoch, x, y in self._batches(at, stage.epochs):
+                    logits = self._predict(stage, x, at[0])
+                    loss = F.cross_entropy(logits, y)
                     if loss.requires_grad:  # not where the user froze all that the phase would move
                         loss.backward()  # type: ignore[no-untyped-call]
                     step()
-                    total += loss.detach() * len(y)
-                    seen += len(y)
+                    tally.add(begun + epoch, loss, logits, y)
+                begun += stage.epochs
         parts = {
             part: self.model.read(self.scheme.parts[part].network, self.anatomy.weights[part])
             for network in networks
@@ -171,13 +185,14 @@ class LoopTrainer:
                 part: {n: velocity[self._place(part, n)].clone().view_as(v[index]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
-        return {part: parts[part] for part in self.scheme.parts if part in parts}, float(total) / max(seen, 1), momentum
+        parts = {part: parts[part] for part in self.scheme.parts if part in parts}
+        return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
 
     def _place(self, part: str, name: str) -> slice:
         return self.model.at[self.scheme.parts[part].network][name]
 
-    def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield a client's batches of one phase, as the network sees them."""
+    def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[int, Tensor, Tensor]]:
+        """Yield a client's batches of one phase, as the network sees them, each with its epoch."""
         visits = self.examples.visits(*at, epochs)
         distortions = self.examples.distortions(*at, visits)
         pixels, labels = self.examples.source("train")
@@ -188,7 +203,7 @@ class LoopTrainer:
                 x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
             x = self.examples.normalize(x)
             for batch in self.examples.batches(order.size):
-                yield x[batch], y[batch]
+                yield epoch, x[batch], y[batch]
 
     def _predict(self, stage: Stage, x: Tensor, client: int) -> Tensor:
         try:
@@ -294,12 +309,15 @@ def recall(
     return apply
 
 
-def gather(outcomes: Sequence[tuple[Parts, float, Parts | None]]) -> Trained:
+def gather(outcomes: Sequence[Learned]) -> Trained:
     """Stack the outcomes of a request's clients."""
-    parts, losses, momenta = zip(*outcomes, strict=True)
-    kept = [momentum for momentum in momenta if momentum is not None]
+    momenta = [one.momentum for one in outcomes if one.momentum is not None]
+    squares = [one.square for one in outcomes if one.square is not None]
+    epochs = [one.epoch_E for one in outcomes if one.epoch_E is not None]
     return Trained(
-        parts_C={name: trees.stack([p[name] for p in parts]) for name in parts[0]},
-        loss_C=np.array(losses),
-        momentum={name: trees.stack([m[name] for m in kept]) for name in kept[0]} if kept else None,
+        parts_C={name: trees.stack([one.parts[name] for one in outcomes]) for name in outcomes[0].parts},
+        loss_C=np.array([one.loss for one in outcomes]),
+        momentum={name: trees.stack([m[name] for m in momenta]) for name in momenta[0]} if momenta else None,
+        square_C=np.array(squares) if squares else None,
+        epoch_CE=np.array(epochs) if epochs else None,
     )

@@ -13,7 +13,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.local.examples import Examples
-from fedbac.local.loop import LoopTrainer, gather
+from fedbac.local.loop import Learned, LoopTrainer, gather
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
@@ -28,10 +28,12 @@ def _begin(network: nn.Module, scheme: Personalization, examples: Examples) -> N
     _worker = LoopTrainer(network, scheme, examples)
 
 
-def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, float, Packed | None]:
+def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, Packed | None, Learned]:
+    """Return what a client comes back with: its parts and momentum packed, and the rest."""
     whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) if momentum else None)
-    parts, loss, after = _worker.train_one(whole, 0)
-    return _pack(parts), loss, _pack(after) if after else None
+    learned = _worker.train_one(whole, 0)
+    packed = _pack(learned.parts), _pack(learned.momentum) if learned.momentum else None
+    return *packed, learned._replace(parts={}, momentum=None)
 
 
 def _evaluate(request: Evaluate, bank: Packed) -> Measured:
@@ -71,8 +73,8 @@ class PoolTrainer:
         for r, request in enumerate(requests):
             outcomes = []
             for c in range(len(request.clients)):
-                parts, loss, after = futures[r, c].result()
-                outcomes.append((_unpack(parts), loss, _unpack(after) if after else None))
+                parts, after, rest = futures[r, c].result()
+                outcomes.append(rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None))
             out.append(gather(outcomes))
         return out
 

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, predict
-from fedbac.core.requests import Train
+from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
+from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
 
 GRAPH_SHRINK = 0.9
@@ -34,7 +35,10 @@ class BatchTable:
         per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
         self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
         self.num_steps = int(self.steps_FC.max(initial=0))
-        self.seen = sum(stage.epochs for stage in stages) * np.array(used, dtype=np.float64)
+        self.used, self.per_epoch = np.array(used, dtype=np.float64), per_epoch
+        """Examples and batches of an epoch, by client."""
+        self.first_F = np.cumsum([0, *(stage.epochs for stage in stages)]).tolist()
+        """The first epoch of every phase among those of all, and their number."""
         shape = (len(stages), self.num_steps, len(jobs))
         self.count = np.zeros(shape, dtype=np.int64)
         self.index = np.zeros((*shape, batch), dtype=np.int64)
@@ -94,6 +98,10 @@ class Stack:
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.rate_A = torch.zeros(self.capacity, device=self.device)
         self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
+        self.square_sum, self.first_F = torch.zeros_like(self.loss_sum), table.first_F
+        self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
+        self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
+        self.keep: frozenset[Kept] = frozenset()
         self.parts = {part: self._buffers(params) for part, params in like.items()}
         trained = {name for name, _ in network.named_parameters()}
         self.velocity = {
@@ -102,7 +110,7 @@ class Stack:
         }
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, int, frozenset[Kept]], torch.cuda.CUDAGraph] = {}
         self.position = torch.arange(training.batch_size, device=self.device)
 
     def _buffers(self, like: Params) -> Params:
@@ -123,20 +131,23 @@ class Stack:
             buffer[:, :steps, :clients] = torch.from_numpy(values).to(self.device)
         rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
         self.rate_A[:clients] = torch.from_numpy(rate_J[order]).to(self.device)
-        self.loss_sum.zero_()
+        self.keep = kept(requests)
+        self.per_epoch_A[:clients] = torch.from_numpy(np.maximum(table.per_epoch, 1)).to(self.device)
+        for sums in (self.loss_sum, self.square_sum, self.epoch_sum):
+            sums.zero_()
         for part, params in self.parts.items():
             distinct, row_J = self._starts(requests, part)
             rows = torch.from_numpy(row_J[order]).to(self.device)
             for name, value in params.items():
                 value[:clients] = distinct[name][rows]
         for part, buffers in self.velocity.items():
-            kept = [request.momentum[part] for request in requests if request.momentum is not None]
+            given = [request.momentum[part] for request in requests if request.momentum is not None]
             for name, value in buffers.items():
-                if not kept:
+                if not given:
                     value.zero_()
                 else:
                     rows = torch.from_numpy(order).to(self.device)
-                    value[:clients] = torch.cat([momentum[name] for momentum in kept]).to(self.device)[rows]
+                    value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
@@ -164,13 +175,22 @@ class Stack:
         rows = self.capacity
         while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
             rows = smaller
-        if (number, rows) not in self.graphs:
-            self.graphs[number, rows] = self._capture(lambda: self._step(number, stage, rows))
-        self.graphs[number, rows].replay()
+        key = number, rows, self.keep
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows))
+        self.graphs[key].replay()
+
+    def losses(self, table: BatchTable) -> Losses:
+        """Return the losses of the clients, as they lie in the stack."""
+        clients, used = table.used.size, np.maximum(table.used, 1)
+        visited = np.maximum(table.first_F[-1] * table.used, 1)
+        square = self.square_sum[:clients].cpu().numpy() / visited if "square" in self.keep else None
+        epochs = self.epoch_sum[:clients].cpu().numpy() / used[:, None] if "epochs" in self.keep else None
+        return Losses(self.loss_sum[:clients].cpu().numpy() / visited, square, epochs)
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
-        tensors = [self.step, self.loss_sum]
+        tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
         tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
         saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -209,8 +229,8 @@ class Stack:
             for network, params in networks.items()
         }
 
-        def loss(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            """Return one client's mean cross-entropy over the examples of a batch that count."""
+        def loss(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            """Return one client's mean cross-entropy over the examples of a batch that count, and that of each."""
 
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
@@ -219,10 +239,10 @@ class Stack:
 
             logits = predict(self.anatomy.scheme, stage.terms, apply, x)
             loss_B = F.cross_entropy(logits, y, reduction="none")
-            return (loss_B * weight).sum() / weight.sum().clamp(min=1)
+            return (loss_B * weight).sum() / weight.sum().clamp(min=1), loss_B
 
-        step = vmap(grad_and_value(loss), randomness="different")
-        gradient, loss_A = step(moving, still, x_AB, labels[index_AB], weight_AB)
+        step = vmap(grad_and_value(loss, has_aux=True), randomness="different")
+        gradient, (loss_A, loss_AB) = step(moving, still, x_AB, labels[index_AB], weight_AB)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():
@@ -244,7 +264,13 @@ class Stack:
                     after = torch.where(alive, pushed, before)
                     before.copy_(after)
                     weight.sub_(rate * alive * after)
-        self.loss_sum[:rows] += torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.loss_sum[:rows] += lost_A
+        if "square" in self.keep:
+            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
+        if "epochs" in self.keep:
+            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
+            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
         self.step += 1
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
