@@ -1,9 +1,10 @@
 """What an edge asks of its clients, and what comes back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from fedbac.core.parts import Parts
@@ -30,6 +31,12 @@ class Train:
     """Stacked momentum buffers of the clients, when they persist between rounds."""
     keep: frozenset[Kept] = frozenset()
     """Which statistics to come back with; none of them changes what is learned."""
+    rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
+    """By the number of a phase, what the learning rate of each client is multiplied by; 1 where it is missing."""
+
+    def rates(self, phase: int) -> FloatArray:
+        """Return every client's learning rate in a phase."""
+        return self.learning_rate * np.asarray(self.rate_scale.get(phase, np.ones(len(self.clients))), dtype=np.float64)
 
 
 @dataclass(frozen=True)

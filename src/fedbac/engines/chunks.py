@@ -160,7 +160,8 @@ def _part(request: Train, clients: slice) -> Train:
     if request.momentum is not None:
         momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in request.momentum.items()}
     row_C = {part: rows[clients] for part, rows in request.row_C.items()}
-    return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum)
+    scale = {phase: scale_C[clients] for phase, scale_C in request.rate_scale.items()}
+    return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum, rate_scale=scale)
 
 
 def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:

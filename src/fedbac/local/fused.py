@@ -106,8 +106,8 @@ class FusedTrainer:
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in self.stages))
         sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in self.stages))
-        rate_J = np.array([request.learning_rate for request, _ in jobs], dtype=np.float32)[order]
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
+            rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
             self._run(stage, fleet, batches[stage.epochs], rate_J, sums)
             sums.begun += stage.epochs
         place = np.argsort(order)

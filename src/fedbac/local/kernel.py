@@ -40,13 +40,14 @@ class NativeTrainer:
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests]) for n in networks}
         kept = momenta(self.anatomy, requests, networks)
         fleet = Fleet(table.stacked(), row_J, kept)
-        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
-        loss_J, square_J, epochs = np.zeros(rate_J.size), np.zeros(rate_J.size), []
+        num_jobs = sum(len(request.clients) for request in requests)
+        loss_J, square_J, epochs = np.zeros(num_jobs), np.zeros(num_jobs), []
         total = sum(stage.epochs for stage in self.stages)
         visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in self.stages}
         for number, stage in enumerate(self.stages):
             later = {network for after in self.stages[number + 1 :] for network in after.moving}
             goes_on = kept is not None or bool(later & set(stage.moving))
+            rate_J = np.concatenate([request.rates(number) for request in requests])
             done = self._run(stage, fleet, visits[stage.epochs], rate_J, goes_on)
             failed_J = np.where(done.finite_J, 0.0, np.nan)
             loss_J += (done.loss_J + failed_J) * (stage.epochs / total)

@@ -164,8 +164,8 @@ class LoopTrainer:
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
-            for stage in self.stages:
-                step = self._stepper(stage, received, velocity, request.learning_rate)
+            for number, stage in enumerate(self.stages):
+                step = self._stepper(stage, received, velocity, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
                     loss = F.cross_entropy(logits, y)

@@ -67,7 +67,10 @@ class PoolTrainer:
             if request.momentum is not None:
                 momentum = _pack({part: _row(rows, c) for part, rows in request.momentum.items()})
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
-            light = replace(request, clients=(request.clients[c],), bank={}, row_C=first, momentum=None)
+            scale = {phase: scale_C[c : c + 1] for phase, scale_C in request.rate_scale.items()}
+            light = replace(
+                request, clients=(request.clients[c],), bank={}, row_C=first, momentum=None, rate_scale=scale
+            )
             futures[r, c] = self.pool.submit(_train, light, _pack(bank), momentum)
         out = []
         for r, request in enumerate(requests):

@@ -96,7 +96,7 @@ class Stack:
         self.offset = torch.zeros((*distorted, 2), dtype=torch.int64, device=self.device)
         self.flip = torch.zeros(distorted, dtype=torch.bool, device=self.device)
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.rate_A = torch.zeros(self.capacity, device=self.device)
+        self.rate_FA = torch.zeros((num_phases, self.capacity), device=self.device)
         self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
         self.square_sum, self.first_F = torch.zeros_like(self.loss_sum), table.first_F
         self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
@@ -129,8 +129,8 @@ class Stack:
         pairs += [(self.flip, table.flip)] if table.flip is not None else []
         for buffer, values in pairs:
             buffer[:, :steps, :clients] = torch.from_numpy(values).to(self.device)
-        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
-        self.rate_A[:clients] = torch.from_numpy(rate_J[order]).to(self.device)
+        rate_FJ = np.array([np.concatenate([r.rates(number) for r in requests]) for number in range(len(stages))])
+        self.rate_FA[:, :clients] = torch.from_numpy(rate_FJ[:, order]).to(self.device)
         self.keep = kept(requests)
         self.per_epoch_A[:clients] = torch.from_numpy(np.maximum(table.per_epoch, 1)).to(self.device)
         for sums in (self.loss_sum, self.square_sum, self.epoch_sum):
@@ -259,7 +259,7 @@ class Stack:
                 for name in part.names:
                     weight, before = moving[network][name], velocity[network][name][:rows]
                     each = (-1, *[1] * (weight.dim() - 1))
-                    alive, rate = alive_A.reshape(each), self.rate_A[:rows].reshape(each)
+                    alive, rate = alive_A.reshape(each), self.rate_FA[number, :rows].reshape(each)
                     pushed = training.momentum * before + gradient[network][name] + part.decay * weight
                     after = torch.where(alive, pushed, before)
                     before.copy_(after)
