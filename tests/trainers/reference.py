@@ -21,7 +21,7 @@ from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
-from tests.schemes import InTurns, Layered, Personal, Warmed
+from tests.schemes import Branched, InTurns, Layered, Personal, Warmed
 from tests.support import (
     NO_KERNEL,
     ON_GPU,
@@ -53,6 +53,8 @@ SCHEMES: dict[str, Personalization] = {
     "personal": Personal(),
     "layered": Layered(),
     "layers_in_turns": Layered(in_turns=True),
+    "branched": Branched(),
+    "branched_in_turns": Branched(in_turns=True),
 }
 BASE: dict[str, Any] = {"epochs": 2, "batch_size": 5, "weight_decay": 0.02, "momentum": 0.8, "clip_norm": None}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -134,8 +136,14 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
         module.load_state_dict(anatomy.assemble(start, network), strict=False)
         module.train()
 
+    for part, spec in scheme.parts.items():  # networks that share a part have the very same parameters
+        for name, other in ((name, other) for name in anatomy.weights[part] for other in spec.networks[1:]):
+            owner, _, field = name.rpartition(".")
+            shared = getattr(modules[spec.networks[0]].get_submodule(owner), field)
+            setattr(modules[other].get_submodule(owner), field, shared)
+
     def parameters(part: str) -> dict[str, nn.Parameter]:
-        module = modules[scheme.parts[part].network]
+        module = modules[scheme.parts[part].networks[0]]
         return {name: p for name, p in module.named_parameters() if name in anatomy.weights[part]}
 
     velocity = {
@@ -179,8 +187,12 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                         loss = loss + pull.strength / 2 * (p - anchor).square().sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if training.clip_norm is not None:
-                    networks = dict.fromkeys(scheme.parts[part].network for part in phase.moves)
-                    moving = [[p for part, _, p in moved if scheme.parts[part].network == n] for n in networks]
+                    through = {
+                        part: next(n for n in scheme.parts[part].networks if n in (terms or anatomy.networks))
+                        for part in phase.moves
+                    }
+                    networks = dict.fromkeys(through.values())
+                    moving = [[p for part, _, p in moved if through[part] == n] for n in networks]
                     scopes = [[*chain(*moving)]] if training.clip_scope == "joint" else moving
                     for scope in scopes:
                         nn.utils.clip_grad_norm_(scope, training.clip_norm)

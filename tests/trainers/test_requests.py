@@ -13,7 +13,7 @@ from fedbac.core.requests import Train, Trained
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, PoolTrainer
 from fedbac.personalization import Additive, PerCluster, Shared
-from tests.schemes import InTurns, Layered, Personal
+from tests.schemes import Branched, InTurns, Layered, Personal
 from tests.support import distance, order
 from tests.trainers.reference import CLIENTS, PATHS, RATE, check, make, requests, setting, starts, with_momentum
 
@@ -78,7 +78,9 @@ def bank_of(federation: Federation, scheme: Personalization, rows: int) -> Parts
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "scheme", [PerCluster(), Additive(l2_form="loss"), Personal(), Layered(), Layered(in_turns=True)], ids=repr
+    "scheme",
+    [PerCluster(), Additive(l2_form="loss"), Personal(), Layered(), Layered(in_turns=True), Branched(in_turns=True)],
+    ids=repr,
 )
 def test_clients_start_from_their_own_rows(path: str, scheme: Personalization) -> None:
     """Clients of one request that start from different rows end as they do in requests of their own."""
@@ -169,7 +171,7 @@ def test_a_proximal_term_holds_clients_back(path: str, option: dict[str, Any]) -
 
 @pytest.mark.parametrize("path", PATHS)
 def test_momentum_of_layers_and_of_networks_that_take_turns_persists(path: str) -> None:
-    for scheme in (Layered(in_turns=True), Personal(), InTurns()):
+    for scheme in (Layered(in_turns=True), Personal(), InTurns(), Branched(), Branched(in_turns=True)):
         federation = setting(momentum_state="persist", clip_norm=0.5)
         trainer = make(path, federation, scheme)
         first = [with_momentum(request, None, federation) for request in requests(federation, scheme, 1)]

@@ -21,7 +21,7 @@ from fedbac.local.examples import Examples, rates
 from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
-from fedbac.local.stages import Span, Stage, span, stages_of
+from fedbac.local.stages import Span, Stage, places, span, stages_of
 from fedbac.local.visits import VisitTable
 from fedbac.native import Layers
 
@@ -165,12 +165,8 @@ class FusedTrainer:
             given.step.value = step
             self._launch(self.plan.training, parts * active, stream, arguments)
         more = stage is not self.stages[-1]  # the next phase needs the room
-        fleet.move(
-            stage.networks,
-            stage.moving,
-            weights.clone() if more else weights,
-            velocity.clone() if more else velocity,
-        )
+        shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
+        fleet.move(stage, weights.clone() if more else weights, velocity.clone() if more else velocity, shared)
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""

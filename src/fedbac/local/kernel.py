@@ -14,7 +14,7 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Losses
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
-from fedbac.local.stages import Stage, span, stages_of
+from fedbac.local.stages import Stage, places, span, stages_of
 
 
 class NativeTrainer:
@@ -46,7 +46,7 @@ class NativeTrainer:
         visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in self.stages}
         for number, stage in enumerate(self.stages):
             later = {network for after in self.stages[number + 1 :] for network in after.moving}
-            goes_on = kept is not None or bool(later & set(stage.moving))
+            goes_on = kept is not None or bool(later & stage.changed)
             rate_J = np.concatenate([request.rates(number) for request in requests])
             done = self._run(stage, fleet, visits[stage.epochs], rate_J, goes_on)
             failed_J = np.where(done.finite_J, 0.0, np.nan)
@@ -100,7 +100,8 @@ class NativeTrainer:
             num_threads=self.threads,
         )
         after = None if done.velocity_JPD is None else torch.from_numpy(done.velocity_JPD)
-        fleet.move(stage.networks, stage.moving, torch.from_numpy(done.parameters_JPD), after)
+        shared = {copy: places(copy.names, self.like) for copy in stage.copies}
+        fleet.move(stage, torch.from_numpy(done.parameters_JPD), after, shared)
         return done
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:

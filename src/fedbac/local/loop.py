@@ -18,7 +18,7 @@ from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
-from fedbac.local.stages import Moving, Stage, stages_of
+from fedbac.local.stages import Copy, Moving, Stage, stages_of
 from fedbac.local.threads import one_thread, seeded
 
 EVALUATION_BATCH = 512
@@ -65,6 +65,18 @@ class FlatModel:
         module = self.modules[network]
         values = dict([*module.named_parameters(), *module.named_buffers()])
         return {name: values[name].detach().clone() for name in names}
+
+    @torch.no_grad()
+    def copy(self, shared: Copy, velocity: Tensor) -> None:
+        """Let other networks take over weights (and buffers) of one, and their momentum."""
+        source, at = self.read(shared.source, shared.names), self.at[shared.source]
+        for target in shared.targets:
+            module = self.modules[target]
+            for name, value in [*module.named_parameters(), *module.named_buffers()]:
+                if name in source:
+                    value.copy_(source[name])
+                if name in source and name in at:
+                    velocity[self.at[target][name]] = velocity[at[name]]
 
     def prepare(self, stage: Stage) -> None:
         """Let only the weights that move receive gradients."""
@@ -158,8 +170,9 @@ class LoopTrainer:
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
         velocity = torch.zeros_like(self.model.weight)
         for part, buffers in (request.momentum or {}).items():
-            for name, value in buffers.items():
-                velocity[self._place(part, name)] = value[index].reshape(-1)
+            for network in self.scheme.parts[part].networks:
+                for name, value in buffers.items():
+                    velocity[self.model.at[network][name]] = value[index].reshape(-1)
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in self.stages)), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
@@ -174,8 +187,10 @@ class LoopTrainer:
                     step()
                     tally.add(begun + epoch, loss, logits, y)
                 begun += stage.epochs
+                for shared in stage.copies:
+                    self.model.copy(shared, velocity)
         parts = {
-            part: self.model.read(self.scheme.parts[part].network, self.anatomy.weights[part])
+            part: self.model.read(network, self.anatomy.weights[part])
             for network in networks
             for part in self.anatomy.parts[network]
         }
@@ -189,7 +204,7 @@ class LoopTrainer:
         return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
 
     def _place(self, part: str, name: str) -> slice:
-        return self.model.at[self.scheme.parts[part].network][name]
+        return self.model.at[self.scheme.parts[part].networks[0]][name]
 
     def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[int, Tensor, Tensor]]:
         """Yield a client's batches of one phase, as the network sees them, each with its epoch."""
