@@ -2,6 +2,7 @@
 be able to do for any."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from fedbac.core import trees
@@ -106,3 +107,13 @@ class Branched(Settings):
             return first, Phase(moves=("personal",), epochs=1)
         held_back = {part: Pull(0.3, to=part) for part in ("body", "personal")}
         return first, Phase(moves=("body", "personal"), terms=("personal",), pull=held_back)
+
+
+class Taught(InTurns):
+    """The network of all learns from teachers, that of the cluster does not; or the other way round, or both."""
+
+    kind: Literal["taught"] = "taught"  # type: ignore[assignment]
+    which: tuple[int, ...] = (0,)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(replace(phase, taught=number in self.which) for number, phase in enumerate(super().phases()))

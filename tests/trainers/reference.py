@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedbac.config.experiment import Training
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
-from fedbac.core.requests import Train, Trained, Trainer
+from fedbac.core.requests import Teachers, Train, Trained, Trainer
 from fedbac.core.rng import stream, torch_seed
 from fedbac.data import Augment, Dataset, toy
 from fedbac.federation import Federation
@@ -178,9 +178,12 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
             for epoch, x, y in batches:
                 for module in modules.values():
                     module.zero_grad()
-                each = F.cross_entropy(predict(scheme, terms, lambda n, x: modules[n](x), x), y, reduction="none")
+                logits = predict(scheme, terms, lambda n, x: modules[n](x), x)
+                each = F.cross_entropy(logits, y, reduction="none")
                 lost[epoch] += each.tolist()
                 loss = each.mean()
+                if phase.taught and request.teachers is not None:
+                    loss = naive_lesson(request.teachers, row, template, loss, logits, x)
                 for part, pull in pulls.items():
                     for name, p in parameters(part).items():
                         anchor = 0.0 if pull.to is None else start[pull.to][name].cpu()
@@ -203,6 +206,23 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
     learned = anatomy.split({network: module.state_dict() for network, module in modules.items()})
     losses = np.array([*chain(*epochs)])
     return Outcome(learned, losses.mean(), velocity, (losses**2).mean(), [float(np.mean(lost)) for lost in epochs])
+
+
+def naive_lesson(
+    teachers: Teachers, client: int, template: nn.Module, loss: Tensor, logits: Tensor, x: Tensor
+) -> Tensor:
+    """Return what a client with teachers learns by: (1 − λ)·CE + λ·τ²·Σ_j β_j·KL(p_j ‖ q)."""
+    share, heat, apart = float(teachers.share_C[client]), teachers.temperature, torch.zeros(())
+    for weight, teacher in zip(teachers.weight_CT[client].tolist(), range(len(teachers.weight_CT[0])), strict=True):
+        if weight > 0:
+            module = copy.deepcopy(template).eval()
+            module.load_state_dict(trees.take(teachers.bank, teacher), strict=False)
+            with torch.no_grad():
+                p = F.softmax(module(x) / heat, 1)
+            apart = apart + weight * F.kl_div(F.log_softmax(logits / heat, 1), p, reduction="batchmean")
+    if not (teachers.weight_CT[client] > 0).any():
+        return loss
+    return (1 - share) * loss + share * heat**2 * apart
 
 
 def naive_batches(

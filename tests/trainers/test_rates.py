@@ -9,9 +9,7 @@ import torch
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Train
 from fedbac.core.settings import FloatArray
-from fedbac.engines.chunks import _part
 from fedbac.federation import Federation
-from fedbac.local import LoopTrainer, PoolTrainer
 from tests.schemes import InTurns
 from tests.support import distance, order
 from tests.trainers.reference import CLIENTS, PATHS, RATE, make, requests, setting, starts
@@ -89,17 +87,8 @@ def test_every_client_has_the_rate_of_its_own(path: str) -> None:
             torch.testing.assert_close(together["global"][name][row], value[0], rtol=1e-6, atol=1e-6)
 
 
-def test_the_pool_and_chunks_hand_each_client_its_own_scale() -> None:
-    federation = setting()
-    asked = scaled(requests(federation, SCHEME), 0, 0.0, 0.5, 2.0, 1.0)
-    whole = LoopTrainer(federation.network, SCHEME, federation.examples).train(asked)
-    pool = PoolTrainer(federation.network, SCHEME, federation.examples, workers=2)
-    try:
-        for one, other in zip(pool.train(asked), whole, strict=True):
-            assert distance(one.parts_C, other.parts_C) == 0
-    finally:
-        pool.close()
-    piece = _part(asked[0], slice(1, 3))
-    assert piece.rate_scale[0].tolist() == [0.5, 2.0]
+def test_some_clients_of_a_request_keep_their_own_scale() -> None:
+    (request, *_) = scaled(requests(setting(), SCHEME), 0, 0.0, 0.5, 2.0)
+    piece = request.part(slice(1, 3))
     assert piece.rates(0).tolist() == [RATE * 0.5, RATE * 2.0]
     assert piece.rates(1).tolist() == [RATE, RATE]

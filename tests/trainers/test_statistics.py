@@ -8,7 +8,6 @@ import pytest
 
 from fedbac.config.experiment import Training
 from fedbac.core.requests import Kept, Train, Trained
-from fedbac.local import LoopTrainer, PoolTrainer
 from fedbac.personalization import Additive
 from tests.support import deal, distance, federate, order, poisoned
 from tests.trainers.reference import BASE, DATA, PATHS, RATE, SCHEMES, check, make, requests, setting, starts
@@ -77,19 +76,3 @@ def test_statistics_of_clients_without_examples_and_of_clients_that_break_down(p
     assert told.epoch_CE is not None
     for found in (told.loss_C, told.square_C, told.epoch_CE[:, 0], told.epoch_CE[:, 1]):
         assert np.isfinite(found).tolist() == [True, False, True]
-
-
-def test_the_pool_tells_what_the_loop_tells() -> None:
-    scheme, federation = SCHEMES["in_turns"], setting()
-    asked = asking(requests(federation, scheme))
-    pool = PoolTrainer(federation.network, scheme, federation.examples, workers=2)
-    try:
-        for one, other in zip(
-            pool.train(asked), LoopTrainer(federation.network, scheme, federation.examples).train(asked), strict=True
-        ):
-            assert one.square_C is not None
-            assert one.epoch_CE is not None
-            np.testing.assert_array_equal(one.square_C, other.square_C)
-            np.testing.assert_array_equal(one.epoch_CE, other.epoch_CE)
-    finally:
-        pool.close()

@@ -62,6 +62,8 @@ class Phase:
     """Passes over the client's data; as many as the task says when not given."""
     pull: Mapping[str, Pull] = field(default_factory=dict)
     """By part; at most one each."""
+    taught: bool = False
+    """Whether clients learn from their teachers beside the labels, where a request brings some."""
 
 
 Apply = Callable[[str, Tensor], Tensor]

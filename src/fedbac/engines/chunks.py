@@ -73,7 +73,7 @@ class Chunks:
         told: Sequence[list[Trained]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
-        trained = self._train([_part(requests[piece.request].train, piece.clients) for piece in chunk])
+        trained = self._train([requests[piece.request].train.part(piece.clients) for piece in chunk])
         if trained is None:
             return False
         for piece, result in zip(chunk, trained, strict=True):
@@ -153,15 +153,6 @@ def _out_of_memory(error: Exception) -> bool:
             return True
         cause = cause.__context__
     return False
-
-
-def _part(request: Train, clients: slice) -> Train:
-    momentum = None
-    if request.momentum is not None:
-        momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in request.momentum.items()}
-    row_C = {part: rows[clients] for part, rows in request.row_C.items()}
-    scale = {phase: scale_C[clients] for phase, scale_C in request.rate_scale.items()}
-    return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum, rate_scale=scale)
 
 
 def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:

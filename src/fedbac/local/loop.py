@@ -19,6 +19,7 @@ from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
 from fedbac.local.stages import Copy, Moving, Stage, stages_of
+from fedbac.local.teaching import at_rest, lesson
 from fedbac.local.threads import one_thread, seeded
 
 EVALUATION_BATCH = 512
@@ -148,6 +149,7 @@ class LoopTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
+        self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
@@ -173,6 +175,7 @@ class LoopTrainer:
             for network in self.scheme.parts[part].networks:
                 for name, value in buffers.items():
                     velocity[self.model.at[network][name]] = value[index].reshape(-1)
+        taught = lesson(self.teacher, request, index)
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in self.stages)), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
@@ -183,7 +186,8 @@ class LoopTrainer:
                     logits = self._predict(stage, x, at[0])
                     loss = F.cross_entropy(logits, y)
                     if loss.requires_grad:  # not where the user froze all that the phase would move
-                        loss.backward()  # type: ignore[no-untyped-call]
+                        learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
+                        learned.backward()  # type: ignore[no-untyped-call]
                     step()
                     tally.add(begun + epoch, loss, logits, y)
                 begun += stage.epochs

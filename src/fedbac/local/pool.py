@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.local.examples import Examples
 from fedbac.local.loop import Learned, LoopTrainer, gather
 
@@ -62,15 +62,11 @@ class PoolTrainer:
         futures = {}
         for r, c in jobs:
             request = requests[r]
+            one = request.part(slice(c, c + 1))
             bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
-            momentum = None
-            if request.momentum is not None:
-                momentum = _pack({part: _row(rows, c) for part, rows in request.momentum.items()})
+            momentum = None if one.momentum is None else _pack(one.momentum)
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
-            scale = {phase: scale_C[c : c + 1] for phase, scale_C in request.rate_scale.items()}
-            light = replace(
-                request, clients=(request.clients[c],), bank={}, row_C=first, momentum=None, rate_scale=scale
-            )
+            light = replace(one, bank={}, row_C=first, momentum=None, teachers=_own(one.teachers))
             futures[r, c] = self.pool.submit(_train, light, _pack(bank), momentum)
         out = []
         for r, request in enumerate(requests):
@@ -95,6 +91,15 @@ class PoolTrainer:
     def close(self) -> None:
         """Stop the workers."""
         self.pool.shutdown(wait=True, kill_workers=True)
+
+
+def _own(teachers: Teachers | None) -> Teachers | None:
+    """Return the teachers of a single client: those that count, and none where it learns nothing from them."""
+    if teachers is None or not teachers.shares.any():
+        return None
+    counts = np.flatnonzero(teachers.weight_CT[0] > 0)
+    bank = {name: value.clone() for name, value in trees.select(teachers.bank, counts).items()}  # a view would take all
+    return replace(teachers, bank=bank, weight_CT=teachers.weight_CT[:, counts])
 
 
 def _arrays(params: Params) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
+from fedbac.local.teaching import Faculty, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
@@ -110,7 +111,11 @@ class Stack:
         }
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
-        self.graphs: dict[tuple[int, int, frozenset[Kept]], torch.cuda.CUDAGraph] = {}
+        self.faculty: Faculty | None = None
+        """The teachers of this round; kept for another with as many of them."""
+        self.taught = False
+        """Whether anybody learns from them in this round."""
+        self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
         self.position = torch.arange(training.batch_size, device=self.device)
 
     def _buffers(self, like: Params) -> Params:
@@ -135,6 +140,7 @@ class Stack:
         self.per_epoch_A[:clients] = torch.from_numpy(np.maximum(table.per_epoch, 1)).to(self.device)
         for sums in (self.loss_sum, self.square_sum, self.epoch_sum):
             sums.zero_()
+        self._bring_teachers(requests, order)
         for part, params in self.parts.items():
             distinct, row_J = self._starts(requests, part)
             rows = torch.from_numpy(row_J[order]).to(self.device)
@@ -153,6 +159,16 @@ class Stack:
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
             for name, value in received.items():
                 value.copy_(now[name])
+
+    def _bring_teachers(self, requests: Sequence[Train], order: IntArray) -> None:
+        bank = joined_bank(requests)
+        self.taught = bank is not None
+        if bank is None:
+            return
+        if self.faculty is None or self.faculty.size != trees.count(bank):
+            self.faculty = Faculty(self.network, bank, self.capacity, self.device)
+            self.graphs = {key: graph for key, graph in self.graphs.items() if not key[-1]}  # they knew the old one
+        self.faculty.load(requests, bank, order)
 
     def _starts(self, requests: Sequence[Train], part: str) -> tuple[Params, IntArray]:
         """Return the distinct starts of a part, and which of them each client of all requests has."""
@@ -175,7 +191,7 @@ class Stack:
         rows = self.capacity
         while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
             rows = smaller
-        key = number, rows, self.keep
+        key = number, rows, self.keep, self.taught and stage.taught
         if key not in self.graphs:
             self.graphs[key] = self._capture(lambda: self._step(number, stage, rows))
         self.graphs[key].replay()
@@ -229,8 +245,10 @@ class Stack:
             for network, params in networks.items()
         }
 
-        def loss(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            """Return one client's mean cross-entropy over the examples of a batch that count, and that of each."""
+        def loss(
+            moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *lesson: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            """Return what a client learns by, its mean cross-entropy over examples that count, and that of each."""
 
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
@@ -239,10 +257,16 @@ class Stack:
 
             logits = predict(self.anatomy.scheme, stage.terms, apply, x)
             loss_B = F.cross_entropy(logits, y, reduction="none")
-            return (loss_B * weight).sum() / weight.sum().clamp(min=1), loss_B
+
+            def mean(values_B: Tensor) -> Tensor:
+                return (values_B * weight).sum() / weight.sum().clamp(min=1)
+
+            lost = mean(loss_B)
+            return distilled(lost, logits, mean, *lesson) if lesson else lost, (lost, loss_B)
 
         step = vmap(grad_and_value(loss, has_aux=True), randomness="different")
-        gradient, (loss_A, loss_AB) = step(moving, still, x_AB, labels[index_AB], weight_AB)
+        lessons = self.faculty.lessons(x_AB) if self.faculty is not None and self.taught and stage.taught else ()
+        gradient, (_, (loss_A, loss_AB)) = step(moving, still, x_AB, labels[index_AB], weight_AB, *lessons)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():

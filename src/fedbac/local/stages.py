@@ -44,6 +44,7 @@ class Stage:
     moving: Mapping[str, tuple[Moving, ...]]
     """By network; those that keep still are missing."""
     copies: tuple[Copy, ...] = ()
+    taught: bool = False
 
     @property
     def changed(self) -> frozenset[str]:
@@ -94,7 +95,7 @@ def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Traini
         )
         moving[network] = (*moving.get(network, ()), here)
     epochs = training.epochs if phase.epochs is None else phase.epochs
-    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks))
+    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), phase.taught)
 
 
 def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str]) -> tuple[Copy, ...]:
@@ -150,6 +151,8 @@ def places(names: Sequence[str], like: Params) -> list[slice]:
 def obstacle(stages: Sequence[Stage], like: Params) -> str | None:
     """Return why our kernels cannot run these phases, or None where they can."""
     for stage in stages:
+        if stage.taught:
+            return "a phase learns from teachers"
         for network, parts in stage.moving.items():
             moved = {name for part in parts for name in part.names}
             at = [place for place, name in enumerate(like) if name in moved]
