@@ -1,9 +1,12 @@
-"""Schemes of several phases, of parts that clients own and of layers: what trainers must be able to do for any."""
+"""Schemes of several phases, of parts that clients own, of layers and of parts that networks share: what trainers must
+be able to do for any."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-from fedbac.core.parts import Part, Parts, Phase, Pull, Scope
+from fedbac.core import trees
+from fedbac.core.parts import Anatomy, Part, Parts, Phase, Pull, Scope
 from fedbac.core.settings import Settings
 from fedbac.models import Build, weights
 from fedbac.personalization import Additive
@@ -76,3 +79,41 @@ class Layered(Settings):
         if not self.in_turns:
             return (Phase(moves=("body", "head")),)
         return Phase(moves=("head",), epochs=1, pull={"head": Pull(0.1)}), Phase(moves=("body",))
+
+
+class Branched(Settings):
+    """A body under two heads: that of everybody is trained with it, then every client's own beside the first.
+
+    In turns, the body goes on to learn under the second head.
+    """
+
+    kind: Literal["branched"] = "branched"
+    parts: ClassVar[Mapping[str, Part]] = {
+        "body": Part("cloud", ("generic", "personal"), slice(None, -1)),
+        "generic": Part("cloud", "generic", slice(-1, None)),
+        "personal": Part("client", "personal", slice(-1, None)),
+    }
+    terms: ClassVar[tuple[str, ...]] = ("generic", "personal")
+    in_turns: bool = False
+
+    def init(self, build: Build, owners: Mapping[Scope, int]) -> Parts:
+        networks = {"generic": weights(build(0)), "personal": weights(build(1))}
+        one = Anatomy(self, build(0)).split(networks)
+        return {name: trees.stack([one[name]] * owners[part.scope]) for name, part in self.parts.items()}
+
+    def phases(self) -> tuple[Phase, ...]:
+        first = Phase(moves=("body", "generic"), terms=("generic",))
+        if not self.in_turns:
+            return first, Phase(moves=("personal",), epochs=1)
+        held_back = {part: Pull(0.3, to=part) for part in ("body", "personal")}
+        return first, Phase(moves=("body", "personal"), terms=("personal",), pull=held_back)
+
+
+class Taught(InTurns):
+    """The network of all learns from teachers, that of the cluster does not; or the other way round, or both."""
+
+    kind: Literal["taught"] = "taught"  # type: ignore[assignment]
+    which: tuple[int, ...] = (0,)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return tuple(replace(phase, taught=number in self.which) for number, phase in enumerate(super().phases()))

@@ -12,6 +12,7 @@ from fedbac.contracts import check_personalization, check_topology
 from fedbac.core import trees
 from fedbac.core.parts import Apply, Parts, Scope
 from fedbac.core.settings import Settings
+from tests.schemes import Branched
 
 
 def told(check: Callable[[Any], None], scheme: Any) -> str:
@@ -46,6 +47,10 @@ SCHEMES: dict[str, tuple[dict[str, Any], str]] = {
     "layers that nobody holds": (
         {"parts": {**Additive.parts, "global": Part("cloud", "global", slice(1, None))}},
         "must hold every layer of network 'global' exactly once; this network has 4 layers",
+    ),
+    "a network that is no name": (
+        {"parts": {**Additive.parts, "global": Part("cloud", ("global", "global"))}},
+        "part 'global' must name its network, or a tuple of different ones, not ('global', 'global')",
     ),
     "layers that two hold": (
         {"parts": {**Additive.parts, "more": Part("edge", "global", slice(0, 1))}},
@@ -122,6 +127,19 @@ def test_layers_are_pulled_to_the_same_layers_only() -> None:
         check_personalization, changed(PersonalHead, phases=lambda self: (pulled,))
     )
     check_personalization(Personal(owner="edge"))  # whose two networks are alike
+
+
+def test_networks_that_share_a_part_are_summed_only_while_it_keeps_still() -> None:
+    check_personalization(Branched())
+    check_personalization(Branched(in_turns=True))
+    together = changed(Branched, phases=lambda self: (Phase(moves=("body", "personal")),))
+    assert told(check_personalization, together) == (
+        "method.personalization 'branched': phase 0 of phases() sums the networks generic and personal, which share "
+        "part 'body', so it must not move that part; sum one of them, or leave the part out of moves"
+    )
+    apart = {**Branched.parts, "third": Part("cloud", "third")}
+    alone = changed(Branched, parts=apart, phases=lambda self: (Phase(moves=("body",), terms=("third",)),))
+    assert "moves 'body', but its networks generic, personal are not summed" in told(check_personalization, alone)
 
 
 class Contrast(Settings):

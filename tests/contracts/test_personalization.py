@@ -21,7 +21,7 @@ from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.local.stages import stages_of
 from fedbac.models import builder, weights
 from tests.contracts.variants import refuses_change, variants
-from tests.schemes import InTurns, Layered, Personal
+from tests.schemes import Branched, InTurns, Layered, Personal
 from tests.support import federate, order
 from tests.unit.tiny import tiny_data, tiny_task
 
@@ -31,6 +31,8 @@ OTHERS = {
     "layered": Layered(),
     "layers in turns": Layered(in_turns=True),
     "in turns": InTurns(),
+    "branched": Branched(),
+    "branched in turns": Branched(in_turns=True),
 }
 """Forms that no scheme here has yet."""
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)

@@ -65,7 +65,7 @@ def questions(federation: Federation, scheme: Personalization) -> list[Average]:
             part: {name: torch.zeros(4, *value.shape[1:]) for name, value in params.items()}
             for part, params in bank.items()
         }
-        train = Train(chosen, bank, row_C, 1 + edge, 0, 0.1, rest)
+        train = Train(chosen, bank, row_C, 1 + edge, 0, 0.1, rest, keep=frozenset({"square", "epochs"}))
         asked.append(Average(train, np.array([SHARDS.train[client].size + client for client in chosen])))
     return asked
 
@@ -97,13 +97,18 @@ def same(one: list[Averaged], other: list[Averaged]) -> bool:
         assert distance(a.bank, b.bank) == 0
         assert distance(a.momentum, b.momentum) == 0
         np.testing.assert_array_equal(a.loss_C, b.loss_C)
+        assert a.square_C is not None
+        assert a.epoch_CE is not None
+        np.testing.assert_array_equal(a.square_C, b.square_C)
+        np.testing.assert_array_equal(a.epoch_CE, b.epoch_CE)
+        assert a.epoch_CE.shape[0] == a.square_C.size == a.loss_C.size
         assert {part: w.tolist() for part, w in a.weight.items()} == {part: w.tolist() for part, w in b.weight.items()}
     return True
 
 
 @pytest.mark.parametrize("scheme", [Additive(), Personal(), Layered()], ids=lambda scheme: scheme.kind)
 def test_the_budget_decides_the_chunks_and_nothing_else(scheme: Personalization) -> None:
-    """Averages, momenta and losses have the same bits."""
+    """Averages, momenta, losses and their statistics have the same bits."""
     whole, trainer = work(scheme=scheme)
     assert trainer.sizes == [12] * 2
     for clients, sizes in ((1.5, [1] * 12), (5.1, [4] * 3), (8, [6, 6])):

@@ -21,7 +21,7 @@ int main() {
     if (!fedbac_supported(set)) continue;
     const std::size_t jobs = std::size(num_epochs), parts = std::size(l2);
     std::vector<float> trained(jobs * parts * std::size_t(fedbac_num_parameters(shape))), velocity(trained.size());
-    std::vector<double> loss(jobs), epoch_loss(jobs * max_epochs);
+    std::vector<double> loss(jobs), square(jobs), epoch_loss(jobs * max_epochs);
     std::vector<std::uint8_t> finite(jobs);
     fedbac::fedbac_train_call train{};
     train.shape = shape, train.num_parts = int(parts), train.num_threads = 2, train.instruction_set = set;
@@ -31,8 +31,8 @@ int main() {
     train.learning_rate = learning_rate, train.momentum = momentum, train.weight_decay = weight_decay, train.l2 = l2;
     train.anchors = networks, train.anchor = anchor, train.moving_begin = moving_begin, train.moving_end = moving_end;
     train.max_norm = max_norm, train.velocity_out = velocity.data(), train.trained = trained.data();
-    train.loss = loss.data(), train.epoch_loss = epoch_loss.data(), train.max_epochs = max_epochs;
-    train.finite = finite.data();
+    train.loss = loss.data(), train.square = square.data(), train.epoch_loss = epoch_loss.data();
+    train.max_epochs = max_epochs, train.finite = finite.data();
 
     std::vector<double> measured(std::size(pair_model));
     std::vector<std::int64_t> correct(measured.size());
@@ -45,7 +45,7 @@ int main() {
 
     if (fedbac_train(&train) || fedbac_evaluate(&evaluate)) return 1;
     std::printf("%s", name);
-    print(trained), print(velocity), print(loss), print(finite), print(measured), print(correct);
+    print(trained), print(velocity), print(loss), print(square), print(finite), print(measured), print(correct);
     std::printf("\n");
   }
 }

@@ -54,8 +54,8 @@ def small_case() -> tuple[str, np.ndarray]:
     )
     evaluated = native.evaluate(layers, images, networks, start, groups, pairs, instruction_set="base")
     assert trained.velocity_JPD is not None
-    outputs: list[Any] = [trained.parameters_JPD, trained.velocity_JPD, trained.loss_J, trained.finite_J]
-    outputs += [evaluated.loss, evaluated.correct]
+    outputs: list[Any] = [trained.parameters_JPD, trained.velocity_JPD, trained.loss_J, trained.square_J]
+    outputs += [trained.finite_J, evaluated.loss, evaluated.correct]
 
     mean, std = np.array(images.mean_C), np.array(images.std_C)
     arrays: dict[str, Any] = {

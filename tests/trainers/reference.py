@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,14 +14,14 @@ from torch.nn import functional as F
 from fedbac.config.experiment import Training
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
-from fedbac.core.requests import Train, Trained, Trainer
+from fedbac.core.requests import Teachers, Train, Trained, Trainer
 from fedbac.core.rng import stream, torch_seed
 from fedbac.data import Augment, Dataset, toy
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
-from tests.schemes import InTurns, Layered, Personal, Warmed
+from tests.schemes import Branched, InTurns, Layered, Personal, Warmed
 from tests.support import (
     NO_KERNEL,
     ON_GPU,
@@ -52,6 +53,8 @@ SCHEMES: dict[str, Personalization] = {
     "personal": Personal(),
     "layered": Layered(),
     "layers_in_turns": Layered(in_turns=True),
+    "branched": Branched(),
+    "branched_in_turns": Branched(in_turns=True),
 }
 BASE: dict[str, Any] = {"epochs": 2, "batch_size": 5, "weight_decay": 0.02, "momentum": 0.8, "clip_norm": None}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -113,11 +116,18 @@ def naive_image(dataset: Dataset, index: int, shift: tuple[int, int] | None, fli
     return (image / 255 - MEAN) / STD
 
 
-Outcome = tuple[dict[str, Params], float, dict[str, Params]]
+class Outcome(NamedTuple):
+    """What a client comes back with."""
+
+    weights: dict[str, Params]
+    loss: float
+    velocity: dict[str, Params]
+    square: float
+    epochs: list[float]
 
 
 def naive(federation: Federation, scheme: Personalization, request: Train, row: int, template: nn.Module) -> Outcome:
-    """Train one client as anybody would write it down; return weights, mean loss and momentum."""
+    """Train one client as anybody would write it down."""
     examples, training = federation.examples, federation.examples.training
     address = (request.round, request.edge_round, request.clients[row])
     anatomy, start = Anatomy(scheme, template), start_of(request, row)
@@ -126,8 +136,14 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
         module.load_state_dict(anatomy.assemble(start, network), strict=False)
         module.train()
 
+    for part, spec in scheme.parts.items():  # networks that share a part have the very same parameters
+        for name, other in ((name, other) for name in anatomy.weights[part] for other in spec.networks[1:]):
+            owner, _, field = name.rpartition(".")
+            shared = getattr(modules[spec.networks[0]].get_submodule(owner), field)
+            setattr(modules[other].get_submodule(owner), field, shared)
+
     def parameters(part: str) -> dict[str, nn.Parameter]:
-        module = modules[scheme.parts[part].network]
+        module = modules[scheme.parts[part].networks[0]]
         return {name: p for name, p in module.named_parameters() if name in anatomy.weights[part]}
 
     velocity = {
@@ -137,7 +153,7 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
         }
         for part in scheme.parts
     }
-    total, seen = 0.0, 0
+    epochs: list[list[float]] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(examples.seed, "dropout", *address))
         for phase in scheme.phases():
@@ -156,19 +172,30 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                 for part, name, p in moved:
                     optimizer.state[p]["momentum_buffer"] = velocity[part][name].clone()
             terms = phase.terms or scheme.terms
-            for x, y in naive_batches(federation, address, phase.epochs or training.epochs):
+            batches = naive_batches(federation, address, phase.epochs or training.epochs)
+            lost: list[list[float]] = [[] for _ in range(phase.epochs or training.epochs)]
+            epochs += lost
+            for epoch, x, y in batches:
                 for module in modules.values():
                     module.zero_grad()
-                loss = F.cross_entropy(predict(scheme, terms, lambda n, x: modules[n](x), x), y)
-                total, seen = total + loss.item() * len(y), seen + len(y)
+                logits = predict(scheme, terms, lambda n, x: modules[n](x), x)
+                each = F.cross_entropy(logits, y, reduction="none")
+                lost[epoch] += each.tolist()
+                loss = each.mean()
+                if phase.taught and request.teachers is not None:
+                    loss = naive_lesson(request.teachers, row, template, loss, logits, x)
                 for part, pull in pulls.items():
                     for name, p in parameters(part).items():
                         anchor = 0.0 if pull.to is None else start[pull.to][name].cpu()
                         loss = loss + pull.strength / 2 * (p - anchor).square().sum()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if training.clip_norm is not None:
-                    networks = dict.fromkeys(scheme.parts[part].network for part in phase.moves)
-                    moving = [[p for part, _, p in moved if scheme.parts[part].network == n] for n in networks]
+                    through = {
+                        part: next(n for n in scheme.parts[part].networks if n in (terms or anatomy.networks))
+                        for part in phase.moves
+                    }
+                    networks = dict.fromkeys(through.values())
+                    moving = [[p for part, _, p in moved if through[part] == n] for n in networks]
                     scopes = [[*chain(*moving)]] if training.clip_scope == "joint" else moving
                     for scope in scopes:
                         nn.utils.clip_grad_norm_(scope, training.clip_norm)
@@ -177,11 +204,31 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                 for part, name, p in moved:
                     velocity[part][name] = optimizer.state[p]["momentum_buffer"]
     learned = anatomy.split({network: module.state_dict() for network, module in modules.items()})
-    return learned, total / seen, velocity
+    losses = np.array([*chain(*epochs)])
+    return Outcome(learned, losses.mean(), velocity, (losses**2).mean(), [float(np.mean(lost)) for lost in epochs])
 
 
-def naive_batches(federation: Federation, address: tuple[int, int, int], epochs: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of one phase: each begins the client's streams anew."""
+def naive_lesson(
+    teachers: Teachers, client: int, template: nn.Module, loss: Tensor, logits: Tensor, x: Tensor
+) -> Tensor:
+    """Return what a client with teachers learns by: (1 − λ)·CE + λ·τ²·Σ_j β_j·KL(p_j ‖ q)."""
+    share, heat, apart = float(teachers.share_C[client]), teachers.temperature, torch.zeros(())
+    for weight, teacher in zip(teachers.weight_CT[client].tolist(), range(len(teachers.weight_CT[0])), strict=True):
+        if weight > 0:
+            module = copy.deepcopy(template).eval()
+            module.load_state_dict(trees.take(teachers.bank, teacher), strict=False)
+            with torch.no_grad():
+                p = F.softmax(module(x) / heat, 1)
+            apart = apart + weight * F.kl_div(F.log_softmax(logits / heat, 1), p, reduction="batchmean")
+    if not (teachers.weight_CT[client] > 0).any():
+        return loss
+    return (1 - share) * loss + share * heat**2 * apart
+
+
+def naive_batches(
+    federation: Federation, address: tuple[int, int, int], epochs: int
+) -> list[tuple[int, Tensor, Tensor]]:
+    """Return the batches of one phase, each with its epoch: every phase begins the client's streams anew."""
     examples, training, client = federation.examples, federation.examples.training, address[2]
     visits, draws = stream(examples.seed, "batches", *address), stream(examples.seed, "augment", *address)
     mine = federation.shards.train[client]
@@ -200,7 +247,7 @@ def naive_batches(federation: Federation, address: tuple[int, int, int], epochs:
                 continue
             at = range(epoch * mine.size + first, epoch * mine.size + first + batch.size)
             x = [naive_image(DATA, int(v), shifts[i], flips[i], padding) for v, i in zip(batch, at, strict=True)]
-            found.append((torch.stack(x).float(), torch.from_numpy(DATA.y_train[batch])))
+            found.append((epoch, torch.stack(x).float(), torch.from_numpy(DATA.y_train[batch])))
     return found
 
 
@@ -214,16 +261,20 @@ def check(
     """Compare what a trainer made of a request with what the naive one makes, client by client."""
     template = federation.network
     for row in range(len(request.clients)):
-        weights, loss, velocity = known[row] if known else naive(federation, scheme, request, row, template)
-        assert set(trained.parts_C) == set(weights)
-        for part, params in weights.items():
+        expected = known[row] if known else naive(federation, scheme, request, row, template)
+        assert set(trained.parts_C) == set(expected.weights)
+        for part, params in expected.weights.items():
             assert set(trained.parts_C[part]) == set(params)
             for name, value in params.items():
                 torch.testing.assert_close(trained.parts_C[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
-        assert trained.loss_C[row] == pytest.approx(loss, rel=1e-5)
+        assert trained.loss_C[row] == pytest.approx(expected.loss, rel=1e-5)
+        if trained.square_C is not None:
+            assert trained.square_C[row] == pytest.approx(expected.square, rel=1e-5)
+        if trained.epoch_CE is not None:
+            assert trained.epoch_CE[row] == pytest.approx(expected.epochs, rel=1e-5)
         if request.momentum is not None:
             assert trained.momentum is not None
-            for part, params in velocity.items():
+            for part, params in expected.velocity.items():
                 for name, value in params.items():
                     torch.testing.assert_close(trained.momentum[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
 

@@ -13,8 +13,8 @@ from fedbac.core.parts import Parts
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
-from fedbac.local.fused import VisitTable
 from fedbac.local.scoring import Layout
+from fedbac.local.visits import VisitTable
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question

@@ -85,7 +85,10 @@ def test_others_go_through_torch(phase: Phase, reason: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [
-        (Phase(moves=("other",)), "moves part 'other' but its network 'other' is not among the terms"),
+        (
+            Phase(moves=("other",)),
+            "moves part 'other', so one of its networks .other., and only one, must be among the terms",
+        ),
         (
             Phase(moves=("first",), pull={"first": Pull(0.1, to="last")}),
             "'first' is pulled to part 'last', which",

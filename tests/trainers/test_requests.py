@@ -9,11 +9,12 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Parts, Personalization
-from fedbac.core.requests import Train, Trained
+from fedbac.core.requests import Kept, Teachers, Train, Trained
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, PoolTrainer
+from fedbac.models import weights
 from fedbac.personalization import Additive, PerCluster, Shared
-from tests.schemes import InTurns, Layered, Personal
+from tests.schemes import Branched, InTurns, Layered, Personal, Taught
 from tests.support import distance, order
 from tests.trainers.reference import CLIENTS, PATHS, RATE, check, make, requests, setting, starts, with_momentum
 
@@ -55,14 +56,25 @@ def test_requests_of_different_moments_and_rates_do_not_mix(path: str, scheme: P
         assert distance(together[2].parts_C, other.parts_C) > 1e-4, "otherwise nothing was compared"
 
 
-def test_the_pool_keeps_requests_of_different_moments_apart_too() -> None:
-    federation, scheme = setting(**CLIP), Layered()
-    asked = [replace(r, round=2 + i, row_C=r.row_C) for i, r in enumerate(requests(federation, scheme))]
+def test_the_pool_hands_each_client_what_is_its_own() -> None:
+    """Moment, rate, teachers; and back come the statistics."""
+    federation, scheme = setting(**CLIP), Taught()
+    bank = trees.stack([weights(federation.build(number)) for number in (5, 6)])
+    asked = []
+    for i, request in enumerate(requests(federation, scheme)):
+        size = len(request.clients)
+        taught = Teachers(bank, np.resize([[0.0, 1.0], [0.5, 0.5]], (size, 2)), np.resize([0.5, 0.0, 1.0], size), 2.0)
+        scale = {0: np.resize([0.5, 2.0, 1.0], size)}
+        kept: frozenset[Kept] = frozenset({"square", "epochs"} if i else {})
+        asked.append(replace(request, round=2 + i, rate_scale=scale, teachers=taught, keep=kept))
     pool = PoolTrainer(federation.network, scheme, federation.examples, workers=2)
     try:
         loop = LoopTrainer(federation.network, scheme, federation.examples)
         for one, other in zip(pool.train(asked), loop.train(asked), strict=True):
             assert_same("loop", one, other)
+            for found, expected in ((one.square_C, other.square_C), (one.epoch_CE, other.epoch_CE)):
+                assert (found is None) == (expected is None)
+                assert found is None or expected is None or np.array_equal(found, expected)
     finally:
         pool.close()
 
@@ -78,7 +90,9 @@ def bank_of(federation: Federation, scheme: Personalization, rows: int) -> Parts
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
-    "scheme", [PerCluster(), Additive(l2_form="loss"), Personal(), Layered(), Layered(in_turns=True)], ids=repr
+    "scheme",
+    [PerCluster(), Additive(l2_form="loss"), Personal(), Layered(), Layered(in_turns=True), Branched(in_turns=True)],
+    ids=repr,
 )
 def test_clients_start_from_their_own_rows(path: str, scheme: Personalization) -> None:
     """Clients of one request that start from different rows end as they do in requests of their own."""
@@ -169,7 +183,7 @@ def test_a_proximal_term_holds_clients_back(path: str, option: dict[str, Any]) -
 
 @pytest.mark.parametrize("path", PATHS)
 def test_momentum_of_layers_and_of_networks_that_take_turns_persists(path: str) -> None:
-    for scheme in (Layered(in_turns=True), Personal(), InTurns()):
+    for scheme in (Layered(in_turns=True), Personal(), InTurns(), Branched(), Branched(in_turns=True)):
         federation = setting(momentum_state="persist", clip_norm=0.5)
         trainer = make(path, federation, scheme)
         first = [with_momentum(request, None, federation) for request in requests(federation, scheme, 1)]

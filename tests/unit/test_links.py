@@ -14,6 +14,7 @@ from fedbac import Part, Phase, Run, Shared
 from fedbac.core.links import BYTES_PER_NUMBER, Link, Tier
 from fedbac.rounds.metrics import total_bytes
 from fedbac.selection import CreditThompson
+from tests.schemes import Branched
 from tests.unit.tiny import tiny_run, tiny_task
 
 # The tiny network: 64 inputs, 4 hidden, 10 classes.
@@ -54,6 +55,13 @@ def test_a_part_passes_the_links_between_its_owner_and_the_client(tier: Tier, pa
     link = Link(tier, SCHEME)
     link.send("down", "train", bank, receivers=3)
     assert link.traffic.entries == {(tier, "down", "train"): BYTES_PER_NUMBER * 3 * passing}
+
+
+def test_a_part_that_networks_share_is_counted_once() -> None:
+    bank = {part: {"w": torch.zeros(1, 10**i)} for i, part in enumerate(Branched.parts)}
+    link = Link("cloud", Branched())
+    link.send("up", "train", bank)
+    assert link.traffic.entries == {("cloud", "up", "train"): BYTES_PER_NUMBER * (1 + 10)}
 
 
 def test_every_row_of_a_bank_and_every_number_counts() -> None:

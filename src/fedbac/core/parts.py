@@ -22,12 +22,17 @@ class Part:
     """Weights that are owned, averaged and sent together."""
 
     scope: Scope
-    network: str
-    """The network that they belong to; one network may be made of several parts."""
+    network: str | tuple[str, ...]
+    """The network that they belong to, which may be made of several parts; or several networks that share them."""
     layers: slice = field(default_factory=lambda: slice(None))
     """Which of its layers: modules with weights of their own, in their order. The last one is the head."""
     follows: str | None = None
     """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """All networks that they belong to."""
+        return (self.network,) if isinstance(self.network, str) else self.network
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class Phase:
     """Passes over the client's data; as many as the task says when not given."""
     pull: Mapping[str, Pull] = field(default_factory=dict)
     """By part; at most one each."""
+    taught: bool = False
+    """Whether clients learn from their teachers beside the labels, where a request brings some."""
 
 
 Apply = Callable[[str, Tensor], Tensor]
@@ -107,7 +114,11 @@ def predict(scheme: Personalization, terms: tuple[str, ...] | None, apply: Apply
 
 def judged_parts(scheme: Personalization) -> tuple[str, ...]:
     """Return the parts of the networks that make a prediction."""
-    return tuple(part for part, spec in scheme.parts.items() if scheme.terms is None or spec.network in scheme.terms)
+    return tuple(
+        part
+        for part, spec in scheme.parts.items()
+        if scheme.terms is None or not set(spec.networks).isdisjoint(scheme.terms)
+    )
 
 
 class Anatomy:
@@ -115,8 +126,9 @@ class Anatomy:
 
     def __init__(self, scheme: Personalization, network: nn.Module) -> None:
         self.scheme = scheme
-        named = [name for name, value in network.named_buffers() if value.is_floating_point()]
-        self.names: tuple[str, ...] = (*named, *(name for name, _ in network.named_parameters()))
+        self.buffers = tuple(name for name, value in network.named_buffers() if value.is_floating_point())
+        """Weights that no gradient moves: statistics that layers gather while they run."""
+        self.names: tuple[str, ...] = (*self.buffers, *(name for name, _ in network.named_parameters()))
         """All weights of one network, in the order in which they are flattened."""
         owners = list(dict.fromkeys(_module(name) for name in self.names))
         order = [name for name, _ in network.named_modules() if name in owners]
@@ -128,7 +140,8 @@ class Anatomy:
         self.parts: dict[str, tuple[str, ...]] = {}
         """The parts that each network is made of."""
         for part, spec in scheme.parts.items():
-            self.parts[spec.network] = (*self.parts.get(spec.network, ()), part)
+            for name in spec.networks:
+                self.parts[name] = (*self.parts.get(name, ()), part)
         self._check()
 
     @property
@@ -153,12 +166,13 @@ class Anatomy:
         return {name: parts[holder[name]][name] for name in self.names}
 
     def split(self, networks: Mapping[str, Params]) -> Parts:
-        """Return the parts of networks, single or stacked."""
-        return {
-            part: {name: networks[spec.network][name] for name in self.weights[part]}
-            for part, spec in self.scheme.parts.items()
-            if spec.network in networks
-        }
+        """Return the parts of networks, single or stacked; one that several share is taken from the first."""
+        found: Parts = {}
+        for part, spec in self.scheme.parts.items():
+            holder = next((network for network in spec.networks if network in networks), None)
+            if holder is not None:
+                found[part] = {name: networks[holder][name] for name in self.weights[part]}
+        return found
 
     def _check(self) -> None:
         num_layers = len({_module(name) for name in self.names})

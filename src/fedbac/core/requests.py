@@ -1,14 +1,42 @@
 """What an edge asks of its clients, and what comes back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
-from fedbac.core.parts import Parts
+from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+
+Kept = Literal["square", "epochs"]
+"""A statistic of local training beside the mean loss, for those who ask: ``square_C``, ``epoch_CE``."""
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Networks whose predictions clients learn beside the labels, in the phases that are taught.
+
+    A client's loss there is (1 − λ)·CE + λ·τ²·Σ_j β_j·KL(softmax(z_j/τ) ‖ softmax(z/τ)), where z are its own logits,
+    z_j those of teacher j, who keeps still, and CE is the cross-entropy. The losses that trainers report are CE alone,
+    so that they can be compared with those of clients without teachers.
+    """
+
+    bank: Params
+    """Stacked whole networks."""
+    weight_CT: FloatArray
+    """β: by client, what each teacher counts. They sum to 1, or to 0 for a client without teachers, whose λ is 0."""
+    share_C: FloatArray
+    """λ."""
+    temperature: float = 1.0
+    """τ."""
+
+    @property
+    def shares(self) -> FloatArray:
+        """Every client's λ; 0 where it has no teachers."""
+        return np.where((self.weight_CT > 0).any(1), self.share_C, 0.0)
 
 
 @dataclass(frozen=True)
@@ -25,6 +53,31 @@ class Train:
     learning_rate: float
     momentum: Parts | None = None
     """Stacked momentum buffers of the clients, when they persist between rounds."""
+    keep: frozenset[Kept] = frozenset()
+    """Which statistics to come back with; none of them changes what is learned."""
+    rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
+    """By the number of a phase, what the learning rate of each client is multiplied by; 1 where it is missing."""
+    teachers: Teachers | None = None
+
+    def rates(self, phase: int) -> FloatArray:
+        """Return every client's learning rate in a phase."""
+        return self.learning_rate * np.asarray(self.rate_scale.get(phase, np.ones(len(self.clients))), dtype=np.float64)
+
+    def part(self, clients: slice) -> "Train":
+        """Return the request for some of its clients."""
+        momentum, teachers = self.momentum, self.teachers
+        if momentum is not None:
+            momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in momentum.items()}
+        if teachers is not None:
+            teachers = replace(teachers, weight_CT=teachers.weight_CT[clients], share_C=teachers.share_C[clients])
+        return replace(
+            self,
+            clients=self.clients[clients],
+            row_C={part: rows[clients] for part, rows in self.row_C.items()},
+            momentum=momentum,
+            rate_scale={phase: scale_C[clients] for phase, scale_C in self.rate_scale.items()},
+            teachers=teachers,
+        )
 
 
 @dataclass(frozen=True)
@@ -35,6 +88,10 @@ class Trained:
     loss_C: FloatArray
     """Mean loss over the examples visited; not finite where training broke down."""
     momentum: Parts | None = None
+    square_C: FloatArray | None = None
+    """Mean of their squared losses, where it was asked for."""
+    epoch_CE: FloatArray | None = None
+    """Mean loss of every epoch, where it was asked for: those of all phases, one after another."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +116,10 @@ class Averaged:
     """Whose loss and weights are finite; the others do not count in the average."""
     loss_C: FloatArray
     momentum: Parts | None = None
-    """Stacked on a leading client axis, as are the ``kept`` parts."""
+    """Stacked on a leading client axis, as are the parts that were to be kept."""
+    square_C: FloatArray | None = None
+    epoch_CE: FloatArray | None = None
+    """As the clients came back with them."""
     kept: Parts = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ def checked_phases(scheme: Any) -> tuple[Phase, ...]:
     who = f"method.personalization {scheme.kind!r}"
     _check_parts(who, scheme)
     _check_followers(who, scheme)
-    networks = tuple(dict.fromkeys(part.network for part in scheme.parts.values()))
+    networks = tuple(dict.fromkeys(network for part in scheme.parts.values() for network in part.networks))
     _check_terms(who, scheme, networks)
     phases = scheme.phases()
     good = isinstance(phases, tuple) and phases and all(isinstance(phase, Phase) for phase in phases)
@@ -40,6 +40,11 @@ def _check_parts(who: str, scheme: Any) -> None:
         _require(
             part.scope in get_args(Scope),
             f"{who}: part {name!r} must belong to one of {', '.join(get_args(Scope))}, not to {part.scope!r}",
+        )
+        named = isinstance(part.networks, tuple) and all(isinstance(network, str) for network in part.networks)
+        _require(
+            named and len(part.networks) == len(set(part.networks)) > 0,
+            f"{who}: part {name!r} must name its network, or a tuple of different ones, not {part.network!r}",
         )
 
 
@@ -81,9 +86,14 @@ def _check_phase(what: str, scheme: Any, phase: Phase, networks: tuple[str, ...]
         _check_known(f"{what}: its terms", phase.terms, networks)
     terms = phase.terms or scheme.terms or networks
     for part in phase.moves:
-        network = scheme.parts[part].network
+        own = scheme.parts[part].networks
+        summed = [network for network in own if network in terms]
+        its = f"network {own[0]!r} is" if len(own) == 1 else f"networks {', '.join(own)} are"
+        _require(summed, f"{what} moves {part!r}, but its {its} not summed, so it cannot learn")
         _require(
-            network in terms, f"{what} moves {part!r}, but its network {network!r} is not summed, so it cannot learn"
+            len(summed) == 1,
+            f"{what} sums the networks {' and '.join(summed)}, which share part {part!r}, so it must not move that "
+            "part; sum one of them, or leave the part out of moves",
         )
     _require(phase.epochs is None or phase.epochs >= 1, f"{what} must train for at least 1 epoch, not {phase.epochs}")
     for part, pull in phase.pull.items():

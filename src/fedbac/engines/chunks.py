@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
-from fedbac.core.parts import Params, Parts
 from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
@@ -48,21 +48,15 @@ class Chunks:
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
-        momenta: list[list[Parts]] = [[] for _ in requests]
-        kept: list[list[Parts]] = [[] for _ in requests]
+        told: list[list[Trained]] = [[] for _ in requests]
         if self.most is None:
             self.most = self._fitting(requests[0].train)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
-            if self._fold(chunk, requests, averages, momenta, kept):
+            if self._fold(chunk, requests, averages, told):
                 left = rest
-        return [
-            Averaged(
-                average.bank, average.weight, average.healthy_C, average.loss_C, _joined(momentum), _joined(own) or {}
-            )
-            for average, momentum, own in zip(averages, momenta, kept, strict=True)
-        ]
+        return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
     def _fitting(self, request: Train) -> int:
         weights = [value[0] for params in request.bank.values() for value in params.values()]
@@ -76,19 +70,16 @@ class Chunks:
         chunk: Sequence[Piece],
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
-        momenta: Sequence[list[Parts]],
-        kept: Sequence[list[Parts]],
+        told: Sequence[list[Trained]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
-        trained = self._train([_part(requests[piece.request].train, piece.clients) for piece in chunk])
+        trained = self._train([requests[piece.request].train.part(piece.clients) for piece in chunk])
         if trained is None:
             return False
         for piece, result in zip(chunk, trained, strict=True):
             averages[piece.request].add(result.parts_C, result.loss_C)
-            if wanted := requests[piece.request].keep:
-                kept[piece.request].append({part: trees.join([result.parts_C[part]]) for part in wanted})
-            if result.momentum is not None:
-                momenta[piece.request].append(result.momentum)
+            own = {part: trees.join([result.parts_C[part]]) for part in requests[piece.request].keep}
+            told[piece.request].append(replace(result, parts_C=own))
         return True
 
     def _train(self, requests: list[Train]) -> list[Trained] | None:
@@ -165,16 +156,18 @@ def _out_of_memory(error: Exception) -> bool:
     return False
 
 
-def _part(request: Train, clients: slice) -> Train:
-    momentum = None
-    if request.momentum is not None:
-        momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in request.momentum.items()}
-    row_C = {part: rows[clients] for part, rows in request.row_C.items()}
-    return replace(request, clients=request.clients[clients], row_C=row_C, momentum=momentum)
-
-
-def _joined(momenta: Sequence[Parts]) -> Parts | None:
-    if not momenta:
-        return None
-    joined: dict[str, Params] = {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]}
-    return joined
+def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:
+    """Return the average of clients with what else they told, piece by piece."""
+    momenta = [piece.momentum for piece in told if piece.momentum is not None]
+    squares = [piece.square_C for piece in told if piece.square_C is not None]
+    epochs = [piece.epoch_CE for piece in told if piece.epoch_CE is not None]
+    return Averaged(
+        average.bank,
+        average.weight,
+        average.healthy_C,
+        average.loss_C,
+        {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]} if momenta else None,
+        np.concatenate(squares) if squares else None,
+        np.concatenate(epochs) if epochs else None,
+        {part: trees.join([piece.parts_C[part] for piece in told]) for part in told[0].parts_C},
+    )

@@ -31,12 +31,16 @@ struct Buffers {
     float* partial;            // [row][CHUNKS][CONV_WEIGHTS]
     float* squares;            // [row][SLICES] sums of squared gradients
     double* loss;              // [job][GROUPS]
+    double* square;            // the same of squared losses, or null
+    double* epoch_loss;        // [job][num_epochs][GROUPS], or null
     float* logits;             // evaluation: [example][CLASSES]
     float* out[MAX_LEVELS];    // outputs of every layer but the last: [row][BATCH][size]
     float* back[MAX_LEVELS];   // gradients of the same, and of the logits
     u8* winner[MAX_LEVELS];    // which of four positions won; 4 where the ReLU let nothing through
     int parts;
     int batch;                 // examples per step; buffers have room for BATCH
+    int num_epochs;            // of all phases
+    int first_epoch;           // of this phase
 };
 
 // How weights move in a phase.
@@ -520,6 +524,15 @@ __device__ void descend(const Buffers& b, const Rule& rule, int step) {
         double sum = 0;
         for (int s = 0; s < count; ++s) sum += lost[s];
         b.loss[job * GROUPS + blockIdx.y] += sum;
+        if (b.epoch_loss) {
+            int epoch = b.first_epoch + step / b.jobs[job].w;
+            b.epoch_loss[((size_t)job * b.num_epochs + epoch) * GROUPS + blockIdx.y] += sum;
+        }
+        if (b.square) {
+            double square = 0;
+            for (int s = 0; s < count; ++s) square += (double)lost[s] * lost[s];
+            b.square[job * GROUPS + blockIdx.y] += square;
+        }
     }
     if (!rule.moves(part)) return;
     const float* weights = b.weights + (size_t)b.slots[row] * WEIGHTS;

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
+from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
-from fedbac.local.stages import Span, Stage, span, stages_of
+from fedbac.local.stages import Span, Stage, places, span, stages_of
+from fedbac.local.visits import VisitTable
 from fedbac.native import Layers
 
 LEAST_ROOM = 64
@@ -96,32 +98,31 @@ class FusedTrainer:
         batches = {stage.epochs: VisitTable(self.examples, jobs, stage.epochs) for stage in self.stages}
         order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
-        kept = momenta(self.anatomy, requests, networks)
+        before = momenta(self.anatomy, requests, networks)
         velocity = {}
-        if kept is not None:
+        if before is not None:
             at = torch.from_numpy(order).to(self.device)
-            velocity = {n: self._inside(v.to(self.device)[at]) for n, v in kept.items()}
+            velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in self.stages))
-        self.room.loss.zero_()
-        rate_J = np.array([request.learning_rate for request, _ in jobs], dtype=np.float32)[order]
-        for stage in self.stages:
-            self._run(stage, fleet, batches[stage.epochs], rate_J)
-        seen_J = sum(stage.epochs * batches[stage.epochs].used_J for stage in self.stages)
-        loss_J = self.room.loss[: len(jobs)].sum(1).cpu().numpy() / np.maximum(seen_J, 1)
+        sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in self.stages))
+        for number, stage in enumerate(self.stages):
+            rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
+            self._run(stage, fleet, batches[stage.epochs], rate_J, sums)
+            sums.begun += stage.epochs
         place = np.argsort(order)
-        loss_J, at = loss_J[place], torch.from_numpy(place).to(self.device)
+        losses, at = sums.losses(next(iter(batches.values())).used_J, place), torch.from_numpy(place).to(self.device)
         now = {n: fleet.now(n)[at] for n in networks}
-        velocity = {} if kept is None else {n: fleet.velocity_JD[n][at] for n in networks}
+        velocity = {} if before is None else {n: fleet.velocity_JD[n][at] for n in networks}
         out, begin = [], 0
         for request in requests:
             mine = slice(begin, begin + len(request.clients))
             begin = mine.stop
             momentum = None if request.momentum is None else self._parts(velocity, mine)
-            out.append(Trained(self._parts(now, mine), loss_J[mine], momentum))
+            out.append(losses.of(request, mine, self._parts(now, mine), momentum))
         return out
 
-    def _run(self, stage: Stage, fleet: Fleet, batches: "VisitTable", rate_J: NDArray[np.float32]) -> None:
+    def _run(self, stage: Stage, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: "Sums") -> None:
         """Run a phase of all jobs."""
         parts, room, num_jobs = len(stage.networks), self.room, rate_J.size
         table, start_JP = fleet.start(stage.networks)
@@ -141,8 +142,9 @@ class FusedTrainer:
             parts,
             self.examples.training.batch_size,
         )
-        for name in ("loss", "velocity", "gradient", "partial", "squares"):
+        for name in ("velocity", "gradient", "partial", "squares"):
             setattr(given.buffers, name, getattr(room, name).data_ptr())
+        sums.point(given.buffers)
         given.point("out", room.out)
         given.point("back", room.back)
         given.point("winner", room.winner)
@@ -163,12 +165,8 @@ class FusedTrainer:
             given.step.value = step
             self._launch(self.plan.training, parts * active, stream, arguments)
         more = stage is not self.stages[-1]  # the next phase needs the room
-        fleet.move(
-            stage.networks,
-            stage.moving,
-            weights.clone() if more else weights,
-            velocity.clone() if more else velocity,
-        )
+        shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
+        fleet.move(stage, weights.clone() if more else weights, velocity.clone() if more else velocity, shared)
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
@@ -280,34 +278,6 @@ class FusedTrainer:
         return parts_of(self.anatomy, flat, self.like)
 
 
-class VisitTable:
-    """Which examples clients visit in a phase: those with most batches first."""
-
-    def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int) -> None:
-        size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
-        batches = {size: examples.batches(size) for size in set(size_J.tolist())}
-        used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
-        per_epoch_J = np.array([len(batches[size]) for size in size_J.tolist()], dtype=np.int64)
-        self.order = np.argsort(-per_epoch_J, kind="stable")
-        size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
-        at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
-        visits = [examples.visits(*address, epochs) for address in at]
-        self.visits = np.concatenate([visit.reshape(-1) for visit in visits])
-        first_J = np.cumsum(epochs * size_J) - epochs * size_J
-        self.jobs = np.stack([first_J, size_J, self.used_J, per_epoch_J], 1).astype(np.int32)
-        """What the kernels need to find a client's batch at any step."""
-        steps = np.arange(epochs * per_epoch_J.max(initial=0))
-        self.active: list[int] = (epochs * per_epoch_J[:, None] > steps).sum(0).tolist()
-        """How many clients have a batch at each step."""
-        self.crop: NDArray[Any] | None = None
-        self.flip: NDArray[Any] | None = None
-        if examples.augment is not None:
-            drawn = [examples.distortions(*address, visit) for address, visit in zip(at, visits, strict=True)]
-            offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in drawn if pair is not None])
-            self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
-            self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in drawn if pair is not None])
-
-
 class Room:
     """The clients' weights and everything computed on the way, in buffers that stay where they are."""
 
@@ -324,6 +294,33 @@ class Room:
         self.out = [room(plan.room, size) for size in plan.levels]
         self.back = [room(plan.room, size) for size in plan.levels]
         self.winner = [room(plan.room, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
+
+
+class Sums:
+    """Losses of the clients, summed while they are trained; blocks of a client's examples have sums of their own."""
+
+    def __init__(self, room: Room, keep: frozenset[Kept], num_jobs: int, num_epochs: int) -> None:
+        self.num_epochs, self.begun = num_epochs, 0
+        """Epochs of all phases, and of those that are done."""
+        self.loss = room.loss[:num_jobs].zero_()
+        self.square = torch.zeros_like(self.loss) if "square" in keep else None
+        shape = (num_jobs, num_epochs, room.loss.shape[1])
+        self.epoch_loss = self.loss.new_zeros(shape) if "epochs" in keep else None
+
+    def point(self, buffers: Any) -> None:
+        """Point a phase's kernels to the sums that are wanted."""
+        for name in ("loss", "square", "epoch_loss"):
+            if (sums := getattr(self, name)) is not None:
+                setattr(buffers, name, sums.data_ptr())
+        buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
+
+    def losses(self, used_J: IntArray, place: IntArray) -> Losses:
+        """Return the means, given the examples of an epoch, with the jobs in these places."""
+        used_J = np.maximum(used_J, 1)
+        seen_J = self.num_epochs * used_J
+        square_J = None if self.square is None else (self.square.sum(1).cpu().numpy() / seen_J)[place]
+        epoch_JE = None if self.epoch_loss is None else (self.epoch_loss.sum(2).cpu().numpy() / used_J[:, None])[place]
+        return Losses((self.loss.sum(1).cpu().numpy() / seen_J)[place], square_J, epoch_JE)
 
 
 @dataclass
@@ -355,7 +352,8 @@ class Arguments:
 def _buffers_type(levels: int) -> type[Structure]:
     """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
     names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
-    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "logits"]
+    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
     fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
     fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
-    return type("Buffers", (ctypes.Structure,), {"_fields_": [*fields, ("parts", c_int), ("batch", c_int)]})
+    fields += [(name, c_int) for name in ("parts", "batch", "num_epochs", "first_epoch")]
+    return type("Buffers", (ctypes.Structure,), {"_fields_": fields})

@@ -12,8 +12,9 @@ from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.losses import Losses
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
-from fedbac.local.stages import Stage, span, stages_of
+from fedbac.local.stages import Stage, places, span, stages_of
 
 
 class NativeTrainer:
@@ -39,14 +40,20 @@ class NativeTrainer:
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests]) for n in networks}
         kept = momenta(self.anatomy, requests, networks)
         fleet = Fleet(table.stacked(), row_J, kept)
-        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
-        total, loss_J = sum(stage.epochs for stage in self.stages), np.zeros(rate_J.size)
+        num_jobs = sum(len(request.clients) for request in requests)
+        loss_J, square_J, epochs = np.zeros(num_jobs), np.zeros(num_jobs), []
+        total = sum(stage.epochs for stage in self.stages)
         visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in self.stages}
         for number, stage in enumerate(self.stages):
             later = {network for after in self.stages[number + 1 :] for network in after.moving}
-            goes_on = kept is not None or bool(later & set(stage.moving))
+            goes_on = kept is not None or bool(later & stage.changed)
+            rate_J = np.concatenate([request.rates(number) for request in requests])
             done = self._run(stage, fleet, visits[stage.epochs], rate_J, goes_on)
-            loss_J += np.where(done.finite_J, done.loss_J, np.nan) * (stage.epochs / total)
+            failed_J = np.where(done.finite_J, 0.0, np.nan)
+            loss_J += (done.loss_J + failed_J) * (stage.epochs / total)
+            square_J += (done.square_J + failed_J) * (stage.epochs / total)
+            epochs.append(done.loss_JE + failed_J[:, None])
+        losses = Losses(loss_J, square_J, np.concatenate(epochs, 1))
         out, begin = [], 0
         for request in requests:
             rows = slice(begin, begin + len(request.clients))
@@ -55,7 +62,7 @@ class NativeTrainer:
             momentum = None
             if request.momentum is not None:
                 momentum = parts_of(self.anatomy, {n: fleet.velocity_JD[n][rows] for n in networks}, self.like)
-            out.append(Trained(parts_C, loss_J[rows], momentum))
+            out.append(losses.of(request, rows, parts_C, momentum))
         return out
 
     def _run(
@@ -93,7 +100,8 @@ class NativeTrainer:
             num_threads=self.threads,
         )
         after = None if done.velocity_JPD is None else torch.from_numpy(done.velocity_JPD)
-        fleet.move(stage.networks, stage.moving, torch.from_numpy(done.parameters_JPD), after)
+        shared = {copy: places(copy.names, self.like) for copy in stage.copies}
+        fleet.move(stage, torch.from_numpy(done.parameters_JPD), after, shared)
         return done
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +13,13 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
+from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.losses import Tally
 from fedbac.local.networks import present
-from fedbac.local.stages import Moving, Stage, stages_of
+from fedbac.local.stages import Copy, Moving, Stage, stages_of
+from fedbac.local.teaching import at_rest, lesson
 from fedbac.local.threads import one_thread, seeded
 
 EVALUATION_BATCH = 512
@@ -62,6 +66,18 @@ class FlatModel:
         module = self.modules[network]
         values = dict([*module.named_parameters(), *module.named_buffers()])
         return {name: values[name].detach().clone() for name in names}
+
+    @torch.no_grad()
+    def copy(self, shared: Copy, velocity: Tensor) -> None:
+        """Let other networks take over weights (and buffers) of one, and their momentum."""
+        source, at = self.read(shared.source, shared.names), self.at[shared.source]
+        for target in shared.targets:
+            module = self.modules[target]
+            for name, value in [*module.named_parameters(), *module.named_buffers()]:
+                if name in source:
+                    value.copy_(source[name])
+                if name in source and name in at:
+                    velocity[self.at[target][name]] = velocity[at[name]]
 
     def prepare(self, stage: Stage) -> None:
         """Let only the weights that move receive gradients."""
@@ -111,6 +127,16 @@ class FlatModel:
             module.train(mode)
 
 
+class Learned(NamedTuple):
+    """What one client comes back with; the fields of ``Trained``."""
+
+    parts: Parts
+    loss: float
+    momentum: Parts | None
+    square: float | None
+    epoch_E: FloatArray | None
+
+
 class LoopTrainer:
     """Trains and evaluates in this process, on one thread, so that results do not depend on the number of cores."""
 
@@ -123,6 +149,7 @@ class LoopTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
+        self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
@@ -135,8 +162,8 @@ class LoopTrainer:
     def close(self) -> None:
         """Nothing to release."""
 
-    def train_one(self, request: Train, index: int) -> tuple[Parts, float, Parts | None]:
-        """Run LocalSGD for one client of a request and return its parts, mean loss and momentum."""
+    def train_one(self, request: Train, index: int) -> Learned:
+        """Run LocalSGD for one client of a request."""
         at = (request.clients[index], request.round, request.edge_round)
         start = {part: trees.take(stack, int(request.row_C[part][index])) for part, stack in request.bank.items()}
         networks = present(self.anatomy, request.bank)
@@ -145,23 +172,29 @@ class LoopTrainer:
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
         velocity = torch.zeros_like(self.model.weight)
         for part, buffers in (request.momentum or {}).items():
-            for name, value in buffers.items():
-                velocity[self._place(part, name)] = value[index].reshape(-1)
-        total, seen = torch.zeros(()), 0
+            for network in self.scheme.parts[part].networks:
+                for name, value in buffers.items():
+                    velocity[self.model.at[network][name]] = value[index].reshape(-1)
+        taught = lesson(self.teacher, request, index)
+        tally, begun = Tally(request.keep, sum(stage.epochs for stage in self.stages)), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
-            for stage in self.stages:
-                step = self._stepper(stage, received, velocity, request.learning_rate)
-                for x, y in self._batches(at, stage.epochs):
-                    loss = F.cross_entropy(self._predict(stage, x, at[0]), y)
+            for number, stage in enumerate(self.stages):
+                step = self._stepper(stage, received, velocity, float(request.rates(number)[index]))
+                for epoch, x, y in self._batches(at, stage.epochs):
+                    logits = self._predict(stage, x, at[0])
+                    loss = F.cross_entropy(logits, y)
                     if loss.requires_grad:  # not where the user froze all that the phase would move
-                        loss.backward()  # type: ignore[no-untyped-call]
+                        learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
+                        learned.backward()  # type: ignore[no-untyped-call]
                     step()
-                    total += loss.detach() * len(y)
-                    seen += len(y)
+                    tally.add(begun + epoch, loss, logits, y)
+                begun += stage.epochs
+                for shared in stage.copies:
+                    self.model.copy(shared, velocity)
         parts = {
-            part: self.model.read(self.scheme.parts[part].network, self.anatomy.weights[part])
+            part: self.model.read(network, self.anatomy.weights[part])
             for network in networks
             for part in self.anatomy.parts[network]
         }
@@ -171,13 +204,14 @@ class LoopTrainer:
                 part: {n: velocity[self._place(part, n)].clone().view_as(v[index]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
-        return {part: parts[part] for part in self.scheme.parts if part in parts}, float(total) / max(seen, 1), momentum
+        parts = {part: parts[part] for part in self.scheme.parts if part in parts}
+        return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
 
     def _place(self, part: str, name: str) -> slice:
-        return self.model.at[self.scheme.parts[part].network][name]
+        return self.model.at[self.scheme.parts[part].networks[0]][name]
 
-    def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield a client's batches of one phase, as the network sees them."""
+    def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[int, Tensor, Tensor]]:
+        """Yield a client's batches of one phase, as the network sees them, each with its epoch."""
         visits = self.examples.visits(*at, epochs)
         distortions = self.examples.distortions(*at, visits)
         pixels, labels = self.examples.source("train")
@@ -188,7 +222,7 @@ class LoopTrainer:
                 x = self.examples.augment.apply(x, distortions[0][epoch], distortions[1][epoch])
             x = self.examples.normalize(x)
             for batch in self.examples.batches(order.size):
-                yield x[batch], y[batch]
+                yield epoch, x[batch], y[batch]
 
     def _predict(self, stage: Stage, x: Tensor, client: int) -> Tensor:
         try:
@@ -294,12 +328,15 @@ def recall(
     return apply
 
 
-def gather(outcomes: Sequence[tuple[Parts, float, Parts | None]]) -> Trained:
+def gather(outcomes: Sequence[Learned]) -> Trained:
     """Stack the outcomes of a request's clients."""
-    parts, losses, momenta = zip(*outcomes, strict=True)
-    kept = [momentum for momentum in momenta if momentum is not None]
+    momenta = [one.momentum for one in outcomes if one.momentum is not None]
+    squares = [one.square for one in outcomes if one.square is not None]
+    epochs = [one.epoch_E for one in outcomes if one.epoch_E is not None]
     return Trained(
-        parts_C={name: trees.stack([p[name] for p in parts]) for name in parts[0]},
-        loss_C=np.array(losses),
-        momentum={name: trees.stack([m[name] for m in kept]) for name in kept[0]} if kept else None,
+        parts_C={name: trees.stack([one.parts[name] for one in outcomes]) for name in outcomes[0].parts},
+        loss_C=np.array([one.loss for one in outcomes]),
+        momentum={name: trees.stack([m[name] for m in momenta]) for name in momenta[0]} if momenta else None,
+        square_C=np.array(squares) if squares else None,
+        epoch_CE=np.array(epochs) if epochs else None,
     )

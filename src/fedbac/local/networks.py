@@ -10,6 +10,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts
 from fedbac.core.requests import Train
 from fedbac.core.settings import IntArray
+from fedbac.local.stages import Copy, Stage
 
 
 class NetworkTable:
@@ -77,14 +78,28 @@ class Fleet:
         return torch.stack([self.velocity_JD.get(network, rest_JD) for network in networks], 1)
 
     def move(
-        self, networks: Sequence[str], moved: Mapping[str, object], now_JPD: Tensor, velocity_JPD: Tensor | None
+        self, stage: Stage, now_JPD: Tensor, velocity_JPD: Tensor | None, places: Mapping[Copy, Sequence[slice]]
     ) -> None:
-        """Keep what a phase made of the networks that moved."""
-        for p, network in enumerate(networks):
-            if network in moved:
+        """Keep what a phase made of the networks that moved; others take over the places of what they share."""
+        for p, network in enumerate(stage.networks):
+            if network in stage.moving:
                 self.moved_JD[network] = now_JPD[:, p]
                 if velocity_JPD is not None:
                     self.velocity_JD[network] = velocity_JPD[:, p]
+        for copy in stage.copies:
+            for target in (network for network in copy.targets if network in self.row_J):
+                source_JD = self.moved_JD[copy.source]
+                self.moved_JD[target] = _overwritten(self.now(target), source_JD, places[copy])
+                if velocity_JPD is not None:
+                    before = self.velocity_JD.get(target, torch.zeros_like(source_JD))
+                    self.velocity_JD[target] = _overwritten(before, self.velocity_JD[copy.source], places[copy])
+
+
+def _overwritten(rows_JD: Tensor, source_JD: Tensor, places: Sequence[slice]) -> Tensor:
+    out_JD = rows_JD.clone()
+    for place in places:
+        out_JD[:, place] = source_JD[:, place]
+    return out_JD
 
 
 def present(anatomy: Anatomy, bank: Parts) -> tuple[str, ...]:

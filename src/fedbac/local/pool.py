@@ -11,9 +11,9 @@ from torch import nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.local.examples import Examples
-from fedbac.local.loop import LoopTrainer, gather
+from fedbac.local.loop import Learned, LoopTrainer, gather
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
@@ -28,10 +28,12 @@ def _begin(network: nn.Module, scheme: Personalization, examples: Examples) -> N
     _worker = LoopTrainer(network, scheme, examples)
 
 
-def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, float, Packed | None]:
+def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, Packed | None, Learned]:
+    """Return what a client comes back with: its parts and momentum packed, and the rest."""
     whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) if momentum else None)
-    parts, loss, after = _worker.train_one(whole, 0)
-    return _pack(parts), loss, _pack(after) if after else None
+    learned = _worker.train_one(whole, 0)
+    packed = _pack(learned.parts), _pack(learned.momentum) if learned.momentum else None
+    return *packed, learned._replace(parts={}, momentum=None)
 
 
 def _evaluate(request: Evaluate, bank: Packed) -> Measured:
@@ -60,19 +62,18 @@ class PoolTrainer:
         futures = {}
         for r, c in jobs:
             request = requests[r]
+            one = request.part(slice(c, c + 1))
             bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
-            momentum = None
-            if request.momentum is not None:
-                momentum = _pack({part: _row(rows, c) for part, rows in request.momentum.items()})
+            momentum = None if one.momentum is None else _pack(one.momentum)
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
-            light = replace(request, clients=(request.clients[c],), bank={}, row_C=first, momentum=None)
+            light = replace(one, bank={}, row_C=first, momentum=None, teachers=_own(one.teachers))
             futures[r, c] = self.pool.submit(_train, light, _pack(bank), momentum)
         out = []
         for r, request in enumerate(requests):
             outcomes = []
             for c in range(len(request.clients)):
-                parts, loss, after = futures[r, c].result()
-                outcomes.append((_unpack(parts), loss, _unpack(after) if after else None))
+                parts, after, rest = futures[r, c].result()
+                outcomes.append(rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None))
             out.append(gather(outcomes))
         return out
 
@@ -90,6 +91,15 @@ class PoolTrainer:
     def close(self) -> None:
         """Stop the workers."""
         self.pool.shutdown(wait=True, kill_workers=True)
+
+
+def _own(teachers: Teachers | None) -> Teachers | None:
+    """Return the teachers of a single client: those that count, and none where it learns nothing from them."""
+    if teachers is None or not teachers.shares.any():
+        return None
+    counts = np.flatnonzero(teachers.weight_CT[0] > 0)
+    bank = {name: value.clone() for name, value in trees.select(teachers.bank, counts).items()}  # a view would take all
+    return replace(teachers, bank=bank, weight_CT=teachers.weight_CT[:, counts])
 
 
 def _arrays(params: Params) -> dict[str, np.ndarray]:

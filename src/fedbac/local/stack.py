@@ -12,10 +12,12 @@ from torch.nn import functional as F
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, predict
-from fedbac.core.requests import Train
+from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
+from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
+from fedbac.local.teaching import Faculty, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
@@ -34,7 +36,10 @@ class BatchTable:
         per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
         self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
         self.num_steps = int(self.steps_FC.max(initial=0))
-        self.seen = sum(stage.epochs for stage in stages) * np.array(used, dtype=np.float64)
+        self.used, self.per_epoch = np.array(used, dtype=np.float64), per_epoch
+        """Examples and batches of an epoch, by client."""
+        self.first_F = np.cumsum([0, *(stage.epochs for stage in stages)]).tolist()
+        """The first epoch of every phase among those of all, and their number."""
         shape = (len(stages), self.num_steps, len(jobs))
         self.count = np.zeros(shape, dtype=np.int64)
         self.index = np.zeros((*shape, batch), dtype=np.int64)
@@ -92,8 +97,12 @@ class Stack:
         self.offset = torch.zeros((*distorted, 2), dtype=torch.int64, device=self.device)
         self.flip = torch.zeros(distorted, dtype=torch.bool, device=self.device)
         self.step = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.rate_A = torch.zeros(self.capacity, device=self.device)
+        self.rate_FA = torch.zeros((num_phases, self.capacity), device=self.device)
         self.loss_sum = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
+        self.square_sum, self.first_F = torch.zeros_like(self.loss_sum), table.first_F
+        self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
+        self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
+        self.keep: frozenset[Kept] = frozenset()
         self.parts = {part: self._buffers(params) for part, params in like.items()}
         trained = {name for name, _ in network.named_parameters()}
         self.velocity = {
@@ -102,7 +111,11 @@ class Stack:
         }
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.faculty: Faculty | None = None
+        """The teachers of this round; kept for another with as many of them."""
+        self.taught = False
+        """Whether anybody learns from them in this round."""
+        self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
         self.position = torch.arange(training.batch_size, device=self.device)
 
     def _buffers(self, like: Params) -> Params:
@@ -121,27 +134,41 @@ class Stack:
         pairs += [(self.flip, table.flip)] if table.flip is not None else []
         for buffer, values in pairs:
             buffer[:, :steps, :clients] = torch.from_numpy(values).to(self.device)
-        rate_J = np.repeat([request.learning_rate for request in requests], [len(r.clients) for r in requests])
-        self.rate_A[:clients] = torch.from_numpy(rate_J[order]).to(self.device)
-        self.loss_sum.zero_()
+        rate_FJ = np.array([np.concatenate([r.rates(number) for r in requests]) for number in range(len(stages))])
+        self.rate_FA[:, :clients] = torch.from_numpy(rate_FJ[:, order]).to(self.device)
+        self.keep = kept(requests)
+        self.per_epoch_A[:clients] = torch.from_numpy(np.maximum(table.per_epoch, 1)).to(self.device)
+        for sums in (self.loss_sum, self.square_sum, self.epoch_sum):
+            sums.zero_()
+        self._bring_teachers(requests, order)
         for part, params in self.parts.items():
             distinct, row_J = self._starts(requests, part)
             rows = torch.from_numpy(row_J[order]).to(self.device)
             for name, value in params.items():
                 value[:clients] = distinct[name][rows]
         for part, buffers in self.velocity.items():
-            kept = [request.momentum[part] for request in requests if request.momentum is not None]
+            given = [request.momentum[part] for request in requests if request.momentum is not None]
             for name, value in buffers.items():
-                if not kept:
+                if not given:
                     value.zero_()
                 else:
                     rows = torch.from_numpy(order).to(self.device)
-                    value[:clients] = torch.cat([momentum[name] for momentum in kept]).to(self.device)[rows]
+                    value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
             for name, value in received.items():
                 value.copy_(now[name])
+
+    def _bring_teachers(self, requests: Sequence[Train], order: IntArray) -> None:
+        bank = joined_bank(requests)
+        self.taught = bank is not None
+        if bank is None:
+            return
+        if self.faculty is None or self.faculty.size != trees.count(bank):
+            self.faculty = Faculty(self.network, bank, self.capacity, self.device)
+            self.graphs = {key: graph for key, graph in self.graphs.items() if not key[-1]}  # they knew the old one
+        self.faculty.load(requests, bank, order)
 
     def _starts(self, requests: Sequence[Train], part: str) -> tuple[Params, IntArray]:
         """Return the distinct starts of a part, and which of them each client of all requests has."""
@@ -164,13 +191,22 @@ class Stack:
         rows = self.capacity
         while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
             rows = smaller
-        if (number, rows) not in self.graphs:
-            self.graphs[number, rows] = self._capture(lambda: self._step(number, stage, rows))
-        self.graphs[number, rows].replay()
+        key = number, rows, self.keep, self.taught and stage.taught
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows))
+        self.graphs[key].replay()
+
+    def losses(self, table: BatchTable) -> Losses:
+        """Return the losses of the clients, as they lie in the stack."""
+        clients, used = table.used.size, np.maximum(table.used, 1)
+        visited = np.maximum(table.first_F[-1] * table.used, 1)
+        square = self.square_sum[:clients].cpu().numpy() / visited if "square" in self.keep else None
+        epochs = self.epoch_sum[:clients].cpu().numpy() / used[:, None] if "epochs" in self.keep else None
+        return Losses(self.loss_sum[:clients].cpu().numpy() / visited, square, epochs)
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
-        tensors = [self.step, self.loss_sum]
+        tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
         tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
         saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -209,8 +245,10 @@ class Stack:
             for network, params in networks.items()
         }
 
-        def loss(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            """Return one client's mean cross-entropy over the examples of a batch that count."""
+        def loss(
+            moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *lesson: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            """Return what a client learns by, its mean cross-entropy over examples that count, and that of each."""
 
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
@@ -219,10 +257,16 @@ class Stack:
 
             logits = predict(self.anatomy.scheme, stage.terms, apply, x)
             loss_B = F.cross_entropy(logits, y, reduction="none")
-            return (loss_B * weight).sum() / weight.sum().clamp(min=1)
 
-        step = vmap(grad_and_value(loss), randomness="different")
-        gradient, loss_A = step(moving, still, x_AB, labels[index_AB], weight_AB)
+            def mean(values_B: Tensor) -> Tensor:
+                return (values_B * weight).sum() / weight.sum().clamp(min=1)
+
+            lost = mean(loss_B)
+            return distilled(lost, logits, mean, *lesson) if lesson else lost, (lost, loss_B)
+
+        step = vmap(grad_and_value(loss, has_aux=True), randomness="different")
+        lessons = self.faculty.lessons(x_AB) if self.faculty is not None and self.taught and stage.taught else ()
+        gradient, (_, (loss_A, loss_AB)) = step(moving, still, x_AB, labels[index_AB], weight_AB, *lessons)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():
@@ -239,12 +283,18 @@ class Stack:
                 for name in part.names:
                     weight, before = moving[network][name], velocity[network][name][:rows]
                     each = (-1, *[1] * (weight.dim() - 1))
-                    alive, rate = alive_A.reshape(each), self.rate_A[:rows].reshape(each)
+                    alive, rate = alive_A.reshape(each), self.rate_FA[number, :rows].reshape(each)
                     pushed = training.momentum * before + gradient[network][name] + part.decay * weight
                     after = torch.where(alive, pushed, before)
                     before.copy_(after)
                     weight.sub_(rate * alive * after)
-        self.loss_sum[:rows] += torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.loss_sum[:rows] += lost_A
+        if "square" in self.keep:
+            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
+        if "epochs" in self.keep:
+            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
+            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
         self.step += 1
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:

@@ -24,6 +24,15 @@ class Moving:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Weights of a part that several networks share: after a phase the others take them from the one that ran."""
+
+    names: tuple[str, ...]
+    source: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Stage:
     """A phase."""
 
@@ -34,6 +43,13 @@ class Stage:
     epochs: int
     moving: Mapping[str, tuple[Moving, ...]]
     """By network; those that keep still are missing."""
+    copies: tuple[Copy, ...] = ()
+    taught: bool = False
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The networks that are others after the phase."""
+        return frozenset(self.moving).union(*(copy.targets for copy in self.copies))
 
     @property
     def anchors(self) -> frozenset[str]:
@@ -54,14 +70,17 @@ def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Traini
     networks = anatomy.networks if terms is None else terms
     moving: dict[str, tuple[Moving, ...]] = {}
     for part in phase.moves:
-        network, pull, anchor = scheme.parts[part].network, phase.pull.get(part), None
-        if network not in networks:
+        own, pull, anchor = scheme.parts[part].networks, phase.pull.get(part), None
+        through = [network for network in own if network in networks]
+        if len(through) != 1:
             raise ConfigError(
-                f"personalization {scheme.kind!r}: a phase moves part {part!r} but its network {network!r} is not "
-                f"among the terms of that phase ({', '.join(networks)}), so nothing would teach it; add it there"
+                f"personalization {scheme.kind!r}: a phase moves part {part!r}, so one of its networks "
+                f"({', '.join(own)}), and only one, must be among the terms of that phase ({', '.join(networks)})"
             )
+        (network,) = through
         if pull is not None and pull.to is not None:
-            anchor = scheme.parts[pull.to].network
+            pulling = scheme.parts[pull.to].networks
+            anchor = network if network in pulling else pulling[0]  # all are alike as they were received
             if anatomy.weights[pull.to] != anatomy.weights[part]:
                 raise ConfigError(
                     f"personalization {scheme.kind!r}: part {part!r} is pulled to part {pull.to!r}, which holds other "
@@ -76,7 +95,18 @@ def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Traini
         )
         moving[network] = (*moving.get(network, ()), here)
     epochs = training.epochs if phase.epochs is None else phase.epochs
-    return Stage(terms, networks, epochs, moving)
+    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), phase.taught)
+
+
+def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str]) -> tuple[Copy, ...]:
+    """Return what networks take over: weights that moved, and statistics that their layers gather while they run."""
+    found = []
+    for part, spec in anatomy.scheme.parts.items():
+        ran = [network for network in spec.networks if network in networks]
+        names = tuple(n for n in anatomy.weights[part] if part in phase.moves or n in anatomy.buffers)
+        if ran and names and len(spec.networks) > 1:
+            found.append(Copy(names, ran[0], tuple(network for network in spec.networks if network != ran[0])))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -104,9 +134,25 @@ def span(stage: Stage, network: str, like: Params) -> Span:
     return Span(whole, parts[0].decay, parts[0].penalty, parts[0].anchor)
 
 
+def places(names: Sequence[str], like: Params) -> list[slice]:
+    """Return where weights lie in a flat network, those side by side as one."""
+    found: list[slice] = []
+    begin = 0
+    for name, value in like.items():
+        here = slice(begin, begin + value.numel())
+        if name in names and found and found[-1].stop == begin:
+            found[-1] = slice(found[-1].start, here.stop)
+        elif name in names:
+            found.append(here)
+        begin = here.stop
+    return found
+
+
 def obstacle(stages: Sequence[Stage], like: Params) -> str | None:
     """Return why our kernels cannot run these phases, or None where they can."""
     for stage in stages:
+        if stage.taught:
+            return "a phase learns from teachers"
         for network, parts in stage.moving.items():
             moved = {name for part in parts for name in part.names}
             at = [place for place, name in enumerate(like) if name in moved]

@@ -73,14 +73,14 @@ class VmapTrainer:
                 stack.step.zero_()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step))
-        mean_C = stack.loss_sum[: len(jobs)].cpu().numpy() / np.maximum(table.seen, 1)
+        losses = stack.losses(table)
         rank = np.argsort(order)
         out, begin = [], 0
         for request in requests:
             rows = rank[begin : begin + len(request.clients)]
             begin += len(request.clients)
             kept = None if request.momentum is None else _rows(stack.velocity, rows)
-            out.append(Trained(_rows(stack.parts, rows), mean_C[rows], kept))
+            out.append(losses.of(request, rows, _rows(stack.parts, rows), kept))
         return out
 
     @contextmanager

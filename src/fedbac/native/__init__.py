@@ -138,6 +138,8 @@ class Outcome:
     parameters_JPD: NDArray[np.float32]
     loss_J: NDArray[np.float64]
     """Mean cross-entropy over all visits, 0 for a job without any."""
+    square_J: NDArray[np.float64]
+    """Mean of the squared cross-entropies."""
     loss_JE: NDArray[np.float64]
     """Mean over each epoch; NaN past a job's last epoch."""
     finite_J: NDArray[np.bool_]
@@ -218,7 +220,7 @@ def train(
         anchor = _shaped("anchor_JP", anchor_JP, np.int64, start.shape)
         _check_range("anchor_JP", np.maximum(anchor, 0), len(anchors))
     parameters = np.empty(size, np.float32)
-    loss = np.zeros(num_jobs)
+    loss, square = np.zeros(num_jobs), np.zeros(num_jobs)
     max_epochs = int(num_epochs.max(initial=0))
     epoch_loss = np.full((num_jobs, max_epochs), np.nan)
     finite = np.zeros(num_jobs, np.uint8)
@@ -235,13 +237,13 @@ def train(
         moving_begin=_pointer(moving_begin, c_int64), moving_end=_pointer(moving_end, c_int64), max_norm=sgd.max_norm,
         clip_per_part=sgd.clip_per_part, velocity_in=_pointer(velocity_in, c_float),
         velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
-        loss=_pointer(loss, c_double), epoch_loss=_pointer(epoch_loss, c_double), max_epochs=max_epochs,
-        finite=_pointer(finite, c_uint8),
+        loss=_pointer(loss, c_double), square=_pointer(square, c_double), epoch_loss=_pointer(epoch_loss, c_double),
+        max_epochs=max_epochs, finite=_pointer(finite, c_uint8),
     )  # fmt: skip
     kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_train(byref(call)), num_parts)
     del kept_alive
-    return Outcome(parameters, loss, epoch_loss, finite.astype(bool), velocity_out)
+    return Outcome(parameters, loss, square, epoch_loss, finite.astype(bool), velocity_out)
 
 
 def evaluate(

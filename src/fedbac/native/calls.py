@@ -23,7 +23,8 @@ class TrainCall(Structure):
         ("anchor", POINTER(c_int64)), ("moving_begin", POINTER(c_int64)), ("moving_end", POINTER(c_int64)),
         ("max_norm", c_float), ("clip_per_part", c_int32), ("velocity_in", POINTER(c_float)),
         ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)), ("loss", POINTER(c_double)),
-        ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64), ("finite", POINTER(c_uint8)),
+        ("square", POINTER(c_double)), ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64),
+        ("finite", POINTER(c_uint8)),
     ]  # fmt: skip
 
 

@@ -84,6 +84,7 @@ struct fedbac_train_call {
   float* velocity_out;       // [J, P, D] or null
   float* trained;            // [J, P, D]
   double* loss;              // [J] mean cross-entropy over all visits, 0 when there are none
+  double* square;            // [J] mean of the squared cross-entropies
   double* epoch_loss;        // [J, max_epochs]; entries past a job's epochs are left alone
   std::int64_t max_epochs;
   std::uint8_t* finite;      // [J]

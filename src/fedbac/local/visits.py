@@ -1,0 +1,38 @@
+"""What our GPU kernels are told to train: which examples every client visits, in the order of its batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbac.core.requests import Train
+from fedbac.local.examples import Examples
+
+
+class VisitTable:
+    """Which examples clients visit in a phase: those with most batches first."""
+
+    def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int) -> None:
+        size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
+        batches = {size: examples.batches(size) for size in set(size_J.tolist())}
+        used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
+        per_epoch_J = np.array([len(batches[size]) for size in size_J.tolist()], dtype=np.int64)
+        self.order = np.argsort(-per_epoch_J, kind="stable")
+        size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
+        at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
+        visits = [examples.visits(*address, epochs) for address in at]
+        self.visits = np.concatenate([visit.reshape(-1) for visit in visits])
+        first_J = np.cumsum(epochs * size_J) - epochs * size_J
+        self.jobs = np.stack([first_J, size_J, self.used_J, per_epoch_J], 1).astype(np.int32)
+        """What the kernels need to find a client's batch at any step."""
+        steps = np.arange(epochs * per_epoch_J.max(initial=0))
+        self.active: list[int] = (epochs * per_epoch_J[:, None] > steps).sum(0).tolist()
+        """How many clients have a batch at each step."""
+        self.crop: NDArray[Any] | None = None
+        self.flip: NDArray[Any] | None = None
+        if examples.augment is not None:
+            drawn = [examples.distortions(*address, visit) for address, visit in zip(at, visits, strict=True)]
+            offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in drawn if pair is not None])
+            self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
+            self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in drawn if pair is not None])
