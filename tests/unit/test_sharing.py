@@ -61,7 +61,8 @@ def test_networks_are_drawn_towards_their_mean_by_data(
     mean = float(np.array(weight_K) @ network_K) / 60
     np.testing.assert_allclose(mix_KJ @ network_K, (1 - share) * network_K + share * mean)
     np.testing.assert_allclose(mix_KJ.sum(1), 1)
-    assert not kept and not judged
+    assert not kept
+    assert not judged
 
 
 nan, inf = float("nan"), float("inf")

@@ -144,7 +144,7 @@ class ScriptedEdges:
                 selected=(),
                 failed=(),
                 loss=0.0,
-                loss_N=np.zeros(1),
+                told_N={Statistic("loss"): np.zeros(1)},
                 traffic=Ledger(),
                 readings=tuple(np.nan for _ in order.readings),
             )

@@ -17,9 +17,10 @@ from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import Choice
 from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Split, Statistic
+from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import Settings
+from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
@@ -94,6 +95,8 @@ class Task(Settings):
     """Wrong labels at some clients; none by default."""
     augment: Augment | None = None
     """Random crops and flips; none by default (C.6)."""
+    world: World | None = None
+    """Devices, links, dropout and deadlines of clients; none by default."""
     network: NetworkChoice = LeNet5()
     """The network, of which a method may use several."""
     training: Training = Training()
@@ -288,7 +291,7 @@ def _by_clients(query: Loss | Accuracy) -> bool:
 def _possible(field: str, query: Query) -> bool:
     """Whether a query can be answered for a policy of this column at all."""
     if not isinstance(query, Loss | Accuracy):
-        return field != "method.selection" or isinstance(query, Statistic)
+        return isinstance(query, Statistic) or isinstance(query, Seconds) == (field == "method.selection")
     if field == "method.selection":
         return query.of in AT_EDGE and not (query.each and query.on == "test")
     return not query.each and query.of in (AT_CLOUD if field == "method.clustering" else FOR_SHARING)

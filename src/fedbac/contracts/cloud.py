@@ -5,13 +5,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query, Slope, Split, Statistic
-from fedbac.core.rng import stream
+from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query, Seconds, Slope, Split, Statistic
+from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 ALL_ROUNDS = 200
+EPOCHS = 3
 TABLES = ("clusters", "occupied")
 """Queries about several models: a column for each cluster."""
+
+
+def made_up(query: Statistic, trained_N: BoolArray, rng: Rng) -> FloatArray:
+    """Return a statistic of those that trained; NaN of the others."""
+    shape = (trained_N.size, EPOCHS) if query.name == "epochs" else (trained_N.size,)
+    value_N: FloatArray = rng.uniform(0.1, 2, shape)
+    value_N[~trained_N] = np.nan
+    return value_N
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class World:
             network_KF = stream(0, "networks", t).normal(size=(self.used_K.size, 8))
             return update_NF @ (update_NF.T if isinstance(query, Gram) else network_KF.T)
         if isinstance(query, Statistic):
-            return np.where(self._idle(t), np.nan, stream(0, "statistic", t).uniform(0.1, 2, self._num))
+            return made_up(query, ~self._idle(t), stream(0, "statistic", t))
+        assert not isinstance(query, Seconds), "only selection hears how long clients take"
         table_NK = self._table(query, t, "averaged")
         if self.silent:
             table_NK[stream(0, "silent", t).random(self._num) < 0.3] = np.nan

@@ -22,7 +22,7 @@ from fedbac.contracts.common import (
 )
 from fedbac.core.answers import checked_assignment, checked_labels
 from fedbac.core.policies import ClusterPolicy, Noting
-from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Moment, Query
+from fedbac.core.queries import AT_CLOUD, Accuracy, Ask, Evidence, Loss, Moment, Query, Seconds
 from fedbac.core.rng import stream
 
 NUM_ROUNDS = 100
@@ -118,7 +118,9 @@ class _Cloud:
 
 
 def _possible(query: Query) -> bool:
-    return not (isinstance(query, Loss | Accuracy) and (query.of in AT_EDGE or query.each))
+    if isinstance(query, Loss | Accuracy):
+        return query.of in AT_CLOUD and not query.each
+    return not isinstance(query, Seconds)
 
 
 def _check_resume(cloud: _Cloud, state: Any, world: World, t: int) -> None:

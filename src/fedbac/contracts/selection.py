@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.contracts.cloud import made_up
 from fedbac.contracts.common import (
     REPEATED,
     RESUMED,
@@ -23,9 +24,10 @@ from fedbac.contracts.common import (
 from fedbac.core.answers import checked_mask, checked_trust
 from fedbac.core.bandits import budget
 from fedbac.core.policies import SelectionPolicy, Trusting
-from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Query, Statistic
+from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Query, Seconds, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.world import World
 
 NUM_ROUNDS = 30
 """Rounds that are played, beyond any usual warm-up."""
@@ -36,7 +38,7 @@ FRACTIONS = (0.01, 0.29, 0.4, 0.8, 1.0)
 def check_selection(policy: Any, num_members: int = 10) -> None:
     """Hold a selection policy to its promises, at a site of so many clients."""
     who = check_settings("selection", policy, SelectionPolicy)
-    needs = check_needs(who, policy, _possible, "Loss and Accuracy of received and trained, and Statistic")
+    needs = check_needs(who, policy, _possible, "Loss and Accuracy of received and trained, Statistic and Seconds")
     site = _Site(who, policy, needs, num_members)
     begin, end = site.begin(), site.play()
     check_adaptive(who, policy.adaptive, begin, end)
@@ -70,7 +72,14 @@ class _Site:
 
     def act(self, state: Any, t: int, size_N: IntArray) -> tuple[BoolArray, Evidence, Ask]:
         """Return the mask, and what the policy was shown and asked for."""
-        evidence = Evidence(round=t, num_rounds=ALL_ROUNDS, num_classes=10, size_N=size_N, moved=t % 5 == 0)
+        evidence = Evidence(
+            round=t,
+            num_rounds=ALL_ROUNDS,
+            num_classes=10,
+            size_N=size_N,
+            profile=World().profile(0, tuple(range(size_N.size))),
+            moved=t % 5 == 0,
+        )
         ask = self._ask(state, evidence)
         evidence = replace(evidence, readings=_answers(ask.before, t, np.zeros(size_N.size, dtype=bool), ask.among_N))
         with calling(self.who, "act()", state=state, evidence=evidence):
@@ -83,7 +92,7 @@ class _Site:
         """Return the state after the round. Clients fail now and then, and in some round all of them."""
         trained_N = mask_N & (stream(0, "failures", t).random(mask_N.size) < 0.9) & (t % 11 != 5)
         readings = dict(evidence.readings) | _answers(ask.after, t, trained_N)
-        seen = replace(evidence, readings=readings)
+        seen = replace(evidence, readings=readings, selected_N=mask_N)
         with calling(self.who, "learn()", state=state, evidence=seen, mask_N=trained_N):
             after = self.policy.learn(state, seen, trained_N)
         check_state(self.who, "learn()", after, like=state)
@@ -108,7 +117,7 @@ class _Site:
 
 
 def _possible(query: Query) -> bool:
-    return query.of in AT_EDGE if isinstance(query, Loss | Accuracy) else isinstance(query, Statistic)
+    return query.of in AT_EDGE if isinstance(query, Loss | Accuracy) else isinstance(query, Statistic | Seconds)
 
 
 def _answers(
@@ -118,7 +127,9 @@ def _answers(
     rng, answers = stream(0, "answers", t), dict[Query, FloatArray]()
     for query in queries:
         if isinstance(query, Statistic):
-            answers[query] = np.where(trained_N, rng.uniform(0.1, 2, trained_N.size), np.nan)
+            answers[query] = made_up(query, trained_N, rng)
+        elif isinstance(query, Seconds):
+            answers[query] = np.where(trained_N, rng.uniform(1, 60, trained_N.size), np.nan)
         elif isinstance(query, Loss | Accuracy):
             size = trained_N.size if query.each else None
             answers[query] = np.asarray(rng.uniform(0.1, 2 if isinstance(query, Loss) else 0.9, size))

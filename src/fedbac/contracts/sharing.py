@@ -23,7 +23,7 @@ from fedbac.contracts.common import (
 )
 from fedbac.core.answers import checked_exchange
 from fedbac.core.policies import Exchange, Noting, Sharing
-from fedbac.core.queries import FOR_SHARING, Accuracy, Loss, Moment, Query
+from fedbac.core.queries import FOR_SHARING, Accuracy, Loss, Moment, Query, Seconds
 
 NUM_ROUNDS = 100
 
@@ -101,4 +101,6 @@ class _Cloud:
 
 
 def _possible(query: Query) -> bool:
-    return not isinstance(query, Loss | Accuracy) or (query.of in FOR_SHARING and not query.each)
+    if isinstance(query, Loss | Accuracy):
+        return query.of in FOR_SHARING and not query.each
+    return not isinstance(query, Seconds)

@@ -74,10 +74,14 @@ class Link:
 
         Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
         """
+        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(bank, one_row))
+        return bank
+
+    def num_bytes(self, bank: Parts, one_row: bool = False) -> int:
+        """Return what it costs to send a bank once, or of each part the row that a client uses."""
         passing = [params for part, params in bank.items() if part in self.passing]
         numbers = sum(trees.size(params) // (trees.count(params) if one_row else 1) for params in passing)
-        self.traffic.add(self.tier, direction, purpose, receivers * numbers * BYTES_PER_NUMBER)
-        return bank
+        return numbers * BYTES_PER_NUMBER
 
     def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:
         """Send so many plain numbers."""

@@ -45,8 +45,9 @@ from fedbac.core.rng import stream
 from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
+from fedbac.core.world import BITS, MEGA
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
-from fedbac.rounds.evidence import gram, plan_look, slope, updates
+from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members, num_clients
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
@@ -157,6 +158,9 @@ class Round:
             "active_clusters": int(np.unique(labels).size),
             "selected": [list(report.selected) for report in reports],
             "failed": [client for report in reports for client in report.failed],
+            "dropped": [client for report in reports for client in report.dropped],
+            "late": [client for report in reports for client in report.late],
+            "simulated_seconds": self._simulated_seconds(reports),
             "bytes": self._bytes(),
             "seconds": time.perf_counter() - began,
         }
@@ -225,6 +229,7 @@ class Round:
                     moved=bool(state.moved_N[self.members.at(m)].any()),
                     momentum=state.momentum_M[m],
                     readings=asked.of_sites,
+                    statistics=frozenset(query for query in asked.queries if isinstance(query, Statistic)),
                     wants_updates=wants_updates,
                 )
             )
@@ -310,7 +315,7 @@ class Round:
         self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
     ) -> dict[Query, FloatArray]:
         """Answer the queries of the policies: from the reports, and by having networks measured."""
-        readings = self._told(asked.queries, before, sent, reports)
+        readings = told(asked.queries, self.method.personalization, self.members, before, sent, reports)
         readings |= {
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
@@ -327,33 +332,6 @@ class Round:
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return readings | places.read(answers, averaged.num_clusters)
 
-    def _told(
-        self, queries: tuple[Query, ...], before: State, sent: Parts, reports: Sequence[TrainReport]
-    ) -> dict[Query, FloatArray]:
-        """Answer the queries that reports answer by themselves."""
-        readings: dict[Query, FloatArray] = {}
-        if Statistic("loss") in queries:
-            readings[Statistic("loss")] = self._by_member([report.loss for report in reports], reports)
-        if {Gram(), Slope()}.isdisjoint(queries):
-            return readings
-        scheme, count = self.method.personalization, self.members.count
-        update_N, told_N = updates(scheme.parts, self.members, sent, before.label_N, reports)
-        if Gram() in queries:
-            readings[Gram()] = gram(update_N, told_N, count)
-        if Slope() in queries:
-            owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
-            readings[Slope()] = slope(update_N, told_N, count, owned)
-        return readings
-
-    def _by_member(self, of_sites: Sequence[float], reports: Sequence[TrainReport]) -> FloatArray:
-        """Return a number that clients tell while they train: their own, or the mean at their site."""
-        if self.members.unit == "edge":
-            return np.array(of_sites)
-        value_N = np.full(self.members.count, np.nan)
-        for m, report in enumerate(reports):
-            value_N[self.members.at(m)] = report.loss_N
-        return value_N
-
     def _notes(self, state: State) -> dict[str, float | None]:
         """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means
         over sites."""
@@ -365,6 +343,15 @@ class Round:
             found = [self.method.selection.notes(memory) for memory in state.selection_M]
             notes |= {name: np.mean([noted[name] for noted in found]) for name in found[0]}
         return {name: float(value) if np.isfinite(value) else None for name, value in notes.items()}
+
+    def _simulated_seconds(self, reports: Sequence[TrainReport]) -> float | None:
+        """Return how long the round would have taken: until the slowest site has done, and the cloud heard of it."""
+        world = self.experiment.task.world
+        if world is None:
+            return None
+        num_bytes = sum(self.link.traffic.entries.values()) if self.method.topology.tiers == 3 else 0
+        passing = BITS * num_bytes / len(self.sites) / (MEGA * world.megabits_cloud)
+        return max(report.seconds or 0.0 for report in reports) + passing
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them

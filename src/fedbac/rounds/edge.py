@@ -10,11 +10,13 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
 from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts, judged_parts
-from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Split, Statistic
+from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Train
-from fedbac.core.rng import stream
+from fedbac.core.rng import Rng, stream
 from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.world import EQUAL, World
+from fedbac.rounds.attendance import Attendance, attend, extended
 from fedbac.rounds.orders import (
     MeasureOrder,
     MeasureReport,
@@ -60,8 +62,11 @@ class Shift:
         self.informed: set[int] = set()
         """The clients to whom the model as it is now was sent to be measured: once is enough."""
         self.readings = tuple(np.nan for _ in order.readings)
-        self.loss_N = np.full(len(site.clients), np.nan)
+        self.told_N: dict[Statistic, FloatArray] = {}
         self.updates: Parts = {}
+        self.seconds = 0.0
+        self.dropped: set[int] = set()
+        self.late: set[int] = set()
 
     def run(self) -> Generator[Request, Result, TrainReport]:
         """Algorithm 2, as often as the topology wants before the cloud hears of it."""
@@ -75,25 +80,30 @@ class Shift:
             selected=tuple(sorted(self.selected)),
             failed=tuple(sorted(self.failed)),
             loss=float(np.mean(self.losses)) if self.losses else float("nan"),
-            loss_N=self.loss_N,
+            told_N=self.told_N,
             traffic=self.link.traffic,
             momentum=self.momentum,
             readings=self.readings,
             updates=self.updates,
+            seconds=None if self.experiment.task.world is None else self.seconds,
+            dropped=tuple(sorted(self.dropped)),
+            late=tuple(sorted(self.late)),
         )
 
     def _edge_round(self, edge_round: int, last: bool) -> Generator[Request, Result, None]:
         """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
-        order, site, policy = self.order, self.site, self.experiment.method.selection
+        order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
+        world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
+        able_N = world.available(seed, site.clients, site.size_N, *address)
         evidence = Evidence(
             round=order.round,
             num_rounds=self.experiment.task.rounds,
             num_classes=site.num_classes,
-            size_N=site.size_N,
+            size_N=np.where(able_N, site.size_N, 0),
+            profile=world.profile(seed, site.clients),
             moved=order.moved and edge_round == 0,
         )
-        address = (order.round, edge_round, site.index)
-        ask = policy.ask(self.selection, evidence, stream(self.experiment.seed, "candidates", *address))
+        ask = policy.ask(self.selection, evidence, stream(seed, "candidates", *address))
         ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
         asked = site.clients
         if ask.among_N is not None:
@@ -101,17 +111,25 @@ class Shift:
             asked = tuple(site.clients[i] for i in np.flatnonzero(among_N))
         known = yield from self._measured(ask.before, {}, asked)
         evidence = replace(evidence, readings=known)
-        rng = stream(self.experiment.seed, "selection", *address)
-        mask_N = checked_mask(policy, policy.act(self.selection, evidence, rng), site.size_N)
-        loss_N = yield from self._train_and_average(np.flatnonzero(mask_N), edge_round)
-        known = known | (yield from self._measured(ask.after, {Statistic("loss"): loss_N}, site.clients))
+        mask_N = policy.act(self.selection, evidence, stream(seed, "selection", *address))
+        mask_N = checked_mask(policy, mask_N, evidence.size_N)
+        seconds_N = self._durations(world)
+        attendance = self._attend(world, mask_N, able_N, seconds_N, stream(seed, "attendance", *address))
+        statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
+        loss_N = yield from self._train_and_average(attendance, edge_round, statistics)
+        started_N = np.isin(np.arange(able_N.size), attendance.started)
+        answering_N = started_N & ~np.isin(np.arange(able_N.size), attendance.dropped)
+        told: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
+        told |= {query: self.told_N[query] for query in statistics}
+        known = known | (yield from self._measured(ask.after, told, site.clients))
         if last and self.losses:
             # Asked before selection learns from this round: whom to trust is what was known when it began.
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
             asked = clients_to_ask(self.experiment.method, site, self.selection, trained)
             self.readings = yield from self._readings(asked)
         # A client that failed had no part in the outcome: neither praise nor blame.
-        learned = policy.learn(self.selection, replace(evidence, readings=known), np.isfinite(loss_N))
+        evidence = replace(evidence, readings=known, selected_N=started_N)
+        learned = policy.learn(self.selection, evidence, np.isfinite(loss_N))
         self.selection = checked_state("selection", policy, learned, self.selection)
 
     def _measured(
@@ -156,21 +174,46 @@ class Shift:
                 self.informed |= set(found.clients)
         return self.surveys[key]
 
-    def _train_and_average(self, chosen: IntArray, edge_round: int) -> Generator[Request, Result, FloatArray]:
-        """Train the chosen clients, average those that trained well (Eq. 1), and return losses, NaN for all others."""
-        site, order = self.site, self.order
+    def _durations(self, world: World) -> FloatArray:
+        """Return how long every client would take for this round."""
+        passes = sum(
+            self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
+            for phase in self.experiment.method.personalization.phases()
+        )
+        num_bytes = self.link.num_bytes(self.bank, one_row=True)
+        profile = world.profile(self.experiment.seed, self.site.clients)
+        return profile.seconds(passes * self.site.size_N.astype(np.float64), num_bytes, num_bytes)
+
+    def _attend(
+        self, world: World, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, rng: Rng
+    ) -> Attendance:
+        """Let clients drop out, be late or be too many, as the world of the task has it."""
+        more_N = extended(world, mask_N, able_N, rng)
+        attendance = attend(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
+        self.seconds += attendance.seconds
+        self.dropped |= {self.site.clients[i] for i in attendance.dropped}
+        self.late |= {self.site.clients[i] for i in attendance.late}
+        return attendance
+
+    def _train_and_average(
+        self, attendance: Attendance, edge_round: int, statistics: frozenset[Statistic]
+    ) -> Generator[Request, Result, FloatArray]:
+        """Train the clients that come home, average those that trained well (Eq. 1), and return losses, NaN for all
+        others. What nobody waits for is not computed."""
+        site, order, chosen = self.site, self.order, attendance.present
         clients = tuple(site.clients[i] for i in chosen)
         momentum = None
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
         request = Train(
             clients=clients,
-            bank=self.link.send("down", "train", self.bank, receivers=len(clients), one_row=True),
+            bank=self.link.send("down", "train", self.bank, receivers=attendance.started.size, one_row=True),
             row_C={part: row_N[chosen] for part, row_N in order.row_N.items()},
             round=order.round,
             edge_round=edge_round,
             learning_rate=self.experiment.task.training.rate(order.round),
             momentum=momentum,
+            keep=frozenset(query.name for query in statistics if query.name != "loss"),
         )
         trained = yield Average(
             request, site.size_N[chosen], self._owned_by_clusters() if order.wants_updates else NONE
@@ -191,16 +234,29 @@ class Shift:
             self.losses.append(float(np.average(trained.loss_C[healthy_C], weights=size_C[healthy_C])))
         if self.momentum is not None and trained.momentum is not None:
             self.momentum = _keep_momentum(self.momentum, trained.momentum, chosen, healthy_C)
-        self.selected |= set(clients)
+        self.selected |= {site.clients[i] for i in attendance.started}
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-        loss_N = np.full(len(site.clients), np.nan)
-        loss_N[chosen[healthy_C]] = trained.loss_C[healthy_C]
-        self.loss_N = loss_N
-        return loss_N
+        self.told_N = {
+            query: self._spread(_told(trained, query)[healthy_C], chosen[healthy_C])
+            for query in statistics | {Statistic("loss")}
+        }
+        return self.told_N[Statistic("loss")]
+
+    def _spread(self, value_C: FloatArray, places: IntArray) -> FloatArray:
+        """Return numbers of some clients as numbers of all, NaN of the others."""
+        value_N = np.full((len(self.site.clients), *value_C.shape[1:]), np.nan)
+        value_N[places] = value_C
+        return value_N
 
     def _owned_by_clusters(self) -> frozenset[str]:
         parts = self.experiment.method.personalization.parts
         return frozenset(part for part, spec in parts.items() if spec.scope == "cluster")
+
+
+def _told(trained: Averaged, query: Statistic) -> FloatArray:
+    found = {"loss": trained.loss_C, "square": trained.square_C, "epochs": trained.epoch_CE}[query.name]
+    assert found is not None
+    return found
 
 
 def _changes(request: Train, part: str, trained: Averaged) -> Params:

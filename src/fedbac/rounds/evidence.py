@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.parts import Params, Part, Parts, Personalization, judged_parts
-from fedbac.core.queries import Accuracy, Loss, Query, Split
+from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.holdings import holdings
@@ -176,6 +176,46 @@ class Networks:
         return self.chosen[key]
 
 
+def told(
+    queries: Sequence[Query], scheme: Personalization, members: Members, before: State, sent: Parts,
+    reports: Sequence[TrainReport],
+) -> dict[Query, FloatArray]:  # fmt: skip
+    """Answer the queries that reports answer by themselves."""
+    readings: dict[Query, FloatArray] = {
+        query: _by_member(query, members, reports) for query in queries if isinstance(query, Statistic)
+    }
+    if {Gram(), Slope()}.isdisjoint(queries):
+        return readings
+    update_N, told_N = updates(scheme.parts, members, sent, before.label_N, reports)
+    if Gram() in queries:
+        readings[Gram()] = gram(update_N, told_N, members.count)
+    if Slope() in queries:
+        owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
+        readings[Slope()] = slope(update_N, told_N, members.count, owned)
+    return readings
+
+
+def _by_member(query: Statistic, members: Members, reports: Sequence[TrainReport]) -> FloatArray:
+    """Return what clients tell of their training: their own, or the mean at their site, by data."""
+    if members.unit == "client":
+        value_N = np.full((members.count, *reports[0].told_N[query].shape[1:]), np.nan)
+        for m, report in enumerate(reports):
+            value_N[members.at(m)] = report.told_N[query]
+        return value_N
+    if query == Statistic("loss"):
+        return np.array([report.loss for report in reports])
+    return np.stack([_mean(report.told_N[query], site) for report, site in zip(reports, members.sites, strict=True)])
+
+
+def _mean(value_N: FloatArray, site: Site) -> FloatArray:
+    """Return the mean over the clients of a site that trained, by data; NaN if nobody did."""
+    trained_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
+    if not trained_N.any():
+        return np.full(value_N.shape[1:], np.nan)
+    mean: FloatArray = np.average(value_N[trained_N], axis=0, weights=site.size_N[trained_N])
+    return mean
+
+
 def gram(update_N: Tensor, told_N: IntArray, count: int) -> FloatArray:
     """Return ⟨Δ_a, Δ_b⟩ for all pairs of members; the rows and columns of those without an update are NaN."""
     total_NN = np.full((count, count), np.nan)
@@ -197,7 +237,11 @@ def updates(
     """Return what training changed in the parts that clusters own, a row for each member that trained; and who did."""
     owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
     if members.unit == "client":
-        told = [n for m, report in enumerate(reports) for n in np.array(members.at(m))[np.isfinite(report.loss_N)]]
+        told = [
+            n
+            for m, report in enumerate(reports)
+            for n in np.array(members.at(m))[np.isfinite(report.told_N[Statistic("loss")])]
+        ]
         found = [report.updates for report in reports if report.updates]
     else:
         told = [m for m, report in enumerate(reports) if report.weight[owned[0]][0] > 0]

@@ -9,7 +9,7 @@ import torch
 
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts
-from fedbac.core.queries import Query, Split
+from fedbac.core.queries import Query, Split, Statistic
 from fedbac.core.settings import FloatArray, IntArray
 
 
@@ -55,6 +55,8 @@ class TrainOrder:
     momentum: Parts | None = None
     readings: tuple[Query, ...] = ()
     """What the cloud wants to know of the site's model, once its clients have trained."""
+    statistics: frozenset[Statistic] = frozenset()
+    """What clients tell of their training, besides their loss."""
     wants_updates: bool = False
     """Whether the site passes on what each client changed in the parts that clusters own."""
 
@@ -72,14 +74,19 @@ class TrainReport:
     failed: tuple[int, ...]
     loss: float
     """The mean loss in training; NaN if nobody trained."""
-    loss_N: FloatArray
-    """Of each client, when it trained last; NaN if it did not, or failed."""
+    told_N: Mapping[Statistic, FloatArray]
+    """What each client told when it trained last; NaN if it did not, or failed."""
     traffic: Ledger
     momentum: Parts | None = None
     readings: tuple[float, ...] = ()
     """As wanted; NaN where nobody trained."""
     updates: Parts = field(default_factory=dict)
-    """As wanted: stacked, a row for each client whose ``loss_N`` is finite."""
+    """As wanted: stacked, a row for each client whose loss is finite."""
+    seconds: float | None = None
+    """How long the site would have taken, where the task has a world."""
+    dropped: tuple[int, ...] = ()
+    """Selected clients that dropped out, and below those that were late."""
+    late: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
