@@ -25,6 +25,22 @@ class Assignment(NamedTuple):
     on with its own when not given."""
 
 
+class Teaching(NamedTuple):
+    """Networks whose predictions members learn beside the labels, in the phases that are taught.
+
+    The loss is (1 − λ)·CE + λ·τ²·Σ_t β_t·KL(teacher t ‖ student), both softened by the temperature τ.
+    """
+
+    mix_TJ: FloatArray
+    """Row t: the mix of today's networks of clusters that makes teacher t; rows sum to one."""
+    weight_NT: FloatArray
+    """β: by member, what each teacher counts; rows sum to one, or to zero where a member has none."""
+    share_N: FloatArray
+    """λ, by member, from 0 to 1."""
+    temperature: float = 1.0
+    """τ."""
+
+
 class Exchange(NamedTuple):
     """What clusters give each other before their networks are sent down."""
 
@@ -34,6 +50,8 @@ class Exchange(NamedTuple):
     """Whether the mix replaces the network of the cluster, or is only sent."""
     judged: bool = False
     """Whether members predict with the mix, or with the network of their cluster as it was averaged."""
+    teaching: Teaching | None = None
+    """Who teaches whom in this round, if anybody."""
 
 
 @runtime_checkable
