@@ -84,14 +84,14 @@ def test_mixes(mix: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=rf"method\.clustering 'linucb': .*origin_KJ {message}"):
         checked_assignment(LinUCB(), Assignment(np.zeros(4, int), mix), 4, 3)
     with pytest.raises(PolicyError, match=rf"method\.sharing 'apart': .*mix_KJ {message}"):
-        checked_exchange(Apart(), Exchange(mix), 3)
+        checked_exchange(Apart(), Exchange(mix), 3, 4)
 
 
 def test_an_exchange_is_one() -> None:
     answer = Exchange(np.full((3, 3), 1 / 3))
-    assert checked_exchange(Apart(), answer, 3) is answer
+    assert checked_exchange(Apart(), answer, 3, 4) is answer
     with pytest.raises(PolicyError, match=r"'apart': act\(\) must return an Exchange, not a ndarray"):
-        checked_exchange(Apart(), answer.mix_KJ, 3)
+        checked_exchange(Apart(), answer.mix_KJ, 3, 4)
 
 
 def test_a_start_has_every_part_and_a_row_for_each_owner() -> None:

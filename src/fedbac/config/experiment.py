@@ -15,6 +15,7 @@ from pydantic import (
 
 from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import Choice
+from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
 from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Seconds, Split, Statistic
@@ -146,6 +147,8 @@ class Method(Settings):
     selection: Annotated[SelectionPolicy, SELECTION] = Random()
     sharing: Annotated[Sharing, SHARING] = Apart()
     personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
+    links: Links = Links()
+    """How links compress what is sent for training; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
@@ -242,6 +245,8 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
             f"method.sharing is {method.sharing.kind!r} but method.personalization {kind!r} has no part per cluster to "
             "share; choose 'apart', or another personalization"
         )
+    if getattr(method.sharing, "teaches", False):
+        yield from _unteachable(method)
     yield from _unanswerable(method)
     for field in method.needs:
         if "validation" in method.splits(field) and task.partition.validation_fraction == 0:
@@ -249,6 +254,19 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
                 f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
                 "(0.1 is usual) or choose another split"
             )
+
+
+def _unteachable(method: Method) -> Iterator[str]:
+    """Yield why the members of clusters cannot be taught by other clusters' networks."""
+    parts, kind = method.personalization.parts, method.personalization.kind
+    owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
+    whole = len(owned) == 1 and parts[owned[0]].layers == slice(None) and len(parts[owned[0]].networks) == 1
+    if not whole or not any(phase.taught for phase in method.personalization.phases()):
+        yield (
+            f"method.sharing {method.sharing.kind!r} has clusters teach each other, for which method.personalization "
+            f"needs one whole network per cluster and a phase that is taught; {kind!r} has not; use per_cluster with "
+            "taught=true"
+        )
 
 
 def _unanswerable(method: Method) -> Iterator[str]:

@@ -74,7 +74,9 @@ class _Cloud:
         """Return what clusters send; nothing of this round is measured yet."""
         evidence = self.world.evidence(t)
         with calling(self.who, "act()", state=state, evidence=evidence):
-            exchange = checked_exchange(self.policy, self.policy.act(state, evidence), self.num_clusters)
+            exchange = checked_exchange(
+                self.policy, self.policy.act(state, evidence), self.num_clusters, self.num_members
+            )
         check_same(self.who, "act()", exchange, self.policy.act(state, evidence), REPEATED)
         nothing = exchange.mix_KJ is None or np.array_equal(exchange.mix_KJ, np.eye(self.num_clusters))
         require(nothing or self.policy.active, f"{self.who}: active is False, so act() must exchange nothing")

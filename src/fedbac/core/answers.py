@@ -6,7 +6,7 @@ from typing import Any, get_args
 import numpy as np
 
 from fedbac.core.parts import Parts, Personalization, Scope
-from fedbac.core.policies import Assignment, Exchange
+from fedbac.core.policies import Assignment, Exchange, Teaching
 from fedbac.core.queries import Accuracy, Ask, Loss, Query
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
@@ -138,22 +138,42 @@ def checked_start(scheme: Personalization, parts: Any, owners: Mapping[Scope, in
     return parts
 
 
-def checked_exchange(policy: Any, answer: Any, num_clusters: int) -> Exchange:
-    """Return a sharing policy's answer if its mix is one."""
+def checked_exchange(policy: Any, answer: Any, num_clusters: int, num_members: int) -> Exchange:
+    """Return a sharing policy's answer if its mix is one, and if its teachers are."""
     who = _named("sharing", policy)
     if not isinstance(answer, Exchange):
         raise PolicyError(f"{who}: act() must return an Exchange, not a {type(answer).__name__}")
     checked_mix(who, "mix_KJ", answer.mix_KJ, num_clusters)
+    if answer.teaching is not None:
+        _check_teaching(who, answer.teaching, num_clusters, num_members)
     return answer
 
 
-def checked_mix(who: str, name: str, mix_KJ: FloatArray | None, num_clusters: int) -> None:
+def _check_teaching(who: str, teaching: Any, num_clusters: int, num_members: int) -> None:
+    if not isinstance(teaching, Teaching):
+        raise PolicyError(f"{who}: teaching must be a Teaching, not a {type(teaching).__name__}")
+    checked_mix(who, "teaching.mix_TJ", teaching.mix_TJ, num_clusters, len(teaching.mix_TJ))
+    shape = (num_members, len(teaching.mix_TJ))
+    if teaching.weight_NT.shape != shape or teaching.share_N.shape != (num_members,):
+        raise PolicyError(
+            f"{who}: teaching needs weight_NT of shape {shape} and share_N of shape {(num_members,)}, not "
+            f"{teaching.weight_NT.shape} and {teaching.share_N.shape}"
+        )
+    total_N = teaching.weight_NT.sum(1)
+    if not (np.isclose(total_N, 1) | (total_N == 0)).all() or (teaching.weight_NT < 0).any():
+        raise PolicyError(f"{who}: rows of teaching.weight_NT must hold shares that sum to 1, or to 0 for no teacher")
+    if not ((teaching.share_N >= 0) & (teaching.share_N <= 1)).all() or not teaching.temperature > 0:
+        raise PolicyError(f"{who}: teaching.share_N must be from 0 to 1, and teaching.temperature above 0")
+
+
+def checked_mix(who: str, name: str, mix_KJ: FloatArray | None, num_clusters: int, num_rows: int | None = None) -> None:
     """Refuse a mix whose rows are not shares that sum to one."""
     if mix_KJ is None:
         return
-    if not isinstance(mix_KJ, np.ndarray) or mix_KJ.shape != (num_clusters, num_clusters):
+    wanted = (num_clusters if num_rows is None else num_rows, num_clusters)
+    if not isinstance(mix_KJ, np.ndarray) or mix_KJ.shape != wanted:
         shape = getattr(mix_KJ, "shape", type(mix_KJ).__name__)
-        raise PolicyError(f"{who}: {name} must have the shape {(num_clusters, num_clusters)}, not {shape}")
+        raise PolicyError(f"{who}: {name} must have the shape {wanted}, not {shape}")
     if mix_KJ.dtype.kind != "f":
         raise PolicyError(f"{who}: {name} must hold floats, not {mix_KJ.dtype}")
     bad = np.flatnonzero(~np.isclose(mix_KJ.sum(1), 1.0) | ~np.isfinite(mix_KJ).all(1) | (mix_KJ < 0).any(1))

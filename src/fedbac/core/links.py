@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedbac.core import trees
+from fedbac.core.codecs import Links, cost, passed
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.schemes import moving_parts
 
@@ -59,8 +60,8 @@ class Ledger:
 class Link:
     """One tier's link. Networks and numbers go through it and are counted on the way."""
 
-    def __init__(self, tier: Tier, scheme: Personalization) -> None:
-        self.tier = tier
+    def __init__(self, tier: Tier, scheme: Personalization, codecs: Links = Links()) -> None:  # noqa: B008 (frozen)
+        self.tier, self.codecs = tier, codecs
         self.traffic = Ledger()
         moving = moving_parts(scheme)  # what never moves is made by everybody from the seed
         self.passing = frozenset(
@@ -74,14 +75,43 @@ class Link:
 
         Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
         """
-        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(bank, one_row))
+        num_bytes = self.num_bytes(bank, one_row, direction if purpose == "train" else None)
+        self.traffic.add(self.tier, direction, purpose, receivers * num_bytes)
         return bank
 
-    def num_bytes(self, bank: Parts, one_row: bool = False) -> int:
-        """Return what it costs to send a bank once, or of each part the row that a client uses."""
+    def broadcast(self, bank: Parts, had: Parts, receivers: int = 1, one_row: bool = False) -> tuple[Parts, Parts]:
+        """Send a bank for training as the difference to what the receivers have; return what they have then.
+
+        Once as what arrives, once as what they ``had`` for the next time: the same, for the parts that pass.
+        """
+        self.send("down", "train", bank, receivers, one_row)
+        codec = self.codecs.codec(self.tier, "down")
+        if codec is None:
+            return bank, had
+        arrived = dict(bank)
+        for part in bank.keys() & self.passing:
+            arrived[part], _ = passed(codec, bank[part], had[part], trees.zeros(had[part]))
+        return arrived, {part: arrived[part] for part in had}
+
+    def upload(self, bank: Parts, start: Parts, left: Parts) -> tuple[Parts, Parts]:
+        """Send a bank as the change from where it started, and what was left; return what arrives, and what is left."""
+        self.send("up", "train", bank)
+        codec = self.codecs.codec(self.tier, "up")
+        if codec is None:
+            return bank, left
+        arrived, left = dict(bank), dict(left)
+        for part in bank.keys() & self.passing:
+            arrived[part], left[part] = passed(codec, bank[part], start[part], left[part])
+        return arrived, left
+
+    def num_bytes(self, bank: Parts, one_row: bool = False, direction: Direction | None = None) -> int:
+        """Return what it costs to send a bank once, or of each part the row that a client uses.
+
+        What is sent for training in a direction may be compressed.
+        """
+        codec = None if direction is None else self.codecs.codec(self.tier, direction)
         passing = [params for part, params in bank.items() if part in self.passing]
-        numbers = sum(trees.size(params) // (trees.count(params) if one_row else 1) for params in passing)
-        return numbers * BYTES_PER_NUMBER
+        return sum(cost(codec, params, 1 if one_row else None) for params in passing)
 
     def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:
         """Send so many plain numbers."""

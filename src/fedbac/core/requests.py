@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from fedbac.core.codecs import Codec
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -102,6 +103,10 @@ class Average:
     size_C: IntArray
     keep: frozenset[str] = frozenset()
     """Parts of which the clients' own weights come back too, besides their average."""
+    codec: Codec | None = None
+    """How clients compress what they send."""
+    left: Parts = field(default_factory=dict)
+    """What every client left out of its last update, stacked, where they compress."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,8 @@ class Averaged:
     epoch_CE: FloatArray | None = None
     """As the clients came back with them."""
     kept: Parts = field(default_factory=dict)
+    left: Parts = field(default_factory=dict)
+    """What every client leaves out now."""
 
 
 @dataclass(frozen=True)

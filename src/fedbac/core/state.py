@@ -35,6 +35,8 @@ class State:
     """Of each part that follows another: which of its owners have trained it."""
     momentum_M: tuple[Parts | None, ...]
     """Of each site's clients, stacked; it stays with them."""
+    links_M: tuple[dict[str, Parts], ...] = ()
+    """What the links of each site remember, where they compress."""
 
     @property
     def num_clusters(self) -> int:

@@ -168,6 +168,25 @@ def mix(tree_K: Params, mix_KJ: FloatArray) -> Params:
     return shaped(out_K, tree_K)
 
 
+def zeros(tree: Params) -> Params:
+    """Return zeros of the same shapes."""
+    return {name: torch.zeros_like(value) for name, value in tree.items()}
+
+
+def put(tree_N: Params, index: IntArray, rows: Params) -> Params:
+    """Return the stack with some of its networks replaced."""
+    out = {name: value.clone() for name, value in tree_N.items()}
+    for name, value in out.items():
+        value[torch.as_tensor(index, device=value.device)] = rows[name].to(value.device)
+    return out
+
+
+def blend(tree_K: Params, mix_TK: FloatArray) -> Params:
+    """Return Σ_k w_tk Θ_k for every row t, stacked."""
+    matrix_K = rows(tree_K)
+    return shaped(torch.stack([_mean(matrix_K, weight_K) for weight_K in mix_TK]), tree_K)
+
+
 def finite_rows(parts_C: Parts) -> np.ndarray:
     """Return, per row of the stack, whether every weight of every part is finite."""
     flags = [

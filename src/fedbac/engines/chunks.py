@@ -11,6 +11,8 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.codecs import passed
+from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
@@ -24,6 +26,10 @@ FREE_SHARE, PER_CORE = 0.25, GIB // 2
 keep it busy; more would only grow with the number of clients."""
 
 log = logging.getLogger("fedbac")
+
+
+Told = tuple[Trained, Parts]
+"""What some clients came back with, and what they left out of their updates."""
 
 
 class Piece(NamedTuple):
@@ -48,7 +54,7 @@ class Chunks:
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
-        told: list[list[Trained]] = [[] for _ in requests]
+        told: list[list[Told]] = [[] for _ in requests]
         if self.most is None:
             self.most = self._fitting(requests[0].train)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
@@ -70,16 +76,19 @@ class Chunks:
         chunk: Sequence[Piece],
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
-        told: Sequence[list[Trained]],
+        told: Sequence[list[Told]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         trained = self._train([requests[piece.request].train.part(piece.clients) for piece in chunk])
         if trained is None:
             return False
         for piece, result in zip(chunk, trained, strict=True):
+            left: Parts = {}
+            if requests[piece.request].codec is not None:
+                result, left = _compressed(requests[piece.request], piece.clients, result)
             averages[piece.request].add(result.parts_C, result.loss_C)
             own = {part: trees.join([result.parts_C[part]]) for part in requests[piece.request].keep}
-            told[piece.request].append(replace(result, parts_C=own))
+            told[piece.request].append((replace(result, parts_C=own), left))
         return True
 
     def _train(self, requests: list[Train]) -> list[Trained] | None:
@@ -156,8 +165,21 @@ def _out_of_memory(error: Exception) -> bool:
     return False
 
 
-def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:
+def _compressed(request: Average, clients: slice, trained: Trained) -> tuple[Trained, Parts]:
+    """Return what arrives of the clients' updates, and what they leave out."""
+    assert request.codec is not None
+    parts_C, left = dict(trained.parts_C), {}
+    for part, left_C in request.left.items():
+        start_C = trees.select(request.train.bank[part], request.train.row_C[part][clients])
+        start_C = trees.to(start_C, next(iter(parts_C[part].values())).device)
+        before_C = {name: value[clients] for name, value in left_C.items()}
+        parts_C[part], left[part] = passed(request.codec, parts_C[part], start_C, before_C)
+    return replace(trained, parts_C=parts_C), left
+
+
+def _averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:
     """Return the average of clients with what else they told, piece by piece."""
+    told, lefts = zip(*pieces, strict=True)
     momenta = [piece.momentum for piece in told if piece.momentum is not None]
     squares = [piece.square_C for piece in told if piece.square_C is not None]
     epochs = [piece.epoch_CE for piece in told if piece.epoch_CE is not None]
@@ -170,4 +192,5 @@ def _averaged(average: EdgeAverage, told: Sequence[Trained]) -> Averaged:
         np.concatenate(squares) if squares else None,
         np.concatenate(epochs) if epochs else None,
         {part: trees.join([piece.parts_C[part] for piece in told]) for part in told[0].parts_C},
+        {part: trees.join([left[part] for left in lefts]) for part in lefts[0]},
     )

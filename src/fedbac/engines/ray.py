@@ -107,7 +107,13 @@ class EdgeActor:
         if not isinstance(order, TrainOrder):
             return self.edges.measure([order])[0]
         report = self.edges.train([order])[0]
-        return replace(report, bank=packed(report.bank), momentum=report.momentum and packed(report.momentum))
+        return replace(
+            report,
+            bank=packed(report.bank),
+            momentum=report.momentum and packed(report.momentum),
+            updates=packed(report.updates),
+            links={name: packed(parts) for name, parts in report.links.items()},
+        )
 
 
 def packed(parts: Parts) -> Parts:
@@ -167,7 +173,10 @@ class RayEdges:
 
 def _ready(order: Order) -> Order:
     if isinstance(order, TrainOrder):
-        return replace(order, bank=packed(order.bank), momentum=order.momentum and packed(order.momentum))
+        teachers = order.teachers and replace(order.teachers, bank=packed({"": order.teachers.bank})[""])
+        links = {name: packed(parts) for name, parts in order.links.items()}
+        momentum = order.momentum and packed(order.momentum)
+        return replace(order, bank=packed(order.bank), momentum=momentum, teachers=teachers, links=links)
     return replace(order, bank=packed(order.bank), kept=packed(order.kept))
 
 

@@ -27,7 +27,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, Scope
-from fedbac.core.policies import Exchange, Noting
+from fedbac.core.policies import Exchange, Noting, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -50,8 +50,10 @@ from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members, num_clients
+from fedbac.rounds.memory import Memory, Remembered, first_memory
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import score
+from fedbac.rounds.teaching import teachers
 
 
 def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
@@ -94,6 +96,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if spec.follows
         },
         momentum_M=tuple(momentum(site) for site in sites),
+        links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
     )
 
 
@@ -130,17 +133,18 @@ class Round:
     def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
-        self.link = Link("cloud", experiment.method.personalization)
+        self.link = Link("cloud", experiment.method.personalization, experiment.method.links)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
 
     def play(self, before: State) -> tuple[dict[str, Any], State]:
         """Play the round and return its record and the state after it."""
         began = time.perf_counter()
-        before, sent = self._exchange(before)
+        before, sent, teaching = self._exchange(before)
         asked = self._asked(before)
-        reports = self._train(before, sent, asked)
-        averaged = self._average(before, reports)
+        orders, memories = self._orders(before, sent, teaching, asked)
+        reports, links_M = self._received(orders, self.edges.train(orders), memories)
+        averaged = replace(self._average(before, reports), links_M=links_M)
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
         after = self._reassign(trained, asked, readings)
@@ -177,16 +181,16 @@ class Round:
             used_K=state.used_K,
         )
 
-    def _exchange(self, state: State) -> tuple[State, Parts]:
-        """Let clusters share what their networks know; return the state, and the parts that are sent down."""
+    def _exchange(self, state: State) -> tuple[State, Parts, Teaching | None]:
+        """Let clusters share what they know; return the state, the parts that are sent down, and who teaches."""
         exchange = self._exchanged(state)
         sent = self._mixed(state.parts, exchange.mix_KJ)
-        return (replace(state, parts=sent) if exchange.kept else state), sent
+        return (replace(state, parts=sent) if exchange.kept else state), sent, exchange.teaching
 
     def _exchanged(self, state: State) -> Exchange:
         policy = self.method.sharing
         answer = policy.act(state.sharing, self._evidence(state, state.round + 1, {}))
-        return checked_exchange(policy, answer, state.num_clusters)
+        return checked_exchange(policy, answer, state.num_clusters, self.members.count)
 
     def _predicting(self, state: State) -> State:
         """Return the state with the networks that members predict with: those that they will be sent, if it says so."""
@@ -212,37 +216,55 @@ class Round:
             ask = checked_ask("clustering", clustering, ask, after=AT_CLOUD)
         return Asked(queries, ask)
 
-    def _train(self, state: State, sent: Parts, asked: "Asked") -> list[TrainReport]:
-        """Phases 1 to 4 of a round: send networks down, let sites select, train and average."""
+    def _orders(
+        self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
+    ) -> tuple[list[TrainOrder], list[Remembered]]:
+        """Phases 1 to 4 of a round, as orders to the sites: receive networks, select, train and average."""
         wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
-        orders = []
+        taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
+        orders, memories = [], []
         for m, site in enumerate(self.sites):
             held = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
             bank = {part: trees.select(sent[part], own.owner_R) for part, own in held.items()}
+            memory = Remembered(state.links_M[m], held)
+            bank, had = self.link.broadcast(bank, memory.of("cloud_down"))
+            memories.append(Remembered(memory.with_({"cloud_down": had}), held))
             orders.append(
                 TrainOrder(
                     site=m,
                     round=state.round + 1,
-                    bank=self.link.send("down", "train", bank),
+                    bank=bank,
                     row_N={part: own.row_N for part, own in held.items()},
                     selection=state.selection_M[m],
                     moved=bool(state.moved_N[self.members.at(m)].any()),
                     momentum=state.momentum_M[m],
                     readings=asked.of_sites,
                     statistics=frozenset(query for query in asked.queries if isinstance(query, Statistic)),
+                    teachers=None if taught is None else taught.at(m, self.members, self.link),
+                    links={name: memory.of(name) for name in ("client_down", "client_up") if name in memory.whole},
                     wants_updates=wants_updates,
                 )
             )
-        return [self._received(order, report) for order, report in zip(orders, self.edges.train(orders), strict=True)]
+        return orders, memories
 
-    def _received(self, order: TrainOrder, report: TrainReport) -> TrainReport:
-        """Count what a site sends up; where it passes on every client's update, it need not send their average."""
-        self.traffic.merge(report.traffic)
-        tellers = len(report.selected) if self.members.unit == "client" else 1
-        self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
-        averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
-        arrived = report.bank | self.link.send("up", "train", averages)
-        return replace(report, bank=arrived, updates=self.link.send("up", "train", report.updates))
+    def _received(
+        self, orders: Sequence[TrainOrder], reports: Sequence[TrainReport], memories: Sequence[Remembered]
+    ) -> tuple[list[TrainReport], tuple[Memory, ...]]:
+        """Return what arrives of the reports, and what the links remember.
+
+        Where a site passes on every client's update, it need not send their average.
+        """
+        arrived, after = [], []
+        for order, report, memory in zip(orders, reports, memories, strict=True):
+            self.traffic.merge(report.traffic)
+            tellers = len(report.selected) if self.members.unit == "client" else 1
+            self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
+            averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
+            bank, left = self.link.upload(averages, order.bank, memory.of("cloud_up"))
+            updates = self.link.send("up", "train", report.updates)
+            arrived.append(replace(report, bank=report.bank | bank, updates=updates))
+            after.append(memory.with_({**report.links, "cloud_up": left}))
+        return arrived, tuple(after)
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""

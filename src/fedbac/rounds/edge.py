@@ -11,7 +11,7 @@ from fedbac.core.answers import checked_ask, checked_mask, checked_state, checke
 from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts, judged_parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
-from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Train
+from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.rng import Rng, stream
 from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -34,7 +34,6 @@ NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""
 NUMBERS_PER_UPDATE = 2
 """A client and an edge send with their update how many examples are behind it, and the loss."""
-NONE: frozenset[str] = frozenset()
 
 
 def serve(order: Order, site: Site, experiment: Experiment) -> Generator[Request, Result, Report]:
@@ -49,7 +48,8 @@ class Shift:
 
     def __init__(self, order: TrainOrder, site: Site, experiment: Experiment) -> None:
         self.order, self.site, self.experiment = order, site, experiment
-        self.link = Link("client", experiment.method.personalization)
+        self.link = Link("client", experiment.method.personalization, experiment.method.links)
+        self.links = dict(order.links)
         self.bank = order.bank
         self.weight = {part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()}
         self.selection = order.selection
@@ -85,6 +85,7 @@ class Shift:
             momentum=self.momentum,
             readings=self.readings,
             updates=self.updates,
+            links=self.links,
             seconds=None if self.experiment.task.world is None else self.seconds,
             dropped=tuple(sorted(self.dropped)),
             late=tuple(sorted(self.late)),
@@ -180,9 +181,9 @@ class Shift:
             self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
             for phase in self.experiment.method.personalization.phases()
         )
-        num_bytes = self.link.num_bytes(self.bank, one_row=True)
+        down, up = self.link.num_bytes(self.bank, True, "down"), self.link.num_bytes(self.bank, True, "up")
         profile = world.profile(self.experiment.seed, self.site.clients)
-        return profile.seconds(passes * self.site.size_N.astype(np.float64), num_bytes, num_bytes)
+        return profile.seconds(passes * self.site.size_N.astype(np.float64), down, up)
 
     def _attend(
         self, world: World, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, rng: Rng
@@ -205,21 +206,33 @@ class Shift:
         momentum = None
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
+        had = self.links.get("client_down", {})
+        bank, had = self.link.broadcast(self.bank, had, receivers=attendance.started.size, one_row=True)
         request = Train(
             clients=clients,
-            bank=self.link.send("down", "train", self.bank, receivers=attendance.started.size, one_row=True),
+            bank=bank,
             row_C={part: row_N[chosen] for part, row_N in order.row_N.items()},
             round=order.round,
             edge_round=edge_round,
             learning_rate=self.experiment.task.training.rate(order.round),
             momentum=momentum,
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
+            teachers=self._teachers(chosen, attendance.started.size),
         )
+        left_N = self.links.get("client_up", {})
         trained = yield Average(
-            request, site.size_N[chosen], self._owned_by_clusters() if order.wants_updates else NONE
+            request,
+            site.size_N[chosen],
+            keep=self._owned_by_clusters() if order.wants_updates else frozenset(),
+            codec=self.experiment.method.links.client_up,
+            left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
         )
         assert isinstance(trained, Averaged)
         self.updates = {part: _changes(request, part, trained) for part in trained.kept}
+        self.links |= {
+            "client_down": had,
+            "client_up": {part: trees.put(stack, chosen, trained.left[part]) for part, stack in left_N.items()},
+        }
         arrived = self.link.send("up", "train", trained.bank, receivers=len(clients), one_row=True)
         self.link.tell("up", NUMBERS_PER_UPDATE, receivers=len(clients))
 
@@ -247,6 +260,16 @@ class Shift:
         value_N = np.full((len(self.site.clients), *value_C.shape[1:]), np.nan)
         value_N[places] = value_C
         return value_N
+
+    def _teachers(self, chosen: IntArray, receivers: int) -> Teachers | None:
+        """Return the teachers of the chosen clients; each of those that start to train is sent its own."""
+        teachers = self.order.teachers
+        if teachers is None:
+            return None
+        used = np.flatnonzero((teachers.weight_CT > 0).any(0))
+        part = next(iter(self._owned_by_clusters()))
+        self.link.send("down", "evaluate", {part: trees.select(teachers.bank, used)}, receivers)
+        return replace(teachers, weight_CT=teachers.weight_CT[chosen], share_C=teachers.share_C[chosen])
 
     def _owned_by_clusters(self) -> frozenset[str]:
         parts = self.experiment.method.personalization.parts

@@ -10,6 +10,7 @@ import torch
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Query, Split, Statistic
+from fedbac.core.requests import Teachers
 from fedbac.core.settings import FloatArray, IntArray
 
 
@@ -57,6 +58,10 @@ class TrainOrder:
     """What the cloud wants to know of the site's model, once its clients have trained."""
     statistics: frozenset[Statistic] = frozenset()
     """What clients tell of their training, besides their loss."""
+    teachers: Teachers | None = None
+    """Who teaches each of the site's clients, if anybody."""
+    links: Mapping[str, Parts] = field(default_factory=dict)
+    """What the site's links to its clients remember, where they compress."""
     wants_updates: bool = False
     """Whether the site passes on what each client changed in the parts that clusters own."""
 
@@ -82,6 +87,8 @@ class TrainReport:
     """As wanted; NaN where nobody trained."""
     updates: Parts = field(default_factory=dict)
     """As wanted: stacked, a row for each client whose loss is finite."""
+    links: Mapping[str, Parts] = field(default_factory=dict)
+    """What the links remember now."""
     seconds: float | None = None
     """How long the site would have taken, where the task has a world."""
     dropped: tuple[int, ...] = ()

@@ -1,0 +1,57 @@
+"""What the links of a site remember between rounds: what receivers have, and what was left out of the last update."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.codecs import Links, nothing_left
+from fedbac.core.links import Link
+from fedbac.core.parts import Parts, Personalization
+from fedbac.rounds.holdings import Holding
+from fedbac.rounds.orders import Site
+
+Memory = dict[str, Parts]
+"""By the name of a link that compresses; rows are owners, or clients for what clients have left."""
+
+
+def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site) -> Memory:
+    """Return what the links of a site remember before the first round: everybody has the initial networks."""
+    memory: Memory = {}
+    for name in links.active:
+        tier, _, direction = name.partition("_")
+        passing = Link("client" if tier == "client" else "cloud", scheme).passing
+        mine = {part: stack for part, stack in parts.items() if part in passing}
+        if name == "client_up":
+            each = np.zeros(len(site.clients), dtype=np.int64)
+            mine = {part: trees.select(stack, each) for part, stack in mine.items()}
+        memory[name] = mine if direction == "down" else nothing_left(mine)
+    return memory
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The memory of a site's links during a round: only the rows that the site holds."""
+
+    whole: Memory
+    held: Mapping[str, Holding]
+
+    def of(self, name: str) -> Parts:
+        """Return what a link remembers of the rows that are held; nothing if it does not compress."""
+        found = self.whole.get(name, {})
+        if name == "client_up":
+            return found
+        return {part: trees.select(stack, self.held[part].owner_R) for part, stack in found.items()}
+
+    def with_(self, changed: Mapping[str, Parts]) -> Memory:
+        """Return the memory after the round."""
+        after = dict(self.whole)
+        for name, parts in changed.items():
+            if name not in after:
+                continue
+            after[name] = {
+                part: parts[part] if name == "client_up" else trees.put(stack, self.held[part].owner_R, parts[part])
+                for part, stack in after[name].items()
+            }
+        return after
