@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
+from fedbac.config.plugins import plugins
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, unknown
 
@@ -67,6 +68,8 @@ class Choice:
         if "kind" not in value:
             return inner(value)
         kind = value["kind"]
+        if isinstance(kind, str) and kind not in self.kinds:
+            plugins()  # a package may register it
         if not isinstance(kind, str) or kind not in self.kinds:
             text = f"{unknown('kind', kind, self.kinds)}; a class of your own must be registered first, in Python"
             raise PydanticCustomError("unknown_kind", "{text}", {"text": text})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.experiment import Method, Task
+from fedbac.config.plugins import plugins
 from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
@@ -153,8 +154,17 @@ METHODS: dict[str, Preset] = {
 }
 
 
+def known() -> dict[str, Preset]:
+    """Return all presets: ours, and those of other packages."""
+    return {**plugins(), **METHODS}
+
+
 def method(name: str, task: Task) -> Method:
     """Return a preset by name."""
-    if name not in METHODS:
-        raise ConfigError(unknown("method", name, METHODS))
-    return METHODS[name](task)
+    presets = METHODS if name in METHODS else known()
+    if name not in presets:
+        raise ConfigError(unknown("method", name, presets))
+    found = presets[name](task)
+    if not isinstance(found, Method):
+        raise ConfigError(f"method {name!r}: its preset must return a Method, not a {type(found).__name__}")
+    return found

@@ -1,0 +1,96 @@
+"""The paper's Table I, from the rows of choices: what each column says of a method."""
+
+from typing import NamedTuple
+
+from fedbac.config.experiment import Method
+from fedbac.core.parts import judged_parts
+
+NO = "✗"
+YES = "✓"
+CLUSTERING = {
+    "fixed": NO,
+    "lowest_loss": "Loss-based",
+    "cosine_splits": "Gradient-based",
+    "agglomerative": "Hierarchical",
+    "kmeans": "K-Means++",
+    "gaussian_rewards": "Gaussian-weighted",
+    "linucb": "LinUCB",
+    "merging": "Merging",
+}
+SELECTION = {
+    "random": "Random",
+    "thompson": "Thompson Sampling",
+    "credit_thompson": "Thompson Sampling, credit",
+    "power_of_choice": "Power-of-choice",
+    "oort": "Utility-based",
+    "cs_ucb": "MAB",
+    "ucb_cs": "MAB",
+    "cocs": "CC-MAB",
+    "contextual": "Contextual bandit",
+    "resource_score": "Resource-aware",
+}
+SHARING = {
+    "distill": "Distillation",
+    "distill_adaptive": "Distillation",
+    "leave_one_out": "Blend",
+    "blend": "Blend",
+    "similar": "Blend",
+    "towards_mean": "Blend",
+    "once_overfitted": "Blend",
+    "mean_then_apart": "Full, then none",
+}
+"""How our kinds are called in the paper's words; kinds of the user's go by their own names."""
+
+
+class Row(NamedTuple):
+    """A method's cells."""
+
+    architecture: str
+    clustering: str
+    selection: str
+    adaptive: str
+    sharing: str
+    personalization: str
+
+
+def row(method: Method) -> Row:
+    """Return the cells of a method."""
+    return Row(
+        architecture=f"{method.topology.tiers}-tier",
+        clustering=CLUSTERING.get(method.clustering.kind, method.clustering.kind),
+        selection=SELECTION.get(method.selection.kind, method.selection.kind),
+        adaptive=YES if method.adaptive else NO,
+        sharing=_sharing(method),
+        personalization=_personalization(method),
+    )
+
+
+def _sharing(method: Method) -> str:
+    """What members have in common: by the sharing policy, or by the parts that belong to the cloud."""
+    if method.sharing.active:
+        return SHARING.get(method.sharing.kind, method.sharing.kind)
+    scheme = method.personalization
+    judged = judged_parts(scheme)
+    common = [part for part, spec in scheme.parts.items() if spec.scope == "cloud"]
+    if not common:
+        return "None"
+    if not set(common) & set(judged):
+        return "Regularization"
+    if all(scheme.parts[part].scope == "cloud" for part in judged):
+        return "Full"
+    if any(scheme.parts[part].layers != slice(None) for part in common):
+        return "Shared layers"
+    return "Full (additive)"
+
+
+def _personalization(method: Method) -> str:
+    """Whose model it is: that of the smallest group that owns a part of it."""
+    scopes = {method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
+    if "client" in scopes:
+        return "Client"
+    if "edge" in scopes:
+        return "Edge"
+    if "cluster" not in scopes:
+        return NO
+    alone = method.clustering.kind == "fixed" and method.clustering.clusters(2) == 2
+    return "Cluster" if not alone else method.unit.capitalize()

@@ -1,0 +1,70 @@
+"""Methods of other packages: found by their entry points, listed, run; broken ones harm nobody."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedbac import METHODS, SELECTION, configure
+from fedbac.config.plugins import plugins
+from fedbac.errors import ConfigError
+from fedbac.presets.methods import known
+
+MODULE = """
+from typing import Literal
+from fedbac import Method, Random, SELECTION
+
+class Everybody(Random):
+    kind: Literal["everybody"] = "everybody"
+
+SELECTION.register(Everybody)
+
+def mine(task):
+    return Method(name="mine", selection=Everybody())
+
+def wrong(task):
+    return "no method"
+"""
+ENTRIES = """[fedbac.methods]
+mine = strangers_methods:mine
+wrong = strangers_methods:wrong
+broken = strangers_methods:missing
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install a package of somebody else's for a while."""
+    (tmp_path / "strangers_methods.py").write_text(MODULE)
+    metadata = tmp_path / "strangers_methods-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers-methods\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.cache_clear()
+    yield
+    plugins.cache_clear()
+    SELECTION.kinds.pop("everybody", None)
+    sys.modules.pop("strangers_methods", None)
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_method_of_another_package_is_a_method(caplog: pytest.LogCaptureFixture) -> None:
+    assert set(known()) == {*METHODS, "mine", "wrong"}
+    assert "method 'broken' of strangers_methods:missing cannot be loaded" in caplog.text
+    assert configure("mine", "demo").method.selection.kind == "everybody"
+    with pytest.raises(ConfigError, match="method 'wrong': its preset must return a Method, not a str"):
+        configure("wrong", "demo")
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_kind_of_another_package_is_found_when_a_setting_names_it() -> None:
+    assert configure("hierfavg", "demo", settings=["method.selection.kind=everybody"]).method.selection.fraction == 1
+
+
+def test_without_packages_there_are_our_methods() -> None:
+    plugins.cache_clear()
+    assert set(known()) == set(METHODS)
+    with pytest.raises(ConfigError, match="everybody"):
+        configure("hierfavg", "demo", settings=["method.selection.kind=everybody"])
