@@ -19,6 +19,7 @@ from fedbac.rounds.cloud import rounds, start
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
 from tests.engines.test_ray import timeless
+from tests.processes import LINUX, descendants
 from tests.store import worker
 
 pytestmark = [
@@ -89,23 +90,10 @@ def listening(pids: set[int]) -> dict[str, set[int]]:
     return found
 
 
-def descendants(pid: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux says who listens where")
+@LINUX
 def test_ray_listens_on_the_loopback_address_alone(here: Any) -> None:
     assert here.get(here.remote(lambda: 1).remote()), "a worker is there"
-    found = listening(descendants(os.getpid()))
+    found = listening({os.getpid()} | descendants(os.getpid()))
     assert len(set().union(*found.values())) > 3, "the head, the node, a worker and this process"
     for address in found:
         ip = ip_address(address)
