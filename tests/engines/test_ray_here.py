@@ -106,12 +106,12 @@ def test_where_ray_listens_to_all_it_is_said(
     here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A Ray that knows another way to choose its address, say."""
-    from fedbac.engines import ray as engine
+    from fedbac.engines.ray import join
 
     for node, warned in (("127.0.0.1", False), ("192.0.2.2", True)):
-        monkeypatch.setattr(engine.ray, "is_initialized", lambda: False)
-        monkeypatch.setattr(engine.ray, "init", lambda **_: None)
-        monkeypatch.setattr(engine.ray.util, "get_node_ip_address", lambda node=node: node)
+        monkeypatch.setattr(here, "is_initialized", lambda: False)
+        monkeypatch.setattr(here, "init", lambda **_: None)
+        monkeypatch.setattr(here.util, "get_node_ip_address", lambda node=node: node)
         with caplog.at_level(logging.WARNING, "fedbac"):
-            engine.join(HERE)
+            join(HERE)
         assert ("listens on all networks" in caplog.text) == warned

@@ -1,6 +1,7 @@
 """Processes that tests look at and kill, as Linux tells of them."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,15 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def commands(pids: set[int]) -> dict[int, bytes]:
+    """Return the command lines of those processes that are still there."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            found[pid] = Path("/proc", str(pid), "cmdline").read_bytes()
+    return found
+
+
 def workers(pid: int = os.getpid()) -> set[int]:
     """Return the worker processes among the descendants of a process."""
-    found = set()
-    for child in descendants(pid):
-        try:
-            words = Path("/proc", str(child), "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"LokyProcess" in words:
-            found.add(child)
-    return found
+    return {child for child, words in commands(descendants(pid)).items() if b"LokyProcess" in words}

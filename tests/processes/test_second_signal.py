@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from ctypes import c_int32
 from pathlib import Path
 
@@ -23,17 +24,28 @@ LONG = [
 """One round of 2·10¹³ operations: many minutes on any core."""
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a command in a group of processes of its own, as a terminal does."""
-    return subprocess.Popen(
-        [*COMMAND, *words, *LONG, "--out", "a"],
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    started = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*COMMAND, *words, *LONG, "--out", "a"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()  # where the test failed
+        process.communicate()
 
 
 @NO_KERNEL
-def test_it_stops_within_the_kernel(tmp_path: Path) -> None:
-    process = start(tmp_path, "run", "hierfavg", "--workers", "2")
+def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = start("run", "hierfavg", "--workers", "2")
     config = tmp_path / "a" / "config.yaml"
     while not (config.exists() and "trainer: native" in config.read_text()):
         assert process.poll() is None
@@ -56,8 +68,10 @@ def test_it_stops_within_the_kernel(tmp_path: Path) -> None:
     [["run", "hierfavg", "--trainer", "torch", "--workers", "2"], ["sweep", "hierfavg", "--jobs", "2", "--seed", "1"]],
     ids=["run", "sweep"],
 )
-def test_workers_that_are_still_starting_do_not_die_of_it(words: list[str], tmp_path: Path) -> None:
-    process = start(tmp_path, *words)
+def test_workers_that_are_still_starting_do_not_die_of_it(
+    words: list[str], start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = start(*words)
     while not workers(process.pid):
         assert process.poll() is None
         time.sleep(0.01)
