@@ -33,6 +33,7 @@ ALLOWED_ONLY_IN = {
     "matplotlib": {"report", "fedbac_paper"},
     "typer": {"cli", "fedbac_paper"},
     "loky": {"local", "runs"},
+    "cloudpickle": {"local"},
     "pooch": {"data"},
     "ray": {"engines"},
 }
@@ -143,7 +144,7 @@ def test_heavy_libraries_are_imported_in_one_place(library: str) -> None:
 
 
 def test_importing_the_library_stays_light() -> None:
-    heavy = ["matplotlib", "loky", "typer", "rich", "pooch", "sklearn", "ray", "fedbac_paper"]
+    heavy = ["matplotlib", "loky", "cloudpickle", "typer", "rich", "pooch", "sklearn", "ray", "fedbac_paper"]
     code = f"import sys, fedbac; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

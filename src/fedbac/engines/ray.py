@@ -4,11 +4,13 @@ An actor holds its clients' data and nothing else; networks and reports travel. 
 needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
 """
 
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +26,14 @@ from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Site, Train
 
 try:
     import ray
+    from ray._private import ray_constants
     from ray.exceptions import RayError
 except ImportError as error:
     raise ConfigError(
         "runtime.engine: 'ray' needs the package ray, which is not installed; pip install 'fedbac[ray]'"
     ) from error
+
+log = logging.getLogger("fedbac")
 
 
 def join(runtime: Runtime) -> bool:
@@ -36,13 +41,33 @@ def join(runtime: Runtime) -> bool:
     if ray.is_initialized():
         return False
     try:
-        # Without an address Ray would join any cluster it finds on this machine.
-        ray.init(
-            address=runtime.address or "local", log_to_driver=False, configure_logging=False, include_dashboard=False
-        )
+        with nullcontext() if runtime.address else _on_loopback():
+            # Without an address Ray would join any cluster it finds on this machine.
+            ray.init(
+                address=runtime.address or "local",
+                log_to_driver=False,
+                configure_logging=False,
+                include_dashboard=False,
+            )
     except (ConnectionError, RayError, ValueError) as error:
         raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+    if not runtime.address and not ip_address(ray.util.get_node_ip_address()).is_loopback:
+        log.warning("Ray listens on all networks of this machine; see docs/scale.md for how to keep strangers out.")
     return True
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray listen on this machine's loopback address alone, as it does by itself where it forms no clusters.
+
+    There is no argument for it: Ray replaces a loopback address that it is given by one that others can reach.
+    """
+    before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 class RemoteTask:
@@ -89,9 +114,9 @@ class EdgeActor:
 
     def __init__(
         self,
+        examples: Examples,
         experiment: Experiment,
         sites: Sequence[Site],
-        examples: Examples,
         network: nn.Module,
         runtime: Runtime,
     ) -> None:
@@ -133,11 +158,10 @@ class RayEdges:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         share = _share(len(federation.sites), runtime)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
-        examples, network = federation.examples, federation.network
-        self.actors = [
-            remote.remote(experiment, federation.sites, examples.of_edge(site.index), network, one_core)
-            for site in federation.sites
-        ]
+        # Ray forgets what an actor was made of once nobody refers to it, and could then not make it again.
+        self.common = [ray.put(value) for value in (experiment, federation.sites, federation.network, one_core)]
+        self.examples = [ray.put(federation.examples.of_edge(site.index)) for site in federation.sites]
+        self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
         self.path = self.places()[0].path
 
     def places(self) -> list[Place]:

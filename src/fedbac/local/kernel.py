@@ -15,6 +15,7 @@ from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Losses
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.stages import Stage, places, span, stages_of
+from fedbac.native.interruptible import interruptible
 
 
 class NativeTrainer:
@@ -76,28 +77,32 @@ class NativeTrainer:
         if stage.anchors:
             nothing = np.full(rate_J.size, -1)
             anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
-        done = native.train(
-            self.layers,
-            self.images["train"],
-            table_TD.numpy(),
-            start_JP,
-            visits,
-            native.Sgd(
-                batch_size=training.batch_size,
-                learning_rate=rate_J,
-                momentum=training.momentum,
-                weight_decay=[s.decay for s in spans],
-                l2=[s.penalty for s in spans],
-                max_norm=training.clip_norm or 0.0,
-                clip_per_part=training.clip_scope == "per_network",
-                moving=[s.weights for s in spans],
-                drop_last=training.drop_last,
-            ),
-            anchors_AD=None if anchor_JP is None else fleet.table_TD.numpy(),
-            anchor_JP=anchor_JP,
-            velocity_JPD=None if velocity_JPD is None else velocity_JPD.numpy(),
-            return_velocity=goes_on,
-            num_threads=self.threads,
+        sgd = native.Sgd(
+            batch_size=training.batch_size,
+            learning_rate=rate_J,
+            momentum=training.momentum,
+            weight_decay=[s.decay for s in spans],
+            l2=[s.penalty for s in spans],
+            max_norm=training.clip_norm or 0.0,
+            clip_per_part=training.clip_scope == "per_network",
+            moving=[s.weights for s in spans],
+            drop_last=training.drop_last,
+        )
+        done = interruptible(
+            lambda stop: native.train(
+                self.layers,
+                self.images["train"],
+                table_TD.numpy(),
+                start_JP,
+                visits,
+                sgd,
+                anchors_AD=None if anchor_JP is None else fleet.table_TD.numpy(),
+                anchor_JP=anchor_JP,
+                velocity_JPD=None if velocity_JPD is None else velocity_JPD.numpy(),
+                return_velocity=goes_on,
+                num_threads=self.threads,
+                stop=stop,
+            )
         )
         after = None if done.velocity_JPD is None else torch.from_numpy(done.velocity_JPD)
         shared = {copy: places(copy.names, self.like) for copy in stage.copies}
@@ -125,14 +130,17 @@ class NativeTrainer:
             asked.append((cells(request) + np.array([num_models, len(groups)]), mine))
             num_models += len(models[-1])
             groups += mine
-        found = native.evaluate(
-            self.layers,
-            self.images["test" if requests[0].split == "test" else "train"],
-            table.stacked().numpy(),
-            np.concatenate(models),
-            groups,
-            np.concatenate([pairs.reshape(-1, 2) for pairs, _ in asked]),
-            num_threads=self.threads,
+        found = interruptible(
+            lambda stop: native.evaluate(
+                self.layers,
+                self.images["test" if requests[0].split == "test" else "train"],
+                table.stacked().numpy(),
+                np.concatenate(models),
+                groups,
+                np.concatenate([pairs.reshape(-1, 2) for pairs, _ in asked]),
+                num_threads=self.threads,
+                stop=stop,
+            )
         )
         begin = 0
         for pairs, mine in asked:

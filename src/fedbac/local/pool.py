@@ -1,31 +1,38 @@
 """The loop trainer in one single-threaded process per core."""
 
-import signal
-from collections.abc import Sequence
+import logging
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedbac.core import trees
+from fedbac.core import signals, trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.errors import EngineError
 from fedbac.local.examples import Examples
 from fedbac.local.loop import Learned, LoopTrainer, gather
+from fedbac.local.processes import RESTARTS, start_pool
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
 
 _worker: LoopTrainer
 
+log = logging.getLogger("fedbac")
 
-def _begin(network: nn.Module, scheme: Personalization, examples: Examples) -> None:
+
+def _begin(parcel: str) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it saves first
     torch.set_num_threads(1)
-    _worker = LoopTrainer(network, scheme, examples)
+    with open(parcel, "rb") as file:
+        _worker = LoopTrainer(*pickle.load(file))
 
 
 def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, Packed | None, Learned]:
@@ -47,19 +54,20 @@ class PoolTrainer:
     device = torch.device("cpu")
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, workers: int) -> None:
-        from loky import ProcessPoolExecutor  # starts slowly and is needed only here
-
         self.examples = examples
         self.anatomy = Anatomy(scheme, network)
-        self.pool: Any = ProcessPoolExecutor(
-            max_workers=workers, initializer=_begin, initargs=(network, scheme, examples), timeout=60
-        )
+        self.workers = workers
+        self.folder = TemporaryDirectory(prefix="fedbac-")
+        self.parcel = Path(self.folder.name, "parcel")
+        """What every worker needs, put down once and read by each as it begins."""
+        _put_down(self.parcel, (network, scheme, examples))
+        self.pool = self._start()
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, largest first so that no worker is left with a long one at the end."""
         jobs = [(r, c) for r, request in enumerate(requests) for c in range(len(request.clients))]
         jobs.sort(key=lambda job: -self.examples.shards.train[requests[job[0]].clients[job[1]]].size)
-        futures = {}
+        calls = []
         for r, c in jobs:
             request = requests[r]
             one = request.part(slice(c, c + 1))
@@ -67,30 +75,72 @@ class PoolTrainer:
             momentum = None if one.momentum is None else _pack(one.momentum)
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
             light = replace(one, bank={}, row_C=first, momentum=None, teachers=_own(one.teachers))
-            futures[r, c] = self.pool.submit(_train, light, _pack(bank), momentum)
+            calls.append((light, _pack(bank), momentum))
+        done = dict(zip(jobs, self._spread(_train, calls), strict=True))
         out = []
         for r, request in enumerate(requests):
             outcomes = []
             for c in range(len(request.clients)):
-                parts, after, rest = futures[r, c].result()
+                parts, after, rest = done[r, c]
                 outcomes.append(rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None))
             out.append(gather(outcomes))
         return out
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests."""
-        futures = []
+        calls = []
         for request in requests:
             bank, row_V = {}, {}
             for part in (part for network in self.anatomy.judged for part in self.anatomy.parts[network]):
                 used, row_V[part] = np.unique(request.row_V[part], return_inverse=True)
                 bank[part] = trees.select(request.bank[part], used)
-            futures.append(self.pool.submit(_evaluate, replace(request, bank={}, row_V=row_V), _pack(bank)))
-        return [future.result() for future in futures]
+            calls.append((replace(request, bank={}, row_V=row_V), _pack(bank)))
+        return self._spread(_evaluate, calls)
 
     def close(self) -> None:
         """Stop the workers."""
         self.pool.shutdown(wait=True, kill_workers=True)
+        self.folder.cleanup()
+
+    def _start(self) -> Any:
+        return start_pool(self.workers, _begin, str(self.parcel), litter=self.parcel.parent)
+
+    def _spread(self, work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return what ``work`` returns for each call; what dies with a worker is done again by new ones.
+
+        A call carries all it needs, so that the same comes out.
+        """
+        from loky.process_executor import TerminatedWorkerError
+
+        done: dict[int, Any] = {}
+        for _ in range(1 + RESTARTS):
+            try:
+                with signals.held():
+                    waiting = {i: self.pool.submit(work, *call) for i, call in enumerate(calls) if i not in done}
+                while waiting:
+                    i = next(iter(waiting))
+                    done[i] = waiting.pop(i).result()
+                return [done[i] for i in range(len(calls))]
+            except TerminatedWorkerError:
+                log.warning("A worker process died; what it was doing is done again.")
+                self.pool.shutdown(wait=True, kill_workers=True)
+                self.pool = self._start()
+        raise EngineError(
+            f"worker processes died {1 + RESTARTS} times over the same work; if they were killed for lack of memory, "
+            "use fewer of them (--workers) or a smaller budget (--memory)"
+        )
+
+
+def _put_down(file: Path, parcel: Any) -> None:
+    from cloudpickle import dumps  # a network may be of a class that only the user's script knows
+
+    try:
+        file.write_bytes(dumps(parcel))
+    except OSError as error:
+        raise EngineError(
+            f"{file.parent}: the data for worker processes cannot be written ({error.strerror}); make room, choose "
+            "another folder by TMPDIR, or use one process (--workers 1)"
+        ) from error
 
 
 def _own(teachers: Teachers | None) -> Teachers | None:

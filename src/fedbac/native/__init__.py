@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, pointer
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -182,10 +182,12 @@ def train(
     return_velocity: bool = False,
     num_threads: int = 1,
     instruction_set: str | None = None,
+    stop: c_int32 | None = None,
 ) -> Outcome:
     """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs.
 
     ``anchor_JP`` names the rows of ``anchors_AD`` to which ``l2`` pulls; it pulls to zero where that is negative.
+    Another thread may set ``stop`` to end the work early, by an InterruptedError.
     """
     start = np.ascontiguousarray(start_JP, np.int64)
     num_jobs, num_parts = start.shape
@@ -238,7 +240,7 @@ def train(
         clip_per_part=sgd.clip_per_part, velocity_in=_pointer(velocity_in, c_float),
         velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
         loss=_pointer(loss, c_double), square=_pointer(square, c_double), epoch_loss=_pointer(epoch_loss, c_double),
-        max_epochs=max_epochs, finite=_pointer(finite, c_uint8),
+        max_epochs=max_epochs, finite=_pointer(finite, c_uint8), stop=None if stop is None else pointer(stop),
     )  # fmt: skip
     kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_train(byref(call)), num_parts)
@@ -256,8 +258,12 @@ def evaluate(
     *,
     num_threads: int = 1,
     instruction_set: str | None = None,
+    stop: c_int32 | None = None,
 ) -> Evaluated:
-    """Measure each (model, group) row of ``pairs``; a network shared by several models runs once on a group."""
+    """Measure each (model, group) row of ``pairs``; a network shared by several models runs once on a group.
+
+    Another thread may set ``stop``, as of ``train``.
+    """
     models = np.ascontiguousarray(models_VP, np.int64)
     networks = _networks(layers, networks_TD)
     _check_range("models_VP", models, len(networks))
@@ -279,6 +285,7 @@ def evaluate(
         models=_pointer(models, c_int64), num_groups=len(groups), examples=_pointer(examples, c_int32),
         group_begin=_pointer(begin, c_int64), num_pairs=len(pairs), pair_model=_pointer(pair_model, c_int64),
         pair_group=_pointer(pair_group, c_int64), loss=_pointer(loss, c_double), correct=_pointer(correct, c_int64),
+        stop=None if stop is None else pointer(stop),
     )  # fmt: skip
     kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_evaluate(byref(call)), models.shape[1])
@@ -326,6 +333,8 @@ def _raise_for(status: int, num_parts: int) -> None:
         raise ValueError(f"a model is the sum of 1 to 16 networks, not {num_parts}")
     if status == 3:
         raise MemoryError("not enough memory for the kernel's workspaces; use fewer threads")
+    if status == 4:
+        raise InterruptedError("the kernel was told to stop")
 
 
 def _pointer(array: NDArray[Any] | None, kind: Any) -> Any:

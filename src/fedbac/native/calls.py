@@ -24,7 +24,7 @@ class TrainCall(Structure):
         ("max_norm", c_float), ("clip_per_part", c_int32), ("velocity_in", POINTER(c_float)),
         ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)), ("loss", POINTER(c_double)),
         ("square", POINTER(c_double)), ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64),
-        ("finite", POINTER(c_uint8)),
+        ("finite", POINTER(c_uint8)), ("stop", POINTER(c_int32)),
     ]  # fmt: skip
 
 
@@ -36,6 +36,5 @@ class EvaluateCall(Structure):
         ("images", ImagesArgument), ("networks", POINTER(c_float)), ("models", POINTER(c_int64)),
         ("num_groups", c_int64), ("examples", POINTER(c_int32)), ("group_begin", POINTER(c_int64)),
         ("num_pairs", c_int64), ("pair_model", POINTER(c_int64)), ("pair_group", POINTER(c_int64)),
-        ("loss", POINTER(c_double)),
-        ("correct", POINTER(c_int64)),
+        ("loss", POINTER(c_double)), ("correct", POINTER(c_int64)), ("stop", POINTER(c_int32)),
     ]  # fmt: skip

@@ -66,7 +66,7 @@ namespace base {
 
 namespace {
 
-enum Status { ok = 0, bad_shape = 1, no_instruction_set = 2, out_of_memory = 3 };
+enum Status { ok = 0, bad_shape = 1, no_instruction_set = 2, out_of_memory = 3, ended_early = 4 };
 
 const InstructionSet instruction_sets[] = {
 #if defined(__x86_64__)
@@ -228,7 +228,7 @@ void run(const std::vector<index>& items, int num_threads, const Layout& layout,
   for (std::thread& thread : threads) thread.join();
 }
 
-int train(const fedbac_train_call& call, const InstructionSet& set, const Network& network) {
+void train(const fedbac_train_call& call, const InstructionSet& set, const Network& network) {
   const bool staging = call.crop || call.flip;
   const Layout layout = make_layout(network, set.lanes, call.num_parts, true, staging, 0);
   std::vector<index> jobs(static_cast<std::size_t>(call.num_jobs));
@@ -238,7 +238,6 @@ int train(const fedbac_train_call& call, const InstructionSet& set, const Networ
     return call.num_examples[a] * call.num_epochs[a] > call.num_examples[b] * call.num_epochs[b];
   });
   run(jobs, call.num_threads, layout, [&](index job, float* workspace) { set.train(call, network, layout, workspace, job); });
-  return ok;
 }
 
 // A group's models, as rows of a table of the distinct networks they are made of.
@@ -248,7 +247,7 @@ struct Group {
   std::vector<std::int32_t> slots;
 };
 
-int evaluate(const fedbac_evaluate_call& call, const InstructionSet& set, const Network& network) {
+void evaluate(const fedbac_evaluate_call& call, const InstructionSet& set, const Network& network) {
   std::vector<Group> groups(static_cast<std::size_t>(call.num_groups));
   for (index pair = 0; pair < call.num_pairs; pair++) groups[std::size_t(call.pair_group[pair])].pairs.push_back(pair);
   std::size_t most_networks = 0;
@@ -310,17 +309,17 @@ int evaluate(const fedbac_evaluate_call& call, const InstructionSet& set, const 
       call.correct[pairs[i]] += segments[s].correct[i];
     }
   }
-  return ok;
 }
 
 // No exception may cross the C interface.
 template <class Call>
-int enter(const Call& call, int (*work)(const Call&, const InstructionSet&, const Network&)) {
+int enter(const Call& call, void (*work)(const Call&, const InstructionSet&, const Network&)) {
   Network network;
   if (!describe(call.shape, network) || call.num_parts < 1 || call.num_parts > max_parts) return bad_shape;
   if (!supported(call.instruction_set)) return no_instruction_set;
   try {
-    return work(call, instruction_sets[call.instruction_set], network);
+    work(call, instruction_sets[call.instruction_set], network);
+    return stopped(call.stop) ? ended_early : ok;
   } catch (const std::bad_alloc&) {
     return out_of_memory;
   }

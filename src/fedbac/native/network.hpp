@@ -88,6 +88,7 @@ struct fedbac_train_call {
   double* epoch_loss;        // [J, max_epochs]; entries past a job's epochs are left alone
   std::int64_t max_epochs;
   std::uint8_t* finite;      // [J]
+  const std::int32_t* stop;  // null, or a number that another thread makes other than 0 to end the call early
 };
 
 struct fedbac_evaluate_call {
@@ -104,10 +105,14 @@ struct fedbac_evaluate_call {
   const std::int64_t* pair_model;  // [pairs]
   const std::int64_t* pair_group;  // [pairs]
 
-  double* loss;           // [pairs] summed cross-entropy
-  std::int64_t* correct;  // [pairs]
+  double* loss;              // [pairs] summed cross-entropy
+  std::int64_t* correct;     // [pairs]
+  const std::int32_t* stop;  // as above
 };
 }
+
+// Whether a call is to end early: what it has written by then means nothing.
+inline bool stopped(const std::int32_t* stop) { return stop && __atomic_load_n(stop, __ATOMIC_RELAXED); }
 
 // Offsets, in floats, of the buffers in one thread's workspace.
 //

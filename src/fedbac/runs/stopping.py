@@ -2,11 +2,10 @@
 
 import logging
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from fedbac.core.signals import handled_by
 
 log = logging.getLogger("fedbac")
 
@@ -23,12 +22,12 @@ class Stop:
 
         def handle(number: int, frame: object) -> None:
             self.wanted = True
-            log.warning("Stopping once this round is saved. Press Ctrl-C again to stop at once.")
-            restore()
+            restore()  # before it is said, so that the next signal, however soon, is the second
             if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells start background jobs
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+            log.warning("Stopping once this round is saved. Press Ctrl-C again to stop at once.")
 
-        with _handled_by(handle) as restore:
+        with handled_by(handle) as restore:
             yield
 
 
@@ -43,29 +42,5 @@ def interrupting() -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         raise Interrupted
 
-    with _handled_by(handle):
+    with handled_by(handle):
         yield
-
-
-def leave_signals_to_the_parent() -> None:
-    """Ignore signals in a worker: a terminal sends Ctrl-C to all processes, and the parent tells workers to stop."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def _handled_by(handle: Callable[[int, object], None]) -> Iterator[Callable[[], None]]:
-    """Handle signals; yield a function that puts back what was before, as the end does."""
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
-        yield lambda: None
-        return
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    try:
-        yield restore
-    finally:
-        restore()

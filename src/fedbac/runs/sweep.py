@@ -18,8 +18,9 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
 from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.crew import Crew
 from fedbac.runs.play import play_folder
-from fedbac.runs.stopping import Stop, leave_signals_to_the_parent
+from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail, differences
 
 POLL_SECONDS = 0.2
@@ -229,13 +230,11 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
         with tasks(runtime, run_folder) as submit:
             yield submit
         return
-    from loky import ProcessPoolExecutor
-
-    pool = ProcessPoolExecutor(max_workers=jobs, timeout=60, initializer=leave_signals_to_the_parent)
+    crew = Crew(jobs)
     try:
-        yield lambda *words: pool.submit(run_folder, *words)
+        yield lambda *words: crew.submit(run_folder, *words)
     finally:
-        pool.shutdown(wait=True, kill_workers=True)  # a killed run resumes from its last round
+        crew.close()  # a killed run resumes from its last round
 
 
 # ------------------------------------------------------------------------------------------------ collecting

@@ -1,0 +1,117 @@
+"""Ray on this machine alone: an actor that is killed is made again, and nobody else can reach it."""
+
+import logging
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Iterator
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac.config.experiment import Runtime
+from fedbac.data import toy
+from fedbac.federation import assemble
+from fedbac.rounds.cloud import rounds, start
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import finish, play
+from tests.engines.test_ray import timeless
+from tests.processes import LINUX, descendants
+from tests.store import worker
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+HERE = Runtime(engine="ray", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Any]:
+    """Ray as a run without an address starts it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from fedbac.engines.ray import join
+
+        assert join(HERE)
+        import ray
+
+        yield ray
+        ray.shutdown()
+
+
+def test_an_actor_with_much_data_is_made_again(here: Any) -> None:
+    """What an actor is made of does not fit into a message, so that Ray drops it unless somebody holds it."""
+    from fedbac.engines.ray import RayEdges
+
+    inputs = Inputs(dataset=toy(size=28, train=6000))
+    settings = ["task.num_edges=2", "task.training.epochs=1", "task.network={kind: mlp, hidden: [64]}"]
+    experiment = configure("hierfavg", worker.TASK, num_rounds=3, settings=settings, inputs=inputs)
+    alone = finish(play(experiment, inputs=inputs, runtime=Runtime(workers=1, device="cpu")))
+    federation = assemble(experiment, dataset=inputs.dataset)
+    edges = RayEdges(experiment, federation, HERE)
+    steps = rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites))
+    records = [next(steps)[0]]
+    before = edges.places()
+    os.kill(before[0].pid, signal.SIGKILL)
+    records += [record for record, _ in steps]
+    after = edges.places()
+    edges.close()
+    assert timeless(records) == timeless(alone.records)
+    assert [old.pid == new.pid for old, new in zip(before, after, strict=True)] == [False, True]
+
+
+def listening(pids: set[int]) -> dict[str, set[int]]:
+    """Return the addresses on which processes listen, as Linux knows them."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                raw = bytes.fromhex(words[1].partition(":")[0])
+                address = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))  # words of the machine's order
+                family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+                sockets[f"socket:[{words[9]}]"] = socket.inet_ntop(family, address)
+    found: dict[str, set[int]] = {}
+    for pid in pids:
+        for file in Path("/proc", str(pid), "fd").iterdir():
+            try:
+                target = os.readlink(file)
+            except OSError:  # closed meanwhile
+                continue
+            if target in sockets:
+                found.setdefault(sockets[target], set()).add(pid)
+    return found
+
+
+@LINUX
+def test_ray_listens_on_the_loopback_address_alone(here: Any) -> None:
+    assert here.get(here.remote(lambda: 1).remote()), "a worker is there"
+    found = listening({os.getpid()} | descendants(os.getpid()))
+    assert len(set().union(*found.values())) > 3, "the head, the node, a worker and this process"
+    for address in found:
+        ip = ip_address(address)
+        if isinstance(ip, IPv6Address) and ip.ipv4_mapped:
+            ip = ip.ipv4_mapped
+        assert ip.is_loopback, f"{found[address]} listen on {address}"
+
+
+def test_where_ray_listens_to_all_it_is_said(
+    here: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Ray that knows another way to choose its address, say."""
+    from fedbac.engines.ray import join
+
+    for node, warned in (("127.0.0.1", False), ("192.0.2.2", True)):
+        monkeypatch.setattr(here, "is_initialized", lambda: False)
+        monkeypatch.setattr(here, "init", lambda **_: None)
+        monkeypatch.setattr(here.util, "get_node_ip_address", lambda node=node: node)
+        with caplog.at_level(logging.WARNING, "fedbac"):
+            join(HERE)
+        assert ("listens on all networks" in caplog.text) == warned
