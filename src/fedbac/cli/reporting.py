@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fedbac.cli.terminal import out
 from fedbac.errors import ConfigError
+from fedbac.files import write_whole
 from fedbac.runs import sweep
-from fedbac.runs.files import write_whole
 from fedbac.runs.store import Run, RunFolder
 
 WIDE = 125

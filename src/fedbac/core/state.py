@@ -55,11 +55,15 @@ def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
-    """Return the tree whose arrays these are; the template says what there must be, and where tensors belong."""
+    """Return the tree whose arrays these are; the template says what there must be, and where tensors belong.
+
+    A KeyError names one that is missing, a ValueError one of another shape or type.
+    """
     if isinstance(template, Tensor):
-        return flat[path].to(template.device)
+        return _fitting(flat[path], template.shape, template.dtype, path).to(template.device)
     if isinstance(template, np.ndarray):
-        return flat[path].numpy()
+        dtype = torch.from_numpy(np.empty(0, template.dtype)).dtype
+        return _fitting(flat[path], template.shape, dtype, path).numpy()
     children = {name: unflatten(child, flat, f"{path}/{name}" if path else name) for name, child in _children(template)}
     if not children:
         return template
@@ -70,6 +74,12 @@ def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
     if hasattr(template, "_fields"):
         return type(template)(**children)
     return tuple(children.values())
+
+
+def _fitting(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, path: str) -> Tensor:
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(f"{path} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {tuple(shape)}")
+    return tensor
 
 
 def _children(tree: Any) -> Sequence[tuple[str, Any]]:
