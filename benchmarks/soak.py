@@ -2,7 +2,8 @@
 
     python benchmarks/soak.py [--only kills damages inputs engines] [--count 1000] [--seconds 600] [--seed 0]
 
-``--count`` and ``--seconds`` limit each class. Complaints are printed as they come; the exit status is 1 if there are any.
+``--count`` and ``--seconds`` limit each class. Complaints are printed as they come; if there are any, the exit status
+is 1.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def play(
     )
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
-    config = {
+    config: dict[str, Any] = {
         "fedbac": __version__,
         "format": FORMAT,
         "experiment": experiment.model_dump(mode="json"),

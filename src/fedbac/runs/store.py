@@ -287,7 +287,7 @@ class RunFolder:
             )
         if not 0 < manifest.round <= len(found.records):
             raise CheckpointError(
-                f"{self.rounds_file} holds only {len(found.records)} rounds to trust, {file} stands at {manifest.round}"
+                f"{self.rounds_file} can be trusted up to round {len(found.records)}, {file} is of {manifest.round}"
             )
         if manifest.records != found.checks[manifest.round - 1] or (found.signed and not manifest.signed):
             raise CheckpointError(f"{file}: the checkpoint is not one of these records")
