@@ -132,6 +132,7 @@ def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: 
     done = rounds.read_bytes().count(b"\n")
     assert 2 <= done < 20
     assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
+    assert f"hierfavg: stopped after {done} of 20 rounds" in fedbac("report", "c/hierfavg")
     text = fedbac("resume", "c")
     assert text.index("hierfavg") < text.index("ifca"), "in the order of the comparison, though ifca was not begun"
     for method in ("hierfavg", "ifca"):

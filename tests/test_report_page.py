@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedbac.core.links import Ledger
+from fedbac.errors import OutputError
 from fedbac.report import save_figures, table, write_report
 from fedbac.report.outcome import caveats
 from fedbac.runs.store import Run

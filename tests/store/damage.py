@@ -180,7 +180,9 @@ def _null(file: Path, rng: Random) -> None:
 
 
 def _other(file: Path, rng: Random) -> None:
-    file.write_bytes(rng.choice([b"", b"[]", b"null", b"{}", b"7", b"[]\n", b'"text"\n', b"\0" * 99, b"\xff\xfe", DEEP]))
+    file.write_bytes(
+        rng.choice([b"", b"[]", b"null", b"{}", b"7", b"[]\n", b'"text"\n', b"\0" * 99, b"\xff\xfe", DEEP])
+    )
 
 
 KINDS: dict[str, Callable[[Path, Random], None]] = {

@@ -117,10 +117,11 @@ def load(manifest: Manifest, template: State) -> State:
         state: State = unflatten(template, load_file(file))
     except KeyError as error:
         raise CheckpointError(f"{file}: the checkpoint has no tensor {error}; {ANOTHER}") from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: the checkpoint cannot be used ({error}); {ANOTHER}") from error
-    if not ((state.label_M >= 0) & (state.label_M < state.num_clusters)).all():
-        raise CheckpointError(f"{file}: the checkpoint cannot be used (it names clusters that there are not)")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: the checkpoint cannot be read ({error})") from error
+    misfit = state.misfit(template)
+    if misfit is not None:
+        raise CheckpointError(f"{file}: the checkpoint cannot be used ({misfit}); {ANOTHER}")
     return replace(state, round=manifest.round)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.errors import ConfigError, OutputError, RunFolderError
-from fedbac.files import replacing
+from fedbac.files import write_whole
 
 Record = dict[str, Any]
 
@@ -127,8 +127,7 @@ class Writer:
 
     def _put_back(self) -> str:
         try:
-            with replacing(self.file) as partial:
-                partial.write_bytes(os.pread(self._handle, self._size, 0))
+            write_whole(self.file, os.pread(self._handle, self._size, 0))
         except OutputError as error:
             return f"its folder is gone too, or cannot be written ({error})"
         return f"all rounds that were in it have been put back, resume with: fedbac resume {self.file.parent}"
