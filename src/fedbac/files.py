@@ -17,10 +17,11 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, sync_folder: bool = True) -> Iterator[Path]:
     """Yield a new file to write to; at the end it is put on the disk and takes the place of ``path``.
 
     At any moment the old or the new file is there, whole. A link at ``path`` is replaced, never written through.
+    ``sync_folder`` is false where a file that vouches for this one follows into the same folder.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")  # two processes may write the same file
     with explained(path):
@@ -29,7 +30,8 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
             sync(partial)
             os.replace(partial, path)
-            sync(path.parent)
+            if sync_folder:
+                sync(path.parent)
         except BaseException:  # a second Ctrl-C is no Exception
             partial.unlink(missing_ok=True)
             raise

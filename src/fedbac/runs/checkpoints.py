@@ -48,7 +48,7 @@ def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any]) 
     """Write the checkpoint of a state, and remove those before the newest two."""
     folder.mkdir(exist_ok=True)
     file = folder / f"round-{state.round:06d}.json"
-    with replacing(file.with_suffix(".safetensors")) as partial:
+    with replacing(file.with_suffix(".safetensors"), sync_folder=False) as partial:
         try:
             save_file(flatten(state), partial)
         except SafetensorError as error:  # how the library reports a failed write
