@@ -21,7 +21,7 @@ from tests.reproduce.invented import results
 
 SOURCE = Path(fedbac.__file__).parent.parent
 WRITING = re.compile(
-    r"\.write_text\(|\.write_bytes\(|\.write\(|\bto_csv\(|\bnp\.save|(?<!safetensors\.)\btorch\.save|\bshutil\.(copy|move)|\bos\.(replace|rename|open)\("
+    r"\.write_text\(|\.write_bytes\(|\.write\(|\bto_csv\(|\bnp\.save|(?<!safetensors\.)\btorch\.save|\bshutil\.(copy|move)|\bos\.(replace|rename|open)\((?!os\.devnull)"
     r"|\.(replace|rename)\((target|path|file|self\.)|\bopen\([^)\n]*[\"'][rb+]*[wax]"
     r"|\.savefig\((?!partial|buffer)|\bsave_file\((?!.*\bpartial\))"
 )
