@@ -14,6 +14,7 @@ from fedbac import CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, TOP
 
 LAYERS = [
     {"errors", "version"},
+    {"files"},
     {"core"},
     {"data", "models", "topology", "native", "gpu"},
     {"clustering", "selection", "sharing", "personalization"},

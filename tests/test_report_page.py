@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedbac.core.links import Ledger
+from fedbac.errors import OutputError
 from fedbac.report import save_figures, table, write_report
 from fedbac.report.outcome import caveats
 from fedbac.runs.store import Run
@@ -116,7 +117,7 @@ def test_page_repeats_and_is_replaced_at_once(
         raise OSError("disk")
 
     monkeypatch.setattr(os, "replace", broken)
-    with pytest.raises(OSError, match="disk"):
+    with pytest.raises(OutputError, match="disk"):
         write_report(three[:1], tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == before

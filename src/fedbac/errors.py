@@ -8,6 +8,7 @@ FederationError          what the world does
   DataNotFoundError      a data set is in none of the places tried
   EngineError            a distributed engine cannot be reached or gave up
   NotEnoughMemoryError   not even one client can be trained in the memory there is
+  OutputError            a file cannot be written; what was there before still is
   RunFolderError         a run folder that cannot be used as asked
     RunInUseError        another process is writing to it
     CheckpointError      no checkpoint in it can be read
@@ -43,6 +44,10 @@ class EngineError(FederationError):
 
 class NotEnoughMemoryError(FederationError):
     """Not even one client can be trained in the memory there is."""
+
+
+class OutputError(FederationError):
+    """A file cannot be written; what was there before still is."""
 
 
 class RunFolderError(FederationError):

@@ -1,6 +1,5 @@
 """The command ``fedbac reproduce``: run what is missing, collect what it showed, render the pages."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -164,7 +163,7 @@ def _show_plan(wanted: Sequence[Point]) -> None:
         cells = (states[point.folder.path], str(experiment.task.rounds), f"{work(experiment) / 1e9:.2f}")
         table.add_row(escape(point.folder.path.name), *cells)
     out.print(table)
-    seconds = {p.folder.path: float(json.loads(p.folder.summary_file.read_text())["seconds"]) for p in finished}
+    seconds = {p.folder.path: float(p.folder.read().summary["seconds"]) for p in finished}
     left = seconds_left(todo, seconds, finished)
     guess = "no finished run here to judge the time by"
     if left is not None:

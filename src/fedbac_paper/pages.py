@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedbac.files import make_folder, write_whole
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
 from fedbac_paper.claims import Claim
@@ -31,14 +32,14 @@ def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> lis
         results = read_results(name, results_folder)
         if results is None:
             continue
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         draw = ARTEFACTS[name].figure
         if draw is not None and results.findings:
             from fedbac.report import canvas  # it imports matplotlib, which is slow
 
             canvas.save(draw(results), folder / f"{name}.svg")
         path = folder / f"{name}.md"
-        path.write_text(page(results), encoding="utf-8")
+        write_whole(path, page(results))
         written.append(path)
     return written
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from fedbac.config.explain import parse
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError
+from fedbac.files import make_folder, read_json, write_whole
 
 
 class Bytes(Settings):
@@ -91,7 +92,7 @@ class Results(Settings):
 
 def write_results(results: Results, folder: Path) -> Path:
     """Write an artefact's results, one finding a line."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     plain = results.model_dump(mode="json")
     for item in plain["findings"]:
         if item["curve"] is None:
@@ -99,18 +100,18 @@ def write_results(results: Results, folder: Path) -> Path:
     lines = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in plain.pop("findings"))
     head = json.dumps(plain, indent=1, ensure_ascii=False).removesuffix("\n}")
     path = folder / f"{results.artefact}.json"
-    path.write_text(f'{head},\n "findings": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    write_whole(path, f'{head},\n "findings": [\n{lines}\n ]\n}}\n')
     return path
 
 
 def read_results(artefact: str, folder: Path) -> Results | None:
     """Return an artefact's results, or None where there are none."""
     path = folder / f"{artefact}.json"
-    if not path.exists():
-        return None
     try:
-        results = parse(Results, json.loads(path.read_text(encoding="utf-8")), str(path))
-    except ValueError as error:
+        results = parse(Results, read_json(path), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: it cannot be read as results ({error}); remove it and collect again") from error
     if results.artefact != artefact:
         raise ConfigError(f"{path}: it holds the results of {results.artefact!r}")

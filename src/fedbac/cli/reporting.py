@@ -1,6 +1,7 @@
 """What runs show: the final table in the terminal and the page; the command ``fedbac report``."""
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,13 @@ from rich.table import Table
 
 from fedbac.cli.terminal import out
 from fedbac.errors import ConfigError
+from fedbac.files import write_whole
 from fedbac.runs import sweep
-from fedbac.runs.files import write_whole
+from fedbac.runs.listing import NAME as LIST
+from fedbac.runs.listing import listed
 from fedbac.runs.store import Run, RunFolder
+
+log = logging.getLogger("fedbac")
 
 WIDE = 125
 """Columns of a terminal from which the final table has all its columns and one run per line."""
@@ -60,15 +65,30 @@ def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
     """Return the run folders among these and directly below them."""
     found = []
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: there is no such folder")
-        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
-        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)  # in the order in which they were laid out
+        try:
+            if not folder.is_dir():
+                raise ConfigError(f"{folder}: there is no such folder")
+            inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+            here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+            here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)  # in the order they were laid out in
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename}: it cannot be read ({error.strerror}); allow it, or move it"
+            ) from error
         if not here:
             raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
+        _say_what_is_missing(folder, {place.path.name for place in here})
         found += here
     return found
+
+
+def _say_what_is_missing(folder: Path, there: set[str]) -> None:
+    missing = [name for name in listed(folder) if name not in there]
+    if missing:
+        log.warning(
+            "%s: of the runs listed in %s these are missing: %s; the command that began them lays them out again",
+            folder, LIST, ", ".join(map(repr, missing)),
+        )  # fmt: skip
 
 
 def _show(runs: Sequence[Run], page: Path) -> None:
@@ -82,10 +102,7 @@ def _show(runs: Sequence[Run], page: Path) -> None:
         wanted = run.config["experiment"]["task"]["rounds"]
         if len(run.records) < wanted:
             out.print(f"{run.name}: stopped after {len(run.records)} of {wanted} rounds", highlight=False, markup=False)
-    try:
-        write_report(runs, page)
-    except OSError as error:
-        raise ConfigError(f"--out: {page} cannot be written ({error.strerror}); choose another place") from error
+    write_report(runs, page)
     out.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
 
 

@@ -1,6 +1,6 @@
 """The state of a run between two rounds: one tree, saved and restored without knowing what is in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -43,17 +43,26 @@ class State:
         """K."""
         return self.used_K.size
 
+    def misfit(self, template: "State") -> str | None:
+        """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
+        for field in ("parts", "label_M", "moved_M", "used_K", "trained", "momentum_M"):
+            own, other = (_arrays(getattr(state, field), field) for state in (self, template))
+            for (path, found), (_, wanted) in zip(own, other, strict=True):
+                if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):
+                    return f"{path} is {found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
+        if not ((self.label_M >= 0) & (self.label_M < self.num_clusters)).all():
+            return f"label_M names clusters that are none of the {self.num_clusters}"
+        return None
+
 
 def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
     """Return the arrays and tensors of a tree by their paths; numbers and None stand in its template."""
-    if isinstance(tree, Tensor):
-        return {path: tree.detach().cpu().contiguous()}
-    if isinstance(tree, np.ndarray):
-        return {path: torch.from_numpy(np.array(tree, order="C"))}
-    flat: dict[str, Tensor] = {}
-    for name, child in _children(tree):
-        flat |= flatten(child, f"{path}/{name}" if path else name)
-    return flat
+    return {
+        place: leaf.detach().cpu().contiguous()
+        if isinstance(leaf, Tensor)
+        else torch.from_numpy(np.array(leaf, order="C"))
+        for place, leaf in _arrays(tree, path)
+    }
 
 
 def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
@@ -72,6 +81,14 @@ def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
     if hasattr(template, "_fields"):
         return type(template)(**children)
     return tuple(children.values())
+
+
+def _arrays(tree: Any, path: str) -> Iterator[tuple[str, Tensor | np.ndarray[Any, Any]]]:
+    if isinstance(tree, Tensor | np.ndarray):
+        yield path, tree
+        return
+    for name, child in _children(tree):
+        yield from _arrays(child, f"{path}/{name}" if path else name)
 
 
 def _children(tree: Any) -> Sequence[tuple[str, Any]]:

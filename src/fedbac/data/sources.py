@@ -2,7 +2,6 @@
 
 import os
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import NamedTuple
 from fedbac.data.catalog import MINI, SOURCES, Download, Layout, Source
 from fedbac.data.datasets import Dataset
 from fedbac.data.readers import reading
-from fedbac.errors import ConfigError, DataNotFoundError, unknown
+from fedbac.errors import ConfigError, DataNotFoundError, OutputError, unknown
+from fedbac.files import make_folder, write_whole
 
 Folder = str | os.PathLike[str]
 
@@ -58,7 +58,7 @@ def fetch(name: str, folder: Folder | None = None) -> Path:
     for download in source.downloads:
         try:
             _retrieve(download, target)
-        except (OSError, ValueError) as error:  # no network or no disk space; a checksum that differs
+        except (OSError, OutputError, ValueError) as error:  # no network or no disk space; a checksum that differs
             raise DataNotFoundError(
                 f"could not download {download.url} into {target}: {error}\n"
                 f"Try again later, or get the files in another way: {_ways(name, source)}."
@@ -151,12 +151,10 @@ def _retrieve(download: Download, target: Path) -> None:
 
 def _unpack(archive: Path, target: Path, members: tuple[str, ...]) -> None:
     """Write the named members of an archive below a folder, each one moved into place when it is complete."""
-    with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=target) as scratch:
+    with tarfile.open(archive) as tar:
         for member in members:
             content = tar.extractfile(member)
             if content is None:
                 raise ValueError(f"{archive} holds no file {member}")
-            part = Path(scratch) / "part"
-            part.write_bytes(content.read())
-            (target / member).parent.mkdir(parents=True, exist_ok=True)
-            part.replace(target / member)
+            make_folder((target / member).parent)
+            write_whole(target / member, content.read())

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedbac.core.settings import FloatArray
+from fedbac.files import replacing
 from fedbac.report.theme import GRID, INK, MUTED, SURFACE
 
 WIDTH, LEFT, TOP, BOTTOM, GAP = 11.0, 0.55, 0.42, 0.55, 0.5
@@ -88,8 +89,8 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's name; the same figure gives the same bytes."""
     kind = path.suffix.removeprefix(".")
     stamp = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else None
-    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path, format=kind, dpi=150, metadata=stamp)
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}), replacing(path) as partial:
+        figure.savefig(partial, format=kind, dpi=150, metadata=stamp)
 
 
 def title(axes: Axes, text: str) -> None:

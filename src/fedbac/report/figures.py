@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from fedbac.core.links import PURPOSES, TIERS, Purpose, Tier
 from fedbac.core.settings import FloatArray
+from fedbac.files import make_folder
 from fedbac.report import canvas
 from fedbac.report.canvas import TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, finite_mean, groups, labels, numbers, rounds_of, summarized
@@ -42,7 +43,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
 
 def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write every figure in every format into the folder; the same runs give the same files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     for name, figure in figures(runs).items():
         for kind in formats:

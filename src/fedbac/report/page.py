@@ -3,7 +3,6 @@
 import html
 import io
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import matplotlib
 import yaml
 from matplotlib.figure import Figure
 
+from fedbac.files import make_folder, write_whole
 from fedbac.report.figures import figures
 from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
 from fedbac.report.outcome import caveats, leaks, measured_on, outcome
@@ -62,14 +62,8 @@ def write_report(runs: Sequence[Run], path: Path, title: str = "Federated learni
     """Write the page, all at once, and return where it is."""
     path = Path(path)
     text = _page(summarized(runs), title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        # What UTF-8 cannot hold (half a surrogate pair in a name) becomes a character reference.
-        partial.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    make_folder(path.parent)
+    write_whole(path, text)
     return path
 
 

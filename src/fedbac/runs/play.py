@@ -1,5 +1,6 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
+import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,14 +18,16 @@ from fedbac.federation import assemble
 from fedbac.local import describe
 from fedbac.models import UserNetwork
 from fedbac.presets import tasks
-from fedbac.rounds import metrics
 from fedbac.rounds.cloud import rounds, start
 from fedbac.runs.configure import Inputs, configure, experiment_in
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import FORMAT, Run, RunFolder
+from fedbac.runs.summary import summarize
 from fedbac.version import __version__
 
 Record = dict[str, Any]
+
+log = logging.getLogger("fedbac")
 
 
 def play(
@@ -53,8 +56,9 @@ def play(
     )
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
-    config = {
+    config: dict[str, Any] = {
         "fedbac": __version__,
+        "format": FORMAT,
         "experiment": experiment.model_dump(mode="json"),
         "runtime": runtime.model_dump(mode="json"),
         "trainer": edges.path,
@@ -76,7 +80,7 @@ def play(
                 yield record
                 if stop is not None and stop.wanted:
                     break
-            summary = summarize(experiment, records)
+            summary = summarize(config["experiment"], records)
             if folder is not None:
                 folder.write_summary(summary)
     finally:
@@ -111,6 +115,13 @@ def _open(
     state, records = folder.restore(state, frozen)
     if not records:
         folder.write_config(config)
+        return state, records
+    began = folder.read_config().get("trainer")
+    if began != config["trainer"]:
+        log.warning(
+            "%s: the run began with the trainer %s and goes on with %s, which may round differently",
+            folder.path, began, config["trainer"],
+        )  # fmt: skip
     return state, records
 
 
@@ -122,18 +133,6 @@ def play_folder(
     """Start or resume the run that a folder's configuration describes; otherwise like ``play``."""
     experiment, runtime = experiment_in(folder, with_data=inputs.dataset is not None)
     return play(experiment, folder=folder, runtime=runtime, inputs=inputs, continued=True, stop=stop)
-
-
-def summarize(experiment: Experiment, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a run's summary."""
-    judge = experiment.evaluation
-    return {
-        "method": experiment.method.name,
-        "dataset": experiment.task.dataset,
-        "seed": experiment.seed,
-        "finished": len(records) == experiment.task.rounds,
-        **metrics.summarize(records, experiment.task.targets, judge.last_rounds, judge.target_patience),
-    }
 
 
 def finish(playing: Generator[Record, None, Run]) -> Run:

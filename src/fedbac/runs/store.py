@@ -2,35 +2,37 @@
 
     config.yaml         everything that decides the numbers; the run repeats from it alone
     rounds.jsonl        one JSON object per completed cloud round
-    summary.json        the numbers of the final table
+    summary.json        the numbers of the final table, for people; computed from the records whenever it is needed
     checkpoint/         round-000012.safetensors and round-000012.json, the newest two
 
-A record is on the disk before its checkpoint, and the checkpoint's manifest (its JSON), written last, vouches for the
-tensors by their hash: whenever a process dies, the folder holds a complete round to resume from.
+A record is on the disk before its checkpoint, and the checkpoint's manifest (its JSON) comes last: whenever a process
+dies, the folder holds a complete round to resume from. Records vouch for the configuration and for each other,
+manifests for their tensors and for the records up to them. What does not match is never believed in silence.
 """
 
-import errno
-import hashlib
+import functools
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from fedbac.config.text import read_yaml, to_yaml
-from fedbac.core.state import State, flatten, unflatten
-from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
-from fedbac.runs.files import replacing, write_whole
+from fedbac.core.state import State
+from fedbac.errors import CheckpointError, ConfigError, OutputError, RunFolderError, RunInUseError
+from fedbac.files import read_json, remove, remove_partial, why, write_whole
+from fedbac.runs import checkpoints
+from fedbac.runs.records import Log, Record, Writer, read_log, record_in, root_of
+from fedbac.runs.summary import check_experiment, summarize
 
-KEEP_CHECKPOINTS = 2
+FORMAT = 2
+"""Of the folder, in its config.yaml. Folders of format 1, which did not say so, have no checksums."""
 
 log = logging.getLogger("fedbac")
 
@@ -60,16 +62,21 @@ class RunFolder:
         self.rounds_file = self.path / "rounds.jsonl"
         self.summary_file = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoint"
+        self.lock_file = self.path / ".lock"
+        self._lock: os.stat_result | None = None
+        self._writer: Writer | None = None
 
     # ------------------------------------------------------------------------------------------- writing
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder for this process; the lock goes with the process, however it ends."""
-        lock = FileLock(self.path / ".lock", timeout=0)
+        lock = FileLock(self.lock_file, timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._refuse_strangers()
             lock.acquire()
+            self._lock = self.lock_file.stat()
         except Timeout:
             raise RunInUseError(
                 f"{self.path}: another process is running in this folder; wait for it, or choose another --out"
@@ -81,7 +88,21 @@ class RunFolder:
         try:
             yield
         finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._lock = self._writer = None
             lock.release()
+
+    def _refuse_strangers(self) -> None:
+        """Refuse links and whatever else lies where a run has files of its own: it would be written through."""
+        own = dict.fromkeys((self.config_file, self.rounds_file, self.summary_file, self.lock_file), stat.S_IFREG)
+        for path, kind in (own | {self.checkpoints: stat.S_IFDIR}).items():
+            if os.path.lexists(path) and (there := stat.S_IFMT(path.lstat().st_mode)) != kind:
+                names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link"}
+                raise RunFolderError(
+                    f"{path}: it is {names.get(there, 'no file')}, but a run has {names[kind]} of its own there; move "
+                    "it away"
+                )
 
     def has_run(self) -> bool:
         """Whether there is a run in the folder."""
@@ -89,17 +110,14 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the run in the folder (and nothing else that may be there)."""
-        for file in (self.rounds_file, self.summary_file, self.config_file):
-            file.unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        with self._disk():
+            for path in (self.summary_file, self.checkpoints, self.rounds_file, self.config_file):
+                remove(path)
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-
-    def finished(self) -> bool:
-        """Whether the run in the folder was played to its end."""
-        return self.summary_file.exists() and bool(json.loads(self.summary_file.read_text()).get("finished"))
+        with self._disk():
+            remove(self.checkpoints)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the configuration; its time stays that of the first one, by which runs of a comparison are ordered."""
@@ -115,44 +133,35 @@ class RunFolder:
             write_whole(self.summary_file, json.dumps(summary, indent=1) + "\n")
 
     def append(self, record: Mapping[str, Any], state: State, experiment: Mapping[str, Any]) -> None:
-        """Add a round: first its record, then its checkpoint, each on the disk before the next begins."""
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
-        with self._disk(), self.rounds_file.open("ab") as file:
-            end = file.tell()
-            try:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.truncate(self.rounds_file, end)  # half a line helps nobody
-                raise
-        self._save_checkpoint(state, experiment)
-
-    def _save_checkpoint(self, state: State, experiment: Mapping[str, Any]) -> None:
-        manifest_file = self.checkpoints / f"round-{state.round:06d}.json"
+        """Add a round to what was restored: first its record, then its checkpoint, one on the disk before the next."""
+        assert self._writer is not None, "restore comes first"
+        self._notice_a_lost_lock()
         with self._disk():
-            self.checkpoints.mkdir(exist_ok=True)
-            with replacing(manifest_file.with_suffix(".safetensors")) as partial:
-                try:
-                    save_file(flatten(state), partial)
-                except SafetensorError as error:  # how the library reports a failed write
-                    raise OSError(errno.ENOSPC, str(error)) from error
-                digest = _digest(partial)
-            manifest = {"round": state.round, "sha256": digest, "experiment": experiment}
-            write_whole(manifest_file, json.dumps(manifest))
-        for old in sorted(self.checkpoints.glob("round-*.json"))[:-KEEP_CHECKPOINTS]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+            check = self._writer.append(record)
+            checkpoints.save(self.checkpoints, state, check, experiment)
+
+    def _notice_a_lost_lock(self) -> None:
+        try:
+            if self._lock is None or os.path.samestat(self._lock, self.lock_file.lstat()):
+                return
+        except FileNotFoundError:
+            pass
+        raise RunFolderError(
+            f"{self.lock_file}: it was deleted during the run, so another process may be writing here too. All rounds "
+            f"before this one are saved; resume with: fedbac resume {self.path}"
+        )
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            reason = "the disk is full" if error.errno == errno.ENOSPC else f"it cannot be written ({error})"
+        except (OSError, OutputError) as error:
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+            if not self.path.exists():
+                raise RunFolderError(f"{self.path}: the folder was removed during the run") from error
             raise RunFolderError(
-                f"{self.path}: {reason}. All complete rounds are safe; make room, then resume with: "
-                f"fedbac resume {self.path}"
+                f"{self.path}: it cannot be written ({why(cause) if isinstance(cause, OSError) else cause}). All "
+                f"complete rounds are safe; mend that, then resume with: fedbac resume {self.path}"
             ) from error
 
     # ------------------------------------------------------------------------------------------- reading
@@ -161,66 +170,159 @@ class RunFolder:
         """Return the configuration."""
         if not self.has_run():
             raise RunFolderError(f"{self.path}: there is no run here (no config.yaml)")
-        return read_config(self.config_file)
+        config = read_config(self.config_file)
+        if config.get("format", FORMAT) != FORMAT:
+            raise ConfigError(
+                f"{self.config_file}: format {config['format']!r} of run folders is not known; use the version of "
+                "fedbac that wrote it"
+            )
+        return config
 
-    def read_records(self) -> list[dict[str, Any]]:
-        """Return the records of complete rounds, up to the first line that is not one."""
-        if not self.rounds_file.exists():
-            return []
-        records: list[dict[str, Any]] = []
-        for line in self.rounds_file.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if not isinstance(record, dict) or record.get("round") != len(records) + 1:
-                break
-            records.append(record)
-        return records
+    def finished(self) -> bool:
+        """Whether the run in the folder was played to its end, and all of its records can be trusted."""
+        try:
+            config = self.read_config()
+            check_experiment(config["experiment"], self.config_file)
+            found = self._read_log(config)
+        except (ConfigError, RunFolderError):
+            return False
+        return found.trouble is None and len(found.records) == config["experiment"]["task"]["rounds"]
 
     def read(self) -> Run:
-        """Return the run for tables and reports."""
-        summary = json.loads(self.summary_file.read_text()) if self.summary_file.exists() else {}
-        return Run(self.path, self.read_config(), self.read_records(), summary)
-
-    def restore(self, template: State, experiment: Mapping[str, Any]) -> tuple[State, list[dict[str, Any]]]:
-        """Return the state after the last complete round and the records up to it; what lies beyond is cut off."""
-        records = self.read_records()
-        manifests = sorted(self.checkpoints.glob("round-*.json"), reverse=True)
-        if records and not manifests and self.finished():
+        """Return the run for tables and reports; one whose records cannot be trusted is refused."""
+        config = self.read_config()
+        experiment = config["experiment"]
+        check_experiment(experiment, self.config_file)
+        # Before the records, as a run in progress goes on writing them.
+        stated = max(checkpoints.newest(self.checkpoints), self._summed_up())
+        records = self._trusted(config).records
+        if len(records) < min(stated, experiment["task"]["rounds"]):
             raise RunFolderError(
-                f"{self.path}: the run is finished and its checkpoints were removed, so it cannot be resumed"
+                f"{self.rounds_file}: it holds {len(records)} rounds, but {stated} were played; {self._mend()}"
             )
-        troubles = []
-        for manifest in manifests:
+        summary = summarize(experiment, records) if records else {}
+        self._compare(summary)
+        return Run(self.path, config, records, summary)
+
+    def read_records(self) -> list[Record]:
+        """Return the records of complete rounds; if one cannot be trusted, all are refused."""
+        return self._trusted(self.read_config()).records
+
+    def _trusted(self, config: Mapping[str, Any]) -> Log:
+        found = self._read_log(config)
+        if found.trouble is not None:
+            raise RunFolderError(f"{self.rounds_file}: {found.trouble}; {self._mend()}")
+        return found
+
+    def _mend(self) -> str:
+        return (
+            "it was changed after it was written. Restore it, or go back to the last checkpoint that matches with: "
+            f"fedbac resume {self.path}"
+        )
+
+    def _read_log(self, config: Mapping[str, Any]) -> Log:
+        root = root_of(config, self.config_file)
+        found = read_log(self.rounds_file, root, signed="format" in config)
+        if found.records and not found.signed:
+            _say_unsigned(self.path)
+        return found
+
+    def _summed_up(self) -> int:
+        """Return how many rounds the summary is of; 0 if there is none, or none that says so."""
+        try:
+            rounds = read_json(self.summary_file).get("rounds")
+        except (OSError, ValueError, AttributeError):
+            return 0
+        return rounds if isinstance(rounds, int) else 0
+
+    def _compare(self, summary: Mapping[str, Any]) -> None:
+        """Say so if the file of the summary, which people read, does not say what the records do."""
+        if not summary or not os.path.lexists(self.summary_file):
+            return
+        try:
+            stated = read_json(self.summary_file)
+            older = stated["rounds"] < summary["rounds"]  # the run has gone on since
+            same = older or all(json.dumps(stated[key]) == json.dumps(value) for key, value in summary.items())
+        except (OSError, ValueError, TypeError, KeyError):
+            same = False
+        if not same:
+            log.warning("%s does not match the records; the numbers used are those of the records", self.summary_file)
+
+    def restore(self, template: State, experiment: Mapping[str, Any]) -> tuple[State, list[Record]]:
+        """Return the state after the last complete round and the records up to it; what lies beyond is removed."""
+        found = self._read_log(self.read_config()) if self.has_run() else Log([], [], signed=True)
+        manifests = checkpoints.found(self.checkpoints)
+        if not manifests and len(found.records) > 1:
+            if self.finished():
+                problem = "the run is finished and its checkpoints were removed, so it cannot be resumed"
+                raise RunFolderError(f"{self.path}: {problem}")
+            problem = f"no checkpoint is there to resume from, though {len(found.records)} rounds were played"
+            raise CheckpointError(f"{self.path}: {problem}. To start over, run again with --overwrite")
+        troubles = [] if found.trouble is None else [f"{self.rounds_file}: {found.trouble}"]
+        troubles += [] if self.has_run() else [f"{self.config_file} is missing"] * bool(manifests)
+        for file in manifests:
             try:
-                state = _load(manifest, template, experiment)
+                state = self._state(file, template, experiment, found)
             except CheckpointError as error:
                 troubles.append(str(error))
-                log.warning("%s; trying the checkpoint before it", error)
-                continue
-            if state.round > len(records):
-                troubles.append(
-                    f"{self.rounds_file} holds only {len(records)} readable rounds, {manifest} stands at {state.round}"
-                )
                 continue
             if troubles:
-                log.warning("resuming from round %d", state.round)
-            self._cut(records[: state.round])
-            return state, records[: state.round]
+                log.warning("%s; resuming from round %d", "; ".join(troubles), state.round)
+            return state, self._begin(found, state.round)
         if troubles:
             raise CheckpointError(
                 f"{self.path}: no checkpoint can be used ({'; '.join(troubles)}). "
                 "To start over, run again with --overwrite"
             )
-        self._cut([])
-        return template, []
+        return template, self._begin(found, 0)
 
-    def _cut(self, records: Sequence[Mapping[str, Any]]) -> None:
-        kept = "".join(json.dumps(record) + "\n" for record in records)
-        if not self.rounds_file.exists() or self.rounds_file.read_bytes() != kept.encode():
-            with self._disk():
-                write_whole(self.rounds_file, kept)
+    def _state(self, file: Path, template: State, experiment: Mapping[str, Any], found: Log) -> State:
+        manifest = checkpoints.read_manifest(file)
+        changed = differences(manifest.experiment, experiment)
+        if changed:
+            raise RunFolderError(
+                f"{self.path}: the configuration has changed since the run began ({', '.join(changed)}). "
+                "A run resumes only as it began: restore config.yaml, use the version of fedbac that it began with, or "
+                "start a new run in another folder"
+            )
+        if not 0 < manifest.round <= len(found.records):
+            raise CheckpointError(
+                f"{self.rounds_file} can be trusted up to round {len(found.records)}, {file} is of {manifest.round}"
+            )
+        if manifest.records != found.checks[manifest.round - 1] or (found.signed and not manifest.signed):
+            raise CheckpointError(f"{file}: the checkpoint is not one of these records")
+        return checkpoints.load(manifest, template)
+
+    def _begin(self, found: Log, count: int) -> list[Record]:
+        """Make the folder one of so many rounds, ready for the next; return their records."""
+        with self._disk():
+            for name in (self.config_file.name, self.rounds_file.name, self.summary_file.name, "report.html"):
+                remove_partial(self.path, f"*{name}*")
+            checkpoints.tidy(self.checkpoints, count)
+            if self._summed_up() > count:
+                remove(self.summary_file)
+            self._cut(count)
+            kept = Log(found.records[:count], found.checks[:count], found.signed)
+            self._writer = Writer(self.rounds_file, kept, self._root)
+        return kept.records
+
+    def _cut(self, count: int) -> None:
+        try:
+            content = self.rounds_file.read_bytes()
+        except FileNotFoundError:
+            content = None
+        kept = b"".join(line + b"\n" for line in (content or b"").split(b"\n")[:count])
+        if content != kept:
+            write_whole(self.rounds_file, kept)
+
+    def _root(self) -> str:
+        return root_of(self.read_config(), self.config_file)
+
+
+@functools.cache
+def _say_unsigned(folder: Path) -> None:
+    """Say it once of each folder."""
+    log.warning("%s is unsigned: written by an earlier version; its records cannot be checked", folder)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -228,6 +330,9 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_yaml(path)
     if not isinstance(config.get("experiment"), dict):
         raise ConfigError(f"{path}: it has no 'experiment'; a run's config.yaml does, and a task file goes with --task")
+    for name in ("data", "runtime"):
+        if not isinstance(config.get(name, {}), dict):
+            raise ConfigError(f"{path}: {name} is {config[name]!r}, not settings; restore it, or remove that line")
     return config
 
 
@@ -240,50 +345,27 @@ class Tail:
 
     def refresh(self) -> int:
         """Return how many rounds are complete now."""
-        size = self.file.stat().st_size if self.file.exists() else 0
-        if size < self._end:  # what lay beyond the last checkpoint was cut off
+        try:
+            size = self.file.stat().st_size
+            if size < self._end:  # what lay beyond the last checkpoint was cut off
+                self.rounds, self.last, self._end = 0, b"", 0
+            if size > self._end:
+                self._read_on()
+        except OSError:  # no file, or no longer
             self.rounds, self.last, self._end = 0, b"", 0
-        if size > self._end:
-            with self.file.open("rb") as file:
-                file.seek(self._end)
-                *lines, _ = file.read().split(b"\n")
-            if lines:
-                self.rounds, self.last = self.rounds + len(lines), lines[-1]
-                self._end += sum(len(line) + 1 for line in lines)
         return self.rounds
 
-    def record(self) -> dict[str, Any] | None:
-        """Return the record of the last complete round that was seen."""
-        return json.loads(self.last) if self.last else None
+    def _read_on(self) -> None:
+        with self.file.open("rb") as file:
+            file.seek(self._end)
+            *lines, _ = file.read().split(b"\n")
+        if lines:
+            self.rounds, self.last = self.rounds + len(lines), lines[-1]
+            self._end += sum(len(line) + 1 for line in lines)
 
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _load(manifest: Path, template: State, experiment: Mapping[str, Any]) -> State:
-    tensors = manifest.with_suffix(".safetensors")
-    try:
-        stated = json.loads(manifest.read_text())
-        digest = _digest(tensors)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{manifest}: the checkpoint cannot be read ({error})") from error
-    if digest != stated.get("sha256"):
-        raise CheckpointError(f"{tensors}: the checkpoint is damaged (its hash is not the one written down)")
-    changed = differences(stated["experiment"], experiment)
-    if changed:
-        raise RunFolderError(
-            f"{manifest.parent.parent}: the configuration has changed since the run began ({', '.join(changed)}). "
-            "A run resumes only as it began: restore config.yaml, use the version of fedbac that it began with, or "
-            "start a new run in another folder"
-        )
-    try:
-        state: State = unflatten(template, load_file(tensors))
-    except KeyError as error:
-        hint = "was the network or a policy changed, or was it written by another version?"
-        raise CheckpointError(f"{tensors}: the checkpoint has no tensor {error}; {hint}") from error
-    return replace(state, round=int(stated["round"]))
+    def record(self) -> Record | None:
+        """Return the record of the last complete round that was seen; None if it cannot be read."""
+        return record_in(self.last)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

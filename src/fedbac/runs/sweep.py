@@ -19,6 +19,7 @@ from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.crew import Crew
+from fedbac.runs.listing import list_runs
 from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail, differences
@@ -109,6 +110,8 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False) 
     if not overwrite:
         for point in points:
             _refuse_another(point)
+    if len(points) > 1:
+        list_runs(points[0].folder.path.parent, [point.folder.path.name for point in points])
     for point in points:
         with point.folder.locked():
             if overwrite:

@@ -1,0 +1,100 @@
+"""Files on the disk: each is written whole or not at all, here and nowhere else."""
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedbac.errors import OutputError
+
+PARTIAL = ".partial"
+"""How the name of a file ends that is being written; one that a killed process left is of no use."""
+
+
+@contextmanager
+def replacing(path: Path, sync_folder: bool = True) -> Iterator[Path]:
+    """Yield a new file to write to; at the end it is put on the disk and takes the place of ``path``.
+
+    At any moment the old or the new file is there, whole. A link at ``path`` is replaced, never written through.
+    ``sync_folder`` is false where a file that vouches for this one follows into the same folder.
+    """
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")  # two processes may write the same file
+    with explained(path):
+        try:
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            if sync_folder:
+                sync(path.parent)
+        except BaseException:  # a second Ctrl-C is no Exception
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file. What UTF-8 cannot hold of a text (half a surrogate pair) becomes a character reference."""
+    with replacing(path) as partial:
+        partial.write_bytes(content.encode(errors="xmlcharrefreplace") if isinstance(content, str) else content)
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder, and those above it, where there is none yet."""
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the system says about a file that cannot be written into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({why(error)}); mend that, or choose another place") from error
+
+
+def why(error: OSError) -> str:
+    """Return what the system says, on one line and without the path."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "the disk is full"
+    return error.strerror or " ".join(str(error).split())
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; a link itself, not what it points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """Remove what processes that died left of files that they were writing; nobody may be writing now."""
+    for partial in folder.glob(f"{name}{PARTIAL}"):
+        remove(partial)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file says; a ValueError if it says nothing sensible."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def sync(path: Path) -> None:
+    """Put a file on the disk, or which files a folder has."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,141 @@
+"""Checkpoints: the state after a round in two files, tensors and a manifest that vouches for them and for itself.
+
+``round-000012.json`` is written last. It holds the round, the hash of ``round-000012.safetensors``, the check of the
+record of that round, the configuration that decides the numbers, and the hash of all this.
+"""
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedbac.core.state import State, flatten, unflatten
+from fedbac.errors import CheckpointError
+from fedbac.files import read_json, remove, remove_partial, replacing, write_whole
+
+KEEP = 2
+NAME = re.compile(r"round-(\d{6,})\.(json|safetensors)")
+ANOTHER = "was the network or a policy changed, or was it written by another version?"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    file: Path
+    round: int
+    sha256: str
+    """Of the tensors."""
+    records: str
+    """The check of the record of the round; empty where records have none."""
+    experiment: dict[str, Any]
+    signed: bool
+
+    @property
+    def tensors(self) -> Path:
+        """The file of the tensors."""
+        return self.file.with_suffix(".safetensors")
+
+
+def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any]) -> None:
+    """Write the checkpoint of a state, and remove those before the newest two."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"round-{state.round:06d}.json"
+    with replacing(file.with_suffix(".safetensors"), sync_folder=False) as partial:
+        try:
+            save_file(flatten(state), partial)
+        except SafetensorError as error:  # how the library reports a failed write
+            raise OSError(errno.ENOSPC, str(error)) from error
+        digest = _digest(partial)
+    stated = {"round": state.round, "sha256": digest, "records": check, "experiment": experiment}
+    write_whole(file, json.dumps(stated | {"check": _check(stated)}))
+    tidy(folder, state.round)
+
+
+def found(folder: Path) -> list[Path]:
+    """Return the manifests, the newest first; their names alone are looked at."""
+    return [file for _, file in sorted(_files(folder), reverse=True) if file.suffix == ".json"]
+
+
+def newest(folder: Path) -> int:
+    """Return the round of the newest manifest, by its name; 0 if there is none."""
+    return max((round_ for round_, file in _files(folder) if file.suffix == ".json"), default=0)
+
+
+def tidy(folder: Path, last: int) -> None:
+    """Remove all but the newest two checkpoints up to a round, and what processes that died left."""
+    kept = sorted({round_ for round_, file in _files(folder) if file.suffix == ".json" and round_ <= last})[-KEEP:]
+    for round_, file in sorted(_files(folder)):  # manifests first: tensors without one are nothing
+        if round_ not in kept:
+            remove(file)
+    remove_partial(folder)
+
+
+def read_manifest(file: Path) -> Manifest:
+    """Return a manifest that agrees with itself, with its name and with its tensors."""
+    try:
+        stated = read_json(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: the checkpoint cannot be read ({error})") from error
+    try:
+        check = stated.pop("check", None)
+        manifest = Manifest(
+            file=file,
+            round=stated["round"],
+            sha256=stated["sha256"],
+            records=stated.get("records", ""),
+            experiment=stated["experiment"],
+            signed=check is not None,
+        )
+        whole = isinstance(manifest.round, int) and isinstance(manifest.experiment, dict)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: the checkpoint is damaged (it is no manifest)") from error
+    if not whole or (check is not None and check != _check(stated)):
+        raise CheckpointError(f"{file}: the checkpoint is damaged (what it says does not match its hash)")
+    if file.stem != f"round-{manifest.round:06d}":
+        raise CheckpointError(f"{file}: the checkpoint is damaged (it says that it is of round {manifest.round})")
+    try:
+        digest = _digest(manifest.tensors)
+    except OSError as error:
+        raise CheckpointError(f"{manifest.tensors}: the checkpoint cannot be read ({error.strerror})") from error
+    if digest != manifest.sha256:
+        raise CheckpointError(f"{manifest.tensors}: the checkpoint is damaged (its hash is not the one written down)")
+    return manifest
+
+
+def load(manifest: Manifest, template: State) -> State:
+    """Return the state of a checkpoint, if it is one that the run could be in."""
+    file = manifest.tensors
+    try:
+        state: State = unflatten(template, load_file(file))
+    except KeyError as error:
+        raise CheckpointError(f"{file}: the checkpoint has no tensor {error}; {ANOTHER}") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: the checkpoint cannot be read ({error})") from error
+    misfit = state.misfit(template)
+    if misfit is not None:
+        raise CheckpointError(f"{file}: the checkpoint cannot be used ({misfit}); {ANOTHER}")
+    return replace(state, round=manifest.round)
+
+
+def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+    for file in folder.glob("round-*"):
+        name = NAME.fullmatch(file.name)
+        if name is not None:
+            yield int(name[1]), file
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(stated: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()

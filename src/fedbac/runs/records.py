@@ -1,0 +1,208 @@
+"""``rounds.jsonl``: one JSON object per complete round, each with a checksum that continues the one before.
+
+A line ends in ``"check"``: the first 16 hex digits of the SHA-256 of the check before it and of the line without its
+own. The first line continues the hash of all that ``config.yaml`` says, ``runtime`` apart. So no line can change,
+vanish or change its place unnoticed. Records in memory have no check.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from fedbac.errors import ConfigError, OutputError, RunFolderError
+from fedbac.files import write_whole
+
+Record = dict[str, Any]
+
+CHECK = re.compile(rb', "check": "([0-9a-f]{16})"\}\Z')
+"""How a line with a checksum ends."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a file of records holds, up to the first line that cannot be trusted."""
+
+    records: list[Record]
+    checks: list[str]
+    """Of each record; empty texts where records have none."""
+    signed: bool
+    """Whether records have checksums; those of earlier versions have none."""
+    trouble: str | None = None
+    """What is wrong with the line after the last record."""
+
+
+def root_of(config: Mapping[str, Any], source: Path) -> str:
+    """Return the hash of a configuration, which the first record continues; where a run is played may change."""
+    try:
+        json.dumps(config, default=str)  # a report shows all of it
+        fixed = {key: value for key, value in config.items() if key != "runtime"}
+        return _hash(json.dumps(fixed, sort_keys=True, default=str).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: it is no configuration of a run ({error}); restore it") from error
+
+
+def read_log(file: Path, root: str, signed: bool) -> Log:
+    """Return the records in a file; ``signed`` if they are known to have checksums.
+
+    What follows the last line break is half a line of a process that died, or that is writing now: no trouble.
+    """
+    try:
+        *lines, _ = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        raise RunFolderError(f"{file}: it cannot be read ({error.strerror}); put the run's own file back") from error
+    signed = signed or any(map(CHECK.search, lines))
+    log = Log([], [], signed)
+    previous = root if signed else ""
+    for number, line in enumerate(lines, start=1):
+        try:
+            record, previous = _parse(line, number, previous)
+        except ValueError as error:
+            return Log(log.records, log.checks, signed, f"line {number} {error}")
+        log.records.append(record)
+        log.checks.append(previous)
+    return log
+
+
+def record_in(line: bytes) -> Record | None:
+    """Return the record in a line, whatever its checksum; None if there is none."""
+    try:
+        return _record(line)
+    except ValueError:
+        return None
+
+
+class Writer:
+    """Adds records to a file that nobody else may touch meanwhile, and notices if somebody does."""
+
+    def __init__(self, file: Path, log: Log, root: Callable[[], str]) -> None:
+        self.file = file
+        self.check = log.checks[-1] if log.checks else None
+        self.signed = log.signed or not log.records
+        self._root = root
+        # A deleted file stays readable through its handle until that is closed.
+        self._handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+        self._size = os.fstat(self._handle).st_size
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._handle)
+
+    def append(self, record: Mapping[str, Any]) -> str:
+        """Put a record on the disk and return its check; an empty text in a file whose records have none."""
+        self._notice()
+        body, check = json.dumps(record, allow_nan=False).encode(), ""
+        if self.signed:
+            check = _continued(self._root() if self.check is None else self.check, body)
+            body = body[:-1] + f', "check": "{check}"}}'.encode()
+        line = memoryview(body + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._handle, line) :]
+            os.fsync(self._handle)
+        except OSError:
+            os.ftruncate(self._handle, self._size)  # half a line helps nobody
+            raise
+        self.check, self._size = check, self._size + len(body) + 1
+        return check
+
+    def _notice(self) -> None:
+        ours = os.fstat(self._handle)
+        try:
+            there = os.stat(self.file, follow_symlinks=False)
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.file}: it was deleted during the run; {self._put_back()}") from None
+        if not os.path.samestat(ours, there) or ours.st_size != self._size:
+            raise RunFolderError(
+                f"{self.file}: somebody else changed it during the run, so no more rounds are added to it; see what "
+                f"it is, then resume with: fedbac resume {self.file.parent}"
+            )
+
+    def _put_back(self) -> str:
+        try:
+            write_whole(self.file, os.pread(self._handle, self._size, 0))
+        except OutputError as error:
+            return f"its folder is gone too, or cannot be written ({error})"
+        return f"all rounds that were in it have been put back, resume with: fedbac resume {self.file.parent}"
+
+
+def _parse(line: bytes, number: int, previous: str) -> tuple[Record, str]:
+    """Return a record and its check; a ValueError says what is wrong with the line."""
+    check = ""
+    if previous:
+        end = CHECK.search(line)
+        line = line[: end.start()] + b"}" if end else line
+        check = _continued(previous, line)
+        if end is None or end[1] != check.encode():
+            also = ", which covers config.yaml too" if number == 1 else ""
+            raise ValueError(f"does not match its checksum{also}")
+    record = _record(line)
+    if record["round"] != number:
+        raise ValueError(f"holds round {record['round']}")
+    return record, check
+
+
+def _record(line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is no record") from error
+    if not isinstance(record, dict):
+        raise ValueError("is no record")
+    for key, fits in FIELDS.items():
+        if key not in record:
+            raise ValueError(f"has no {key!r}")
+        if not fits(record[key]):
+            raise ValueError(f"has a strange {key!r}")
+    return record
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number_or_none, value))
+
+
+def _are_bytes(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, dict) and all(map(_are_bytes, value.values())))
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "round": _is_number,
+    "accuracy": _is_number,
+    "accuracy_std": _is_number,
+    "accuracy_min": _is_number,
+    "accuracy_max": _is_number,
+    "accuracy_weighted": _is_number,
+    "accuracy_global": _is_number_or_none,
+    "accuracy_per_edge": _are_numbers,
+    "loss": _is_number_or_none,
+    "assignment": _are_numbers,
+    "moves": _is_number,
+    "active_clusters": _is_number,
+    "failed": lambda value: isinstance(value, list),
+    "bytes": lambda value: isinstance(value, dict) and _are_bytes(value),
+    "seconds": _is_number,
+}
+"""What summaries and reports need of every record."""
+
+
+def _continued(check: str, body: bytes) -> str:
+    return _hash(check.encode() + body)[:16]
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

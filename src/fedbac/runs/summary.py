@@ -1,0 +1,42 @@
+"""The summary of a run: a function of its configuration and its records, and so never taken from a file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbac.errors import ConfigError
+from fedbac.rounds import metrics
+
+NEEDED: dict[str, type] = {
+    "seed": int,
+    "method.name": str,
+    "task.dataset": str,
+    "task.rounds": int,
+    "task.targets": list,
+    "evaluation.last_rounds": int,
+    "evaluation.target_patience": int,
+}
+"""What tables and summaries need of an experiment, whatever version wrote it."""
+
+
+def check_experiment(experiment: Mapping[str, Any], source: Path) -> None:
+    """Refuse an experiment that nothing can be said about; ``source`` is the file that it comes from."""
+    for path, kind in NEEDED.items():
+        node: Any = experiment
+        for step in path.split("."):
+            node = node.get(step) if isinstance(node, Mapping) else None
+        if not isinstance(node, kind) or isinstance(node, bool):
+            problem = "is missing" if node is None else f"is {node!r}"
+            raise ConfigError(f"{source}: experiment.{path} {problem}; restore the file")
+
+
+def summarize(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the summary of a run from its experiment, as its configuration has it, and its records."""
+    task, judge = experiment["task"], experiment["evaluation"]
+    return {
+        "method": experiment["method"]["name"],
+        "dataset": task["dataset"],
+        "seed": experiment["seed"],
+        "finished": len(records) == task["rounds"],
+        **metrics.summarize(records, task["targets"], judge["last_rounds"], judge["target_patience"]),
+    }
