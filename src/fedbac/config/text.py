@@ -64,7 +64,7 @@ class _Loader(_FAST):  # type: ignore[misc]
         return built
 
 
-def _error(place: yaml.Node | yaml.Event, problem: str) -> yaml.YAMLError:
+def _error(place: Any, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(problem=problem, problem_mark=place.start_mark)
 
 
@@ -120,7 +120,7 @@ def _measure(text: str) -> None:
                 size[event.anchor] = weight
             if isinstance(event, yaml.CollectionStartEvent):
                 around.append((event.anchor, values - weight))
-                size.pop(event.anchor, None)
+                size.pop(event.anchor or "", None)  # not complete yet, so it cannot stand in itself
         if len(around) > MAX_DEPTH:
             raise _error(event, f"nested deeper than {MAX_DEPTH} levels")
         if values > MAX_VALUES:

@@ -19,7 +19,7 @@ from fedbac.models import UserNetwork
 from fedbac.presets import tasks
 from fedbac.rounds import metrics
 from fedbac.rounds.cloud import rounds, start
-from fedbac.runs.configure import Inputs, configure, experiment_in
+from fedbac.runs.configure import Inputs, configure, experiment_in, reached
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder
 from fedbac.version import __version__
@@ -189,9 +189,13 @@ def resume(
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     data_folder: Path | str | None = None,
+    address: str | None = None,
 ) -> Run:
-    """Resume the run in a folder and return it; data and networks that were given in Python are given again."""
-    return finish(play_folder(RunFolder(folder), Inputs(dataset, shards, network, data_folder)))
+    """Resume the run in a folder and return it; data and networks given in Python, and an address, are given again."""
+    place, inputs = RunFolder(folder), Inputs(dataset, shards, network, data_folder)
+    experiment, runtime = experiment_in(place, with_data=dataset is not None)
+    runtime = reached(runtime, address, place.config_file)
+    return finish(play(experiment, folder=place, runtime=runtime, inputs=inputs, continued=True))
 
 
 def load(folder: Path | str) -> Run:

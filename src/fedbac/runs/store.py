@@ -29,6 +29,7 @@ from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
 from fedbac.runs.files import replacing, write_whole
+from fedbac.runs.naming import usable
 
 KEEP_CHECKPOINTS = 2
 
@@ -55,7 +56,7 @@ class RunFolder:
     """Writes a run's folder, and reads it back."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = usable(path)
         self.config_file = self.path / "config.yaml"
         self.rounds_file = self.path / "rounds.jsonl"
         self.summary_file = self.path / "summary.json"
