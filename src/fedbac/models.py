@@ -14,6 +14,8 @@ from fedbac.core.settings import Settings, Width
 from fedbac.errors import ConfigError
 
 LENET_WIDTHS = (6, 16, 120, 84)
+MAX_WEIGHTS = 100_000_000
+"""Of one network that a configuration describes: clients take several times 400 MB each to train it."""
 
 
 class LeNet5(Settings):
@@ -101,6 +103,14 @@ def builder(
             torch.manual_seed(torch_seed(seed, "init", index))
             return network.build(shape, num_classes) if user is None else _renew(user)
 
+    if user is None:
+        with torch.device("meta"):  # without memory for the weights
+            count = sum(value.numel() for value in network.build(shape, num_classes).parameters())
+        if count > MAX_WEIGHTS:
+            raise ConfigError(
+                f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
+                f"{MAX_WEIGHTS:,}; make it narrower, or pass a network of your own in Python"
+            )
     _check_output(build(0), shape, num_classes)
     return build
 

@@ -6,7 +6,6 @@ Axes: M edges, N clients of all edges, G groups (edges, or the clients of one ed
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from scipy.special import log_softmax, softmax
 
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import Edges, Examples, FloatArray, IntArray, Settings
+from fedbac.data.shards import Shards
 from fedbac.errors import ConfigError, PartitionError
 
 # The lower bound keeps logarithms finite; below it every class has long gone to a single edge or client.
@@ -45,22 +45,6 @@ class Partition(Settings):
     """How often to draw again until both minimums hold (C.11)."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of each client's training examples kept apart for validation, rounded down."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """Who holds which examples; clients are numbered through, edge by edge."""
-
-    train: tuple[IntArray, ...]
-    """Per client: indices into ``x_train``, without those for validation."""
-    validation: tuple[IntArray, ...]
-    """Per client: indices into ``x_train``."""
-    test: tuple[IntArray, ...]
-    """Per edge: indices into ``x_test``."""
-    clients: tuple[range, ...]
-    """Per edge: the numbers of its clients."""
-    noisy: tuple[int, ...] = ()
-    """The clients whose labels were made noisy (see ``Noise``)."""
 
 
 def partition(

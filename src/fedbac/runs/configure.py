@@ -44,6 +44,9 @@ def configure(
             raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
         changes["dataset"] = inputs.dataset.name
     if inputs.shards is not None:
+        if not isinstance(inputs.shards, Shards):
+            raise ConfigError(f"shards: it must be fedbac.Shards, not {type(inputs.shards).__name__}")
+        inputs.shards.checked()
         changes |= {
             "num_edges": len(inputs.shards.clients),
             "clients_per_edge": tuple(len(clients) for clients in inputs.shards.clients),
