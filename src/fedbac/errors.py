@@ -60,6 +60,13 @@ class CheckpointError(RunFolderError):
     """No checkpoint in the run folder can be read."""
 
 
+def visible(text: object) -> str:
+    """Return text in which nothing moves a cursor, colours or hides: all but line ends is printable or an escape."""
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in str(text)
+    )
+
+
 def quoted(value: object) -> str:
     """Return a value as a message shows it: on one line, control characters made visible, long ones cut short."""
     if isinstance(value, str | bytes):

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from fedbac.cli import lists, reporting, running
 from fedbac.cli.playing import MENDABLE
-from fedbac.cli.terminal import err, say, visible
+from fedbac.cli.terminal import err, say
+from fedbac.errors import visible
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
 from fedbac_paper.command import reproduce

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.progress import Progress
 
-from fedbac.cli.terminal import err, out, progress_bars, say, shown, visible
+from fedbac.cli.terminal import err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
-from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError
+from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError, visible
 from fedbac.runs import sweep
 from fedbac.runs.stopping import Interrupted, Stop
 from fedbac.runs.store import Run, Tail

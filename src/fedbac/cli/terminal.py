@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedbac.errors import visible
+
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
@@ -38,13 +40,6 @@ MemoryOption = Annotated[
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are in the folder.")]
-
-
-def visible(text: object) -> str:
-    """Return text in which nothing moves the cursor, colours or hides: control characters are shown as escapes."""
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in str(text)
-    )
 
 
 def shown(text: object) -> str:

@@ -11,7 +11,7 @@ from fedbac.config.explain import parse
 from fedbac.core import trees
 from fedbac.core.state import State
 from fedbac.data import Dataset, Shards
-from fedbac.engines import connect
+from fedbac.engines import check_room, connect
 from fedbac.errors import RunFolderError
 from fedbac.federation import assemble
 from fedbac.local import describe
@@ -51,6 +51,7 @@ def play(
         network=inputs.network,
         data_folder=inputs.data_folder,
     )
+    check_room(experiment, federation)
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
     config = {
