@@ -17,6 +17,9 @@ FederationError          what the world does
 import difflib
 from collections.abc import Iterable
 
+LONGEST_QUOTE = 200
+"""Characters of a value that a message repeats."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message names the field, the value and what is allowed."""
@@ -62,12 +65,32 @@ class CheckpointError(RunFolderError):
     """No checkpoint in the run folder can be read."""
 
 
+def visible(text: object) -> str:
+    """Return text in which nothing moves a cursor, colours or hides: all but line ends is printable or an escape."""
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in str(text)
+    )
+
+
+def quoted(value: object) -> str:
+    """Return a value as a message shows it: on one line, control characters made visible, long ones cut short."""
+    if isinstance(value, str | bytes):
+        value, cut = value[:LONGEST_QUOTE], len(value) > LONGEST_QUOTE
+        return f"{value!r}{'…' * cut}"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes; a tree deeper than its stack
+        return f"this {type(value).__name__}"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
     """Say that a name is unknown, with the nearest one or all that there are."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), names, n=1)
+    name = name if isinstance(name, str) else quoted(name)
+    near = difflib.get_close_matches(name[:LONGEST_QUOTE].lower(), names, n=1)
     return (
-        f"unknown {what} {str(name)!r}; "
+        f"unknown {what} {quoted(name)}; "
         + (f"did you mean {near[0]!r}? " if near else "")
         + f"known: {', '.join(names)}"
     )

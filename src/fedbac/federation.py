@@ -58,6 +58,8 @@ def assemble(
         shards = data.partition(
             dataset.y_train, dataset.y_test, dataset.num_classes, task.clients(), task.partition, experiment.seed
         )
+    else:
+        shards = shards.checked(len(dataset.y_train), len(dataset.y_test))
     if task.noise is not None:
         dataset, shards = data.add_noise(dataset, shards, task.noise, experiment.seed)
     sites = tuple(

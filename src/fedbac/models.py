@@ -5,22 +5,24 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
-from fedbac.core.settings import Settings
+from fedbac.core.settings import Settings, Width
 from fedbac.errors import ConfigError
 
 LENET_WIDTHS = (6, 16, 120, 84)
+MAX_WEIGHTS = 100_000_000
+"""Of one network that a configuration describes: clients take several times 400 MB each to train it."""
 
 
 class LeNet5(Settings):
     """LeNet-5 without padding: 62,006 weights for 3×32×32, 44,426 for 1×28×28 (C.7)."""
 
     kind: Literal["lenet5"] = "lenet5"
-    width: PositiveFloat | tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = 1.0
+    width: Annotated[float, Field(gt=0, le=100)] | tuple[Width, Width, Width, Width] = 1.0
     """A multiplier, or the four layer widths; 1.41 gives the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
     activation: Literal["relu", "tanh"] = "relu"
     """Not given in the paper (C.7); the native kernel knows ReLU."""
@@ -59,7 +61,7 @@ class Perceptron(Settings):
     """A multi-layer perceptron on the flattened example; no hidden layer makes it a linear model."""
 
     kind: Literal["mlp"] = "mlp"
-    hidden: tuple[PositiveInt, ...] = (32,)
+    hidden: Annotated[tuple[Width, ...], Field(max_length=100)] = (32,)
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return the network for examples of this shape."""
@@ -101,6 +103,14 @@ def builder(
             torch.manual_seed(torch_seed(seed, "init", index))
             return network.build(shape, num_classes) if user is None else _renew(user)
 
+    if user is None:
+        with torch.device("meta"):  # without memory for the weights
+            count = sum(value.numel() for value in network.build(shape, num_classes).parameters())
+        if count > MAX_WEIGHTS:
+            raise ConfigError(
+                f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
+                f"{MAX_WEIGHTS:,}; make it narrower, or pass a network of your own in Python"
+            )
     _check_output(build(0), shape, num_classes)
     return build
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from fedbac.cli.playing import Board, show_failures
 from fedbac.cli.terminal import (
+    MOST_JOBS,
     DataOption,
     DeviceOption,
     OutOption,
@@ -19,7 +19,9 @@ from fedbac.cli.terminal import (
     TrainerOption,
     out,
     progress_bars,
+    say,
     say_if_runs_take_turns,
+    shown,
 )
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
@@ -35,12 +37,15 @@ from fedbac_paper.pages import write_pages
 from fedbac_paper.plan import Filter, Pass, points, seconds_left, status, work
 from fedbac_paper.results import read_results, write_results
 
+MOST_SEEDS = 1000
 NAMES = ", ".join((*ARTEFACTS, "all"))
 
 
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="ARTEFACT...", help=f"{NAMES} (all but calibration).")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0 to n − 1; they set partition and start.")] = 3,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Seeds 0 to n − 1; they set partition and start.")
+    ] = 3,
     first_seed: Annotated[
         int, typer.Option("--first-seed", min=0, help="Run only seeds from this one on; earlier results stay.")
     ] = 0,
@@ -53,9 +58,11 @@ def reproduce(
     datasets: Annotated[list[str], typer.Option("--data-set", help="Only runs on this data set; repeatable.")] = [],  # noqa: B006
     tasks: Annotated[list[str], typer.Option("--task", help="Only runs of this task; repeatable.")] = [],  # noqa: B006
     variants: Annotated[list[str], typer.Option("--variant", help="Only this row of the artefact; repeatable.")] = [],  # noqa: B006
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Time limit; the same command resumes.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0, max=1e9, help="Time limit; the same command resumes.")
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs at a time; 1 on a GPU, else one per core.")
+        int | None, typer.Option("--jobs", min=1, max=MOST_JOBS, help="Runs at a time; 1 on a GPU, else one per core.")
     ] = None,
     device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
@@ -101,9 +108,9 @@ def reproduce(
             stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
         for artefact in artefacts:
             found = collect(artefact, seeds, change, parent, before[artefact.name])
-            out.print(f"Results: {write_results(found, place)}", highlight=False, soft_wrap=True)
+            say(f"Results: {write_results(found, place)}")
     for path in write_pages([artefact.name for artefact in artefacts], place, pages_place):
-        out.print(f"Page: {path}", highlight=False, soft_wrap=True)
+        say(f"Page: {path}")
     if stopped:
         raise typer.Exit(130)
     if failed:
@@ -148,7 +155,7 @@ def _say_what_is_left(waiting: Sequence[Point]) -> None:
         out.print(f"{len(waiting)} runs are not finished; the same command resumes them:", highlight=False)
         for point in (point for point in waiting if status(point) == "begun"):
             done = f"{len(point.folder.read_records())} of {point.experiment.task.rounds} rounds"
-            out.print(f"  {point.folder.path.name}: {done}", highlight=False, soft_wrap=True)
+            say(f"  {point.folder.path.name}: {done}")
 
 
 def _show_plan(wanted: Sequence[Point]) -> None:
@@ -161,7 +168,7 @@ def _show_plan(wanted: Sequence[Point]) -> None:
     for point in wanted:
         experiment = point.experiment
         cells = (states[point.folder.path], str(experiment.task.rounds), f"{work(experiment) / 1e9:.2f}")
-        table.add_row(escape(point.folder.path.name), *cells)
+        table.add_row(shown(point.folder.path.name), *cells)
     out.print(table)
     seconds = {p.folder.path: float(p.folder.read().summary["seconds"]) for p in finished}
     left = seconds_left(todo, seconds, finished)

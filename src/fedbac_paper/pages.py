@@ -11,7 +11,7 @@ from fedbac_paper.claims import Claim
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.settings import CALIBRATED
-from fedbac_paper.tables import NONE, runs_in_words, table
+from fedbac_paper.tables import NONE, code, literal, runs_in_words, table
 from fedbac_paper.tasks import FORMAT_1, task_name
 from fedbac_paper.verdicts import FEWEST_SEEDS, RULES
 
@@ -68,7 +68,11 @@ def page(results: Results) -> str:
 def heading(results: Results) -> str:
     """Return a page's title; a pass that is no reproduction says so there."""
     title = ARTEFACTS[results.artefact].title
-    return f"{results.kind}, not a reproduction ({', '.join(results.changes)}): {title}" if results.changes else title
+    return (
+        f"{results.kind}, not a reproduction ({', '.join(map(literal, results.changes))}): {title}"
+        if results.changes
+        else title
+    )
 
 
 def progress(results: Results) -> str:
@@ -100,7 +104,7 @@ def _origin(artefact: Artefact, results: Results) -> str:
     if not results.findings:
         return "\n".join([*lines, "No run is finished yet."])
     seeds = sorted({found.seed for found in results.findings})
-    machines = Counter(f"{found.machine}, trainer `{found.trainer}`" for found in results.findings)
+    machines = Counter(f"{literal(found.machine)}, trainer {code(found.trainer)}" for found in results.findings)
     hours = sum(found.seconds for found in results.findings) / 3600
     lines.append(f"{progress(results)}, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in all, on:")
     lines += ["", *(f"- {machine} ({runs_in_words(count)})" for machine, count in sorted(machines.items()))]
@@ -109,6 +113,6 @@ def _origin(artefact: Artefact, results: Results) -> str:
     if used:
         lines += ["", "Settings that the paper leaves open, the same for all methods (others at their defaults):", ""]
         for dataset in used:
-            chosen = ", ".join(f"`{setting}`" for setting in results.settings.get(dataset, ())) or "the defaults"
+            chosen = ", ".join(map(code, results.settings.get(dataset, ()))) or "the defaults"
             lines.append(f"- {task_name(dataset, alpha=False)}: {chosen}")
     return "\n".join(lines)

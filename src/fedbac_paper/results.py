@@ -2,38 +2,55 @@
 
 import json
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from fedbac.config.explain import parse
-from fedbac.core.settings import Settings
-from fedbac.errors import ConfigError
+from fedbac.core.settings import MAX_EDGES, MAX_ROUNDS, Rounds, Seed, Settings
+from fedbac.errors import ConfigError, quoted
 from fedbac.files import make_folder, read_json, write_whole
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Line = Annotated[str, StringConstraints(max_length=1000)]
+
+
+def _share_in_words(text: str) -> str:
+    if not 0 < float(text) < 1:
+        raise ValueError(f"{quoted(text)} is no accuracy between 0 and 1")
+    return text
 
 
 class Bytes(Settings):
     """Traffic: of training between clients and edges (all that the paper counts), of training, of everything."""
 
-    client_train: int
-    train: int
-    everything: int
+    client_train: Count
+    train: Count
+    everything: Count
 
 
 class Target(Settings):
     """When a target was reached and what had been sent until then; None if it never was."""
 
-    round: int | None
+    round: Rounds | None
     bytes: Bytes | None
 
 
 class Curve(Settings):
     """Some rounds of a run."""
 
-    round: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    moves: tuple[int, ...]
+    round: Annotated[tuple[Rounds, ...], Field(min_length=1)]
+    accuracy: tuple[Share, ...]
+    moves: tuple[Count, ...]
     """Reassignments so far."""
-    active_clusters: tuple[int, ...]
+    active_clusters: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _equally_long(self) -> Self:
+        if len({len(self.round), len(self.accuracy), len(self.moves), len(self.active_clusters)}) > 1:
+            raise ValueError("round, accuracy, moves and active_clusters must be equally long")
+        return self
 
     def at(self, round_: int) -> float | None:
         """Return the accuracy at a round that the curve keeps."""
@@ -47,36 +64,36 @@ class Curve(Settings):
 class Finding(Settings):
     """What one run showed; accuracies are shares of 1, edges are judged by their mean over the last rounds."""
 
-    task: str
-    variant: str
-    seed: int
-    config: str
+    task: Line
+    variant: Line
+    seed: Seed
+    config: Line
     """The hash of the experiment."""
-    data: str
+    data: Line
     """The beginning of the hash of the data."""
-    rounds: int
-    accuracy: float
-    accuracy_std_last: float
-    edge_min: float
-    edge_max: float
-    edge_std: float
-    moves: int
-    active_clusters: int
-    targets: dict[str, Target]
+    rounds: Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+    accuracy: Share
+    accuracy_std_last: Share
+    edge_min: Share
+    edge_max: Share
+    edge_std: Share
+    moves: Count
+    active_clusters: Annotated[int, Field(ge=0, le=MAX_EDGES)]
+    targets: dict[Annotated[Line, AfterValidator(_share_in_words)], Target]
     bytes: Bytes
-    trainer: str
-    machine: str
-    seconds: float
+    trainer: Line
+    machine: Line
+    seconds: Annotated[float, Field(ge=0, le=1e12)]
     curve: Curve | None = None
 
 
 class Results(Settings):
     """All findings of an artefact, and what a reader must know about them."""
 
-    artefact: str
-    changes: tuple[str, ...] = ()
+    artefact: Line
+    changes: tuple[Line, ...] = ()
     """What made the pass a quick or changed one; empty for a reproduction."""
-    settings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    settings: dict[Line, tuple[Line, ...]] = Field(default_factory=dict)
     """The calibrated settings per data set."""
     findings: tuple[Finding, ...] = ()
 

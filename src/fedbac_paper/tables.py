@@ -1,11 +1,14 @@
 """Tables of the pages: how numbers stand in them, and the tables that several pages share."""
 
+import html
 import math
+import re
 from collections.abc import Collection, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 
+from fedbac.errors import visible
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.paper import look_up, printed_as
 from fedbac_paper.results import Results
@@ -17,6 +20,17 @@ ACCURACY = "Distributed accuracy in percent: the mean over seeds of the mean ove
 SPREADS = ["std over seeds", "std over the last ten rounds"]
 ACCURACY_HEADER = ["method", "paper", "ours", *SPREADS, "difference", "seeds"]
 OURS = ["ours", "std over seeds", "difference"]
+
+
+def literal(text: str) -> str:
+    """Return text of a result file for a page: one line, in which nothing is HTML, a link, emphasis or a new cell."""
+    line = html.escape(visible(" ".join(text.split())), quote=False)
+    return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
+
+
+def code(text: str) -> str:
+    """Return text of a result file as code, which nothing in it can end."""
+    return f"`{visible(' '.join(text.split())).replace('`', chr(39)).replace('|', '¦')}`"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

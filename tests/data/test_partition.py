@@ -186,9 +186,9 @@ def test_what_can_never_fit_fails_at_once() -> None:
     with pytest.raises(
         PartitionError, match="3000 training examples cannot give 8 clients min_client_samples=400 each"
     ):
-        split(min_client_samples=400, max_attempts=10**9)
+        split(min_client_samples=400, max_attempts=10_000)
     with pytest.raises(PartitionError, match="1000 test examples cannot give 3 edges min_edge_test=334 each"):
-        split(min_edge_test=334, max_attempts=10**9)
+        split(min_edge_test=334, max_attempts=10_000)
 
 
 def test_edges_need_clients_and_labels_must_fit() -> None:

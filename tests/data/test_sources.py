@@ -186,9 +186,9 @@ def test_what_is_fetched_is_found(server: tuple[str, Path], tmp_path: Path, monk
     layouts.write_cifar(root, COLOUR)
     with tarfile.open(root / "cifar.tar.gz", "w:gz") as tar:
         tar.add(root / "cifar-10-batches-py", "cifar-10-batches-py")
-    md5 = pooch.file_hash(str(root / "cifar.tar.gz"), "md5")
+    sha256 = pooch.file_hash(str(root / "cifar.tar.gz"))
     (official,) = SOURCES["cifar10"].downloads
-    offer(monkeypatch, "cifar10", Download(f"{url}/cifar.tar.gz", md5, official.path, official.members))
+    offer(monkeypatch, "cifar10", Download(f"{url}/cifar.tar.gz", sha256, official.path, official.members))
     cache = fetch("cifar10")
     assert cache == tmp_path / "cache"
     assert [path.name for path in cache.iterdir()] == ["cifar-10-batches-py"], "the archive or scratch was left behind"
@@ -217,7 +217,7 @@ def test_a_wrong_checksum_leaves_nothing_behind(
     url, root = server
     layouts.write_svhn(root, COLOUR)
     names = ("train_32x32.mat", "test_32x32.mat")
-    offer(monkeypatch, "svhn", *(Download(f"{url}/{name}", "0" * 32, name) for name in names))
+    offer(monkeypatch, "svhn", *(Download(f"{url}/{name}", "0" * 64, name) for name in names))
     with pytest.raises(DataNotFoundError, match="hash"):
         fetch("svhn")
     assert list((tmp_path / "cache").iterdir()) == []

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from fedbac import data
-from fedbac.cli.terminal import DataOption, SetOption, TaskOption, out
+from fedbac.cli.terminal import DataOption, SetOption, TaskOption, out, say, shown
 from fedbac.config.text import to_yaml
 from fedbac.presets import methods as rows
 from fedbac.presets import tasks as known
@@ -66,7 +66,7 @@ def data_list(data_folder: DataOption = None) -> None:
     for title in ("data set", "found in", "what it is", "licence"):
         table.add_column(title, overflow="fold")
     for entry in data.available(data_folder):
-        table.add_row(entry.name, str(entry.where or "not here"), entry.description, entry.licence)
+        table.add_row(entry.name, shown(entry.where or "not here"), entry.description, entry.licence)
     out.print(table)
 
 
@@ -78,4 +78,4 @@ def data_get(
     ] = None,
 ) -> None:
     """Download a data set from its official source and check it."""
-    out.print(f"{name} is in {data.fetch(name, folder)}", highlight=False, soft_wrap=True)
+    say(f"{name} is in {data.fetch(name, folder)}")

@@ -1,16 +1,21 @@
 """The command ``fedbac``: its commands, and what becomes of errors and signals."""
 
+import io
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.logging import RichHandler
-from rich.markup import escape
+from rich.text import Text
 
 from fedbac.cli import lists, reporting, running
 from fedbac.cli.playing import MENDABLE
-from fedbac.cli.terminal import err
+from fedbac.cli.terminal import err, say
+from fedbac.errors import visible
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
 from fedbac_paper.command import reproduce
@@ -52,19 +57,51 @@ def _options(version: VersionOption = False) -> None:
     pass
 
 
+class _Plain(logging.Formatter):
+    """Warnings quote paths and files, which may hold anything."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def main() -> None:
     """Run the command; errors that a person can mend are one message, not a traceback."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False, show_time=False)],
-    )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding cannot show
+    handler = RichHandler(console=err, show_path=False, show_time=False)
+    handler.setFormatter(_Plain("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    with _flushed():
+        try:
+            with interrupting():
+                app()
+        except Interrupted:
+            say("Stopped at once; all complete rounds are saved. The same command resumes.", err)
+            sys.exit(130)
+        except MENDABLE as error:
+            _fail(str(error))
+        except MemoryError:
+            _fail("there is not enough memory; use fewer or smaller edges, clients or networks")
+        except OSError as error:  # a place on the disk that nobody checked before it was used
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(message: str) -> None:
+    """Say what is wrong and end the command; lines after the first are indented, so that a name cannot forge one."""
+    text = visible(message).replace("\n", "\n  ")
+    err.print("[bold red]error:[/]", Text(text), highlight=False, soft_wrap=True)
+    sys.exit(2)
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Write out what is left of the output; end quietly where its reader has gone, as under ``| head``."""
     try:
-        with interrupting():
-            app()
-    except Interrupted:
-        err.print("Stopped at once; all complete rounds are saved. The same command resumes.", soft_wrap=True)
-        sys.exit(130)
-    except MENDABLE as error:
-        err.print("[bold red]error:[/]", escape(str(error)), highlight=False, soft_wrap=True)
-        sys.exit(2)
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its end
+            sys.exit(1)

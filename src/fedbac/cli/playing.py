@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress
 
-from fedbac.cli.terminal import err, out, progress_bars
+from fedbac.cli.terminal import err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
-from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError
+from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError, visible
 from fedbac.runs import sweep
 from fedbac.runs.stopping import Interrupted, Stop
 from fedbac.runs.store import Run, Tail
@@ -56,7 +55,7 @@ def play_all(
 def _stopped(how: str, folder: Path) -> typer.Exit:
     """Say that all complete rounds are saved and how to resume; return what ends the command."""
     to_resume = f"To resume: fedbac resume {folder}, or the same command without --overwrite."
-    err.print(f"{how}; all complete rounds are saved. {to_resume}", highlight=False, soft_wrap=True)
+    say(f"{how}; all complete rounds are saved. {to_resume}", err)
     return typer.Exit(130)
 
 
@@ -67,8 +66,8 @@ def show_failures(failures: Mapping[Path, Exception]) -> None:
         text = str(error) if isinstance(error, MENDABLE) else "".join(traceback.format_exception(error))
         together.setdefault(text.strip(), []).append(path.name)
     for text, names in together.items():
-        err.print(f"[bold red]failed:[/] {escape(', '.join(names))}", highlight=False, soft_wrap=True)
-        err.print(text, highlight=False, markup=False, soft_wrap=True)
+        err.print(f"[bold red]failed:[/] {shown(', '.join(names))}", highlight=False, soft_wrap=True)
+        err.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class Board:
@@ -88,7 +87,7 @@ class Board:
         if len(points) <= FEW:
             for point, label, rounds in zip(points, self.labels, self.seen, strict=True):
                 line = bars.add_task(
-                    escape(label), total=_rounds(point), completed=rounds, note="", start=False, visible=False
+                    shown(label), total=_rounds(point), completed=rounds, note="", start=False, visible=False
                 )
                 self.lines.append(line)
         else:
@@ -128,7 +127,7 @@ class Board:
         self.bars.update(self.lines[index], completed=count, note=note + (suffix if count < total else ""))
         tenth = max(1, total // 10)
         if self.bars.disable and (count // tenth > self.seen[index] // tenth or count == 1):
-            out.print(f"{escape(self.labels[index])}: round {count}/{total}, {note}", highlight=False, soft_wrap=True)
+            out.print(f"{shown(self.labels[index])}: round {count}/{total}, {note}", highlight=False, soft_wrap=True)
 
     def _many(self, rounds: int, over: int, suffix: str) -> None:
         note = f"{over} of {len(self.points)} runs finished"
@@ -144,6 +143,6 @@ def _rounds(point: Point) -> int:
 
 
 def _note(record: Mapping[str, Any]) -> str:
-    clusters = record["active_clusters"]
+    clusters = int(record["active_clusters"])
     text = f"accuracy {100 * record['accuracy']:.2f} %, {clusters} cluster{'s' if clusters > 1 else ''}"
     return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from fedbac.cli.terminal import out
+from fedbac.cli.terminal import out, say, shown
 from fedbac.errors import ConfigError
 from fedbac.files import write_whole
 from fedbac.runs import sweep
@@ -43,13 +42,13 @@ def report(
         from fedbac.report import save_figures  # matplotlib is slow to import and needed only here
 
         for path in save_figures(runs, figures):
-            out.print(f"Figure: {path}", highlight=False, soft_wrap=True)
+            say(f"Figure: {path}")
 
 
 def conclude(runs: Sequence[Run], folder: Path) -> None:
     """Show runs that have just been played, and write their report into a folder."""
     _show(runs, folder / "report.html")
-    out.print(f"Runs: {folder}", highlight=False, soft_wrap=True)
+    say(f"Runs: {folder}")
 
 
 def conclude_sweep(runs: Sequence[Run], folder: Path) -> None:
@@ -58,7 +57,7 @@ def conclude_sweep(runs: Sequence[Run], folder: Path) -> None:
     by_name = {run.folder.name: run for run in runs if run.folder is not None}
     conclude([by_name[name] for row in rows for name in row["runs"]], folder)
     write_whole(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
-    out.print(f"Table: {folder / 'sweep.json'}", highlight=False, soft_wrap=True)
+    say(f"Table: {folder / 'sweep.json'}")
 
 
 def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
@@ -97,13 +96,14 @@ def _show(runs: Sequence[Run], page: Path) -> None:
     (header, rows), best = final(runs)
     out.print()
     out.print(_table(header, rows, best))
-    out.print(f"\n{outcome(runs)}", highlight=False, markup=False)
+    out.print(f"\n{shown(outcome(runs))}", highlight=False)
     for run in runs:
         wanted = run.config["experiment"]["task"]["rounds"]
         if len(run.records) < wanted:
-            out.print(f"{run.name}: stopped after {len(run.records)} of {wanted} rounds", highlight=False, markup=False)
+            out.print(f"{shown(run.name)}: stopped after {len(run.records)} of {shown(wanted)} rounds", highlight=False)
     write_report(runs, page)
-    out.print(f"\nReport: {page}", highlight=False, soft_wrap=True)
+    out.print()
+    say(f"Report: {page}")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
@@ -119,18 +119,18 @@ def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) 
     """One run, or method, per line."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
-        table.add_column(title, justify="left" if index == 0 else "right", overflow="fold")
+        table.add_column(shown(title), justify="left" if index == 0 else "right", overflow="fold")
     for index, row in enumerate(rows):
-        table.add_row(*map(escape, row), style="bold green" if index == best else "")
+        table.add_row(*map(shown, row), style="bold green" if index == best else "")
     return table
 
 
 def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
     """One run, or method, per column."""
     table = Table(box=None, pad_edge=False)
-    table.add_column(header[0])
+    table.add_column(shown(header[0]))
     for index, row in enumerate(rows):
-        table.add_column(escape(row[0]), justify="right", style="bold green" if index == best else "")
+        table.add_column(shown(row[0]), justify="right", style="bold green" if index == best else "")
     for line, title in enumerate(header[1:], start=1):
-        table.add_row(title, *(row[line] for row in rows))
+        table.add_row(shown(title), *(shown(row[line]) for row in rows))
     return table

@@ -9,6 +9,7 @@ import typer
 from fedbac.cli.playing import play_all
 from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
 from fedbac.cli.terminal import (
+    MOST_JOBS,
     TASK_HELP,
     AddressOption,
     DataOption,
@@ -30,7 +31,8 @@ from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
 from fedbac.local import num_cores
 from fedbac.presets import tasks
-from fedbac.runs.configure import configure, experiment_in, read_experiment
+from fedbac.runs.configure import configure, experiment_in, reached, read_experiment
+from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import Point, grid, lay_out
 
@@ -65,10 +67,10 @@ def run(
         named = task or tasks.DEFAULT_TASK
         experiment = configure(method, named, seed=seed or 0, num_rounds=rounds, settings=settings)
         runtime, source = Runtime(), Path(named).stem
-    runtime = _changed(
-        runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
-    )
-    folder = RunFolder(out_folder or Path("runs") / f"{experiment.method.name}-{source}-seed{experiment.seed}")
+    runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = reached(runtime, address, Path(method))
+    name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
+    folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
     if below:
         raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
@@ -97,7 +99,7 @@ def compare(
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )
-    parent = out_folder or Path("runs") / f"compare-{Path(task).stem}"
+    parent = out_folder or Path("runs") / shortened(f"compare-{Path(task).stem}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
         return method if len(seeds) == 1 else f"{method}-seed{seed}"
@@ -121,7 +123,9 @@ def sweep(
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: SeedsOption = [0],  # noqa: B006
     rounds: RoundsOption = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time. Default: one per core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, max=MOST_JOBS, help="Runs at a time. Default: one per core.")
+    ] = None,
     device: DeviceOption = "cpu",
     trainer: TrainerOption = "auto",
     engine: Annotated[str, typer.Option("--engine", help="simulator, or ray (runs anywhere on a cluster).")] = (
@@ -133,9 +137,9 @@ def sweep(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
-    parent = out_folder or Path("runs") / f"sweep-{Path(task).stem}"
+    parent = out_folder or Path("runs") / shortened(f"sweep-{Path(task).stem}")
     points = grid(names, task, axes, listed, seeds, rounds, settings, parent)
-    jobs = jobs or num_cores()
+    jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
     own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1)
@@ -153,13 +157,18 @@ def resume(
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: as before.")] = None,
     workers: WorkersOption = None,
     memory: MemoryOption = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="simulator or ray. Default: as before.")] = None,
+    address: AddressOption = None,
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""
-    points = []
+    points, runtimes = [], []
     for place in run_folders([folder]):
-        experiment, runtime = experiment_in(place)
+        experiment, before = experiment_in(place)
+        runtime = _changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
+        runtimes.append(reached(runtime, address, place.config_file))
         points.append(Point(experiment, place, ()))
-        lay_out(points[-1:], _changed(runtime, device=device, workers=workers, memory_gib=memory))
+    for point, runtime in zip(points, runtimes, strict=True):
+        lay_out([point], runtime)
     runs = play_all(points, folder, data_folder=data_folder)
     conclude(runs, folder)
     _fail_if(len(runs) < len(points))

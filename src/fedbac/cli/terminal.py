@@ -9,11 +9,15 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-out = Console()
-err = Console(stderr=True)
+from fedbac.errors import visible
 
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
+
+MOST_JOBS = 1024
 TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
 TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
 SetOption = Annotated[
@@ -38,6 +42,16 @@ OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write t
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are in the folder.")]
 
 
+def shown(text: object) -> str:
+    """Return text of a file or a person for one line of the terminal, among our own markup."""
+    return escape(visible(text).replace("\n", "\\n"))
+
+
+def say(sentence: str, console: Console = out) -> None:
+    """Print one line that has no markup."""
+    console.print(shown(sentence), highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
     """Yield progress bars; silent where nobody watches."""
@@ -57,9 +71,8 @@ def say_if_runs_take_turns(device: str, jobs: int) -> None:
     """Say what several runs on one GPU lack: without NVIDIA's multi-process service their kernels only take turns."""
     service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
     if jobs > 1 and device != "cpu" and torch.cuda.is_available() and not service.exists():
-        err.print(
+        say(
             f"{jobs} runs at a time take turns on the GPU; with NVIDIA's multi-process service they run side by side: "
             "nvidia-cuda-mps-control -d (docs/performance.md)",
-            highlight=False,
-            soft_wrap=True,
+            err,
         )

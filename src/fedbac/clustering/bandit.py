@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field
 
 from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds, Settings
 
 CLUSTERS = Loss("clusters")
 NUM_FEATURES = 4
@@ -65,13 +65,13 @@ class LinUCB(Settings):
 
     kind: Literal["linucb"] = "linucb"
     adaptive: ClassVar[bool] = True
-    num_clusters: PositiveInt | None = None
+    num_clusters: Edges | None = None
     """K_max; one per edge when not given."""
-    period: PositiveInt = 20
+    period: Rounds = 20
     """τ_re, rounds between assignments. The paper's text says 20, its figures show 1 (C.21)."""
-    tau_norm: PositiveInt = 20
+    tau_norm: Rounds = 20
     """The τ_re inside the third feature of Eq. 7, kept apart from the period (C.21)."""
-    ucb_alpha: NonNegativeFloat = 0.3
+    ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"
     tie: Literal["random", "lowest", "stay"] = "random"

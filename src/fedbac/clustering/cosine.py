@@ -3,12 +3,12 @@
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, NonNegative, RoundsOrNone, Settings
 
 YARDSTICK_ROUNDS = 5
 """Rounds whose largest updates set the scale of relative thresholds."""
@@ -31,20 +31,20 @@ class CosineSplits(Settings):
 
     kind: Literal["cosine_splits"] = "cosine_splits"
     adaptive: ClassVar[bool] = True
-    epsilon_1: NonNegativeFloat = 0.4
+    epsilon_1: NonNegative = 0.4
     """ε1: the cluster's mean update is below this; 0 never splits."""
-    epsilon_2: NonNegativeFloat = 1.6
+    epsilon_2: NonNegative = 1.6
     """ε2: some member's update is above this."""
     thresholds: Literal["relative", "absolute"] = "relative"
     """Whether ε1 and ε2 count in units of a quarter of the first rounds' largest update (their median), since edges
     move less than clients do, or in plain norms as in the original."""
-    first_split: NonNegativeInt = 20
+    first_split: RoundsOrNone = 20
     """No split before this round."""
-    min_members: Annotated[int, Field(ge=3)] = 3
+    min_members: Annotated[int, Field(ge=3, le=MAX_EDGES)] = 3
     """The smallest cluster that may split."""
-    separation: NonNegativeFloat = 0.0
+    separation: NonNegative = 0.0
     """γ: accept a split only if √((1 − α)/2) is above this, α being the largest cosine across; 0 accepts all."""
-    max_clusters: PositiveInt | None = None
+    max_clusters: Edges | None = None
     """No more clusters than this; one per edge when not given."""
 
     def needs(self) -> frozenset[Query]:

@@ -3,12 +3,11 @@
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import PositiveInt
 
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, Settings
 
 Start = Literal["round_robin", "uniform", "random"]
 """How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""
@@ -43,7 +42,7 @@ class Fixed(Settings):
 
     kind: Literal["fixed"] = "fixed"
     adaptive: ClassVar[bool] = False
-    num_clusters: PositiveInt | None = None
+    num_clusters: Edges | None = None
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
 

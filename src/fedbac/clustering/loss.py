@@ -3,13 +3,13 @@
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, Rounds, Settings
 
 CLUSTERS = Loss("clusters")
 
@@ -30,9 +30,9 @@ class LowestLoss(Settings):
 
     kind: Literal["lowest_loss"] = "lowest_loss"
     adaptive: ClassVar[bool] = False
-    num_clusters: PositiveInt | None = 5
+    num_clusters: Edges | None = 5
     """Number of clusters; one per edge when null."""
-    period: PositiveInt = 20
+    period: Rounds = 20
     """Rounds between assignments; 1 is the original IFCA."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""

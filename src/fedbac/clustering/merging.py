@@ -8,14 +8,14 @@ import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from fedbac.clustering.fixed import start_labels
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
 
 OCCUPIED = Loss("occupied")
 PRIOR_SLOPE = 0.25
@@ -55,17 +55,17 @@ class Merging(Settings):
     reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
     """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
     validation data are few, so an edge leaves only if all of them speak for it."""
-    period: PositiveInt = 5
+    period: Rounds = 5
     """Rounds from one look to the next; doubles for as long as nobody moves."""
-    tolerance: NonNegativeFloat = 0.25
+    tolerance: NonNegative = 0.25
     """The gap at which merging is expected to neither help nor hurt."""
-    move_cost: NonNegativeFloat = 0.01
+    move_cost: NonNegative = 0.01
     """Merge only if the expected gain is above this."""
-    part_below: NonNegativeFloat = 0.05
+    part_below: NonNegative = 0.05
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
-    untrained_loss: PositiveFloat | None = None
+    untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
     def needs(self) -> frozenset[Query]:

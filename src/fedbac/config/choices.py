@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from fedbac.config.plugins import plugins
 from fedbac.core.settings import Settings
-from fedbac.errors import ConfigError, unknown
+from fedbac.errors import ConfigError, quoted, unknown
 
 
 class Choice:
@@ -63,7 +63,8 @@ class Choice:
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            text = f"{value!r} is no choice; give a kind, such as {next(iter(self.kinds))!r}, or settings with a kind"
+            first = next(iter(self.kinds))
+            text = f"{quoted(value)} is no choice; give a kind, such as {first!r}, or settings with a kind"
             raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
         if "kind" not in value:
             return inner(value)

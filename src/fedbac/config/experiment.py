@@ -4,14 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import Choice
@@ -20,7 +13,18 @@ from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
 from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.schemes import checked_phases
-from fedbac.core.settings import Settings
+from fedbac.core.settings import (
+    MAX_CLIENTS,
+    Edges,
+    Epochs,
+    Examples,
+    Name,
+    NonNegative,
+    Positive,
+    Rounds,
+    Seed,
+    Settings,
+)
 from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
@@ -36,6 +40,9 @@ SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
 SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
 
+MAX_PAIRS = 4_000_000
+"""Edges times clusters of which a policy keeps numbers: half a gigabyte for the one that keeps most."""
+
 CHOSEN: dict[str, Collection[str]] = {
     "topology": TOPOLOGY.kinds,
     "clustering": CLUSTERING.kinds,
@@ -50,13 +57,13 @@ CHOSEN: dict[str, Collection[str]] = {
 class Training(Settings):
     """Local SGD, the same for every method."""
 
-    epochs: PositiveInt = 5
+    epochs: Epochs = 5
     """E, passes over the client's data per round."""
-    batch_size: PositiveInt = 32
+    batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Not given in the paper (C.1)."""
     drop_last: bool = False
     """Leave out a last batch that is not full, unless it is the only one."""
-    learning_rate: PositiveFloat = 0.01
+    learning_rate: Positive = 0.01
     """η of the first round."""
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
@@ -64,9 +71,9 @@ class Training(Settings):
     """Of SGD, as in PyTorch."""
     momentum_state: Literal["reset", "persist"] = "reset"
     """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
-    weight_decay: NonNegativeFloat = 5e-4
+    weight_decay: NonNegative = 5e-4
     """Of SGD, on every network."""
-    clip_norm: PositiveFloat | None = 1.0
+    clip_norm: Positive | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
     """A norm for each network, so that a method of two steps as far with each as a method of one, or one over all that
@@ -80,15 +87,17 @@ class Training(Settings):
 class Task(Settings):
     """What is learned, from which data, spread how, with which network and local training."""
 
-    dataset: str = "fashion-mnist-mini"
+    dataset: Name = "fashion-mnist-mini"
     """Name of a data set (see: fedbac data list), or of the one handed over in Python."""
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
-    num_edges: PositiveInt = 10
+    num_edges: Edges = 10
     """M."""
-    clients_per_edge: PositiveInt | tuple[NonNegativeInt, ...] = 10
+    clients_per_edge: (
+        Annotated[int, Field(gt=0, le=MAX_CLIENTS)] | tuple[Annotated[int, Field(ge=0, le=MAX_CLIENTS)], ...]
+    ) = 10
     """N_m: one number, or one per edge."""
-    rounds: PositiveInt = 100
+    rounds: Rounds = 100
     """T, cloud rounds."""
     partition: Partition = Partition()
     """How the data are spread over edges and clients."""
@@ -102,7 +111,7 @@ class Task(Settings):
     """The network, of which a method may use several."""
     training: Training = Training()
     """Local SGD."""
-    targets: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.5, 0.6, 0.7, 0.8)
+    targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
     """Accuracies for which rounds and bytes to reach them are reported."""
 
     def clients(self) -> tuple[int, ...]:
@@ -120,6 +129,10 @@ class Task(Settings):
         for edge, count in enumerate(self.clients()):
             if count == 0:
                 raise ValueError(f"clients_per_edge: edge {edge} has no clients; every edge needs at least 1")
+        if sum(self.clients()) > MAX_CLIENTS:
+            raise ValueError(
+                f"num_edges and clients_per_edge make {sum(self.clients()):,} clients; there may be {MAX_CLIENTS:,}"
+            )
         return self
 
 
@@ -130,7 +143,7 @@ class Measurement(Settings):
     clients: Literal["trusted", "all", "selected"] = "trusted"
     """The clients whom the selection policy trusts (all, where it trusts nobody or cannot say), all clients of the
     edge, or those that trained in this round."""
-    max_samples_per_client: PositiveInt | None = 256
+    max_samples_per_client: Examples | None = 256
     """Cap, by a fixed subset; null uses all."""
     location: Literal["clients", "edge"] = "clients"
     """Who holds the training and validation data that are measured on: decides which bytes are counted."""
@@ -139,7 +152,7 @@ class Measurement(Settings):
 class Method(Settings):
     """A row of Table I: one choice per column."""
 
-    name: str
+    name: Name
     topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
     unit: Literal["edge", "client"] = "edge"
     """What is clustered: sites with all their clients, or every client for itself."""
@@ -188,16 +201,16 @@ class Evaluation(Settings):
     point: Literal["pre_reassign", "post_reassign", "edge_model"] = "pre_reassign"
     """Distributed accuracy after cloud aggregation with the labels of the round, with the new labels, or of the edges'
     own averages before the cloud's (C.14)."""
-    last_rounds: PositiveInt = 10
+    last_rounds: Rounds = 10
     """The final accuracy is the mean over this many last rounds."""
-    target_patience: PositiveInt = 3
+    target_patience: Rounds = 3
     """A target counts as reached in the first of this many consecutive rounds at or above it."""
 
 
 class Experiment(Settings):
     """Everything that decides the numbers of a run."""
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     task: Task
     method: Method
     evaluation: Evaluation = Evaluation()
@@ -234,6 +247,11 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
             if num_members > 1 or num_sites == task.num_edges
             else f"with method.topology {method.topology.kind!r} there is only {num_sites} site to cluster; "
             f"choose {num_sites}, hierarchical, or method.unit=client"
+        )
+    if num_clusters * num_sites > MAX_PAIRS and method.clustering.needs():
+        yield (
+            f"method.clustering {method.clustering.kind!r} looks at every pair of an edge and a cluster, "
+            f"{num_clusters * num_sites:,} here; there may be {MAX_PAIRS:,}: use fewer edges or clusters"
         )
     if num_clusters > 1 and "cluster" not in scopes:
         yield (
@@ -319,9 +337,9 @@ class Runtime(Settings):
     """Where and how the work is done. None of it changes what is computed, but for rounding and dropout's own draws."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    workers: PositiveInt | None = None
+    workers: Annotated[int, Field(gt=0, le=1024)] | None = None
     """Threads or processes on the CPU; one per core when not given."""
-    memory_gib: PositiveFloat | None = None
+    memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
     """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"

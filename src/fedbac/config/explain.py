@@ -8,9 +8,12 @@ from pydantic import ValidationError
 from fedbac.config.experiment import CHOSEN
 from fedbac.config.text import parse_yaml
 from fedbac.core.settings import Settings
-from fedbac.errors import ConfigError, unknown
+from fedbac.errors import ConfigError, quoted, unknown
 
 S = TypeVar("S", bound=Settings)
+
+MOST_MISTAKES = 10
+"""As many are listed; of more, how many there are."""
 
 
 def parse(cls: type[S], data: Any, where: str = "") -> S:
@@ -18,7 +21,9 @@ def parse(cls: type[S], data: Any, where: str = "") -> S:
     try:
         return cls.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(cls, detail, where) for detail in error.errors()]
+        details = error.errors()
+        lines = [_explain(cls, detail, where) for detail in details[:MOST_MISTAKES]]
+        lines += [f"and {len(details) - MOST_MISTAKES} more mistakes"] * (len(details) > MOST_MISTAKES)
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
@@ -27,8 +32,9 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
     out = _copy(tree)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
+        source = f"--set {quoted(assignment)}"
         if not equals or not path:
-            raise ConfigError(f"--set {assignment!r}: write it as path=value, for example task.training.batch_size=64")
+            raise ConfigError(f"{source}: write it as path=value, for example task.training.batch_size=64")
         *parents, leaf = path.split(".")
         node = out
         for parent in parents:
@@ -38,9 +44,9 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
             if isinstance(child, str) and parent in CHOSEN:
                 child = node[parent] = {"kind": child}
             if not isinstance(child, dict):
-                raise ConfigError(f"--set {assignment!r}: {parent!r} is a value, not a group of settings")
+                raise ConfigError(f"{source}: {quoted(parent)} is a value, not a group of settings")
             node = child
-        value = parse_yaml(text, f"--set {assignment!r}")
+        value = parse_yaml(text, source)
         if leaf == "kind" and value != node.get("kind"):
             node.clear()  # the settings of one kind mean nothing to another
         node[leaf] = value
@@ -65,7 +71,7 @@ def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
         return f"{where}: " + unknown("kind", detail["ctx"]["tag"], CHOSEN[path[-1]])
     if detail["type"] in {"value_error", "unknown_kind", "missing"}:
         return f"{where}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
-    return f"{where}: {value!r} is not allowed: {message[0].lower()}{message[1:]}"
+    return f"{where}: {quoted(value)} is not allowed: {message[0].lower()}{message[1:]}"
 
 
 def _fields_at(cls: type[Settings], path: Sequence[object]) -> list[str]:

@@ -1,12 +1,51 @@
-"""Frozen models of hyperparameters, and the arrays that policies compute with."""
+"""Frozen models of hyperparameters, the limits of their values, and the arrays that policies compute with."""
+
+import re
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from fedbac.errors import quoted
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+
+# Limits are far above what makes sense and far below what runs out of memory, or out of the kernels' number types.
+MAX_EDGES, MAX_CLIENTS, MAX_ROUNDS, MAX_EPOCHS = 10_000, 1_000_000, 999_999, 1_000
+MAX_NAME = 100
+"""Bytes of a name, so that a folder named after it and a few settings fits every file system."""
+
+Edges = Annotated[int, Field(gt=0, le=MAX_EDGES)]
+"""A number of edges, clusters or other things of which an edge has one."""
+Rounds = Annotated[int, Field(gt=0, le=MAX_ROUNDS)]
+RoundsOrNone = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+"""A number of rounds that may be zero."""
+Epochs = Annotated[int, Field(gt=0, le=MAX_EPOCHS)]
+Width = Annotated[int, Field(gt=0, le=100_000)]
+"""Outputs of one layer."""
+Examples = Annotated[int, Field(gt=0, le=1_000_000_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(ge=1e-30, le=1e30)]
+"""A number above zero that single precision, in which the kernels compute, holds too."""
+NonNegative = Annotated[float, Field(ge=0, le=1e30)]
+
+
+def plain_name(name: str) -> str:
+    """Return a name that may become a folder and a line of output, or raise a ValueError that says what is wrong."""
+    if len(name.encode(errors="surrogatepass")) > MAX_NAME:
+        raise ValueError(f"{quoted(name)} is too long for a name; use at most {MAX_NAME} characters")
+    if not re.fullmatch(r"\w[\w .,+()=@-]*", name):
+        raise ValueError(
+            f"{quoted(name)} is no plain name; use letters, digits, spaces and . , + - _ ( ) = @, "
+            "and begin with a letter or a digit"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(plain_name)]
 
 
 class Settings(BaseModel):

@@ -45,13 +45,13 @@ class State:
 
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
-        for field in ("parts", "label_M", "moved_M", "used_K", "trained", "momentum_M"):
+        for field in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M"):
             own, other = (_arrays(getattr(state, field), field) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):
                     return f"{path} is {found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
-        if not ((self.label_M >= 0) & (self.label_M < self.num_clusters)).all():
-            return f"label_M names clusters that are none of the {self.num_clusters}"
+        if not ((self.label_N >= 0) & (self.label_N < self.num_clusters)).all():
+            return f"label_N names clusters that are none of the {self.num_clusters}"
         return None
 
 

@@ -3,7 +3,8 @@
 from fedbac.data.augment import Augment
 from fedbac.data.datasets import Dataset
 from fedbac.data.noise import Noise, add_noise
-from fedbac.data.partition import Partition, Shards, class_counts, deal_test, partition
+from fedbac.data.partition import Partition, class_counts, deal_test, partition
+from fedbac.data.shards import Shards
 from fedbac.data.sources import Available, available, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
 

@@ -1,7 +1,9 @@
 """Random crops with zero padding and horizontal flips, for many images at once."""
 
+from typing import Annotated
+
 import torch
-from pydantic import NonNegativeInt
+from pydantic import Field
 from torch import Tensor
 
 from fedbac.core.rng import Rng
@@ -14,7 +16,7 @@ class Augment(Settings):
     Drawing and applying are apart, so that the draws come from the stream of each client whatever is batched together.
     """
 
-    crop_padding: NonNegativeInt = 4
+    crop_padding: Annotated[int, Field(ge=0, le=127)] = 4
     """Zero pixels added on each side before the image's own size is cut out again at a random place."""
     flip: bool = True
     """Mirror an image left to right with probability 1/2."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedbac.data.readers import Arrays, read_cifar, read_idx, read_npz, read_svhn
@@ -28,7 +29,7 @@ class Download:
     """One official file, its checksum, and its place in the folder; ``members`` are what to unpack from an archive."""
 
     url: str
-    md5: str
+    sha256: str
     path: str
     members: tuple[str, ...] = ()
 
@@ -45,16 +46,18 @@ class Source:
     num_classes: int = 10
 
 
+# The checksums are those that TensorFlow Datasets (cifar10: Keras) holds the same official files to. With them it does
+# not matter that a host serves its files without encryption only.
 _IDX = {
-    "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-    "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
-    "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
-    "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 _CIFAR = tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"))
 _SVHN = {
-    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+    "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+    "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
 }
 
 SOURCES = {
@@ -77,11 +80,11 @@ SOURCES = {
         ),
         downloads=tuple(
             Download(
-                f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}.gz",
-                md5,
+                f"https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{name}.gz",
+                sha256,
                 f"FashionMNIST/raw/{name}.gz",
             )
-            for name, md5 in _IDX.items()
+            for name, sha256 in _IDX.items()
         ),
         system_folders=(Path("/usr/share/datasets/fashion-mnist"),),  # of Debian's package dataset-fashion-mnist
     ),
@@ -92,7 +95,7 @@ SOURCES = {
         downloads=(
             Download(
                 "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "c58f30108f718f92721af3b95e74349a",
+                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
                 "cifar-10-python.tar.gz",
                 members=_CIFAR,
             ),
@@ -101,9 +104,12 @@ SOURCES = {
     "svhn": Source(
         description="99,289 colour images of house-number digits, 32x32, by Netzer et al.",
         licence="research, non-commercial",
-        layouts=(Layout(("svhn.npz",), read_npz), Layout(tuple(_SVHN), read_svhn)),
+        layouts=(
+            Layout(("svhn.npz",), read_npz),
+            Layout(tuple(_SVHN), partial(read_svhn, official=frozenset(_SVHN.values()))),
+        ),
         downloads=tuple(
-            Download(f"http://ufldl.stanford.edu/housenumbers/{name}", md5, name) for name, md5 in _SVHN.items()
+            Download(f"http://ufldl.stanford.edu/housenumbers/{name}", sha256, name) for name, sha256 in _SVHN.items()
         ),
     ),
 }

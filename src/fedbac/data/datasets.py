@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedbac.core.rng import stream
+from fedbac.core.settings import plain_name
 from fedbac.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -34,6 +35,10 @@ class Dataset:
     num_classes: int
 
     def __post_init__(self) -> None:
+        try:
+            plain_name(str(self.name))
+        except ValueError as error:
+            raise ConfigError(f"data set: {error}") from error
         for split, x, y in self._splits():
             _check(f"data set {self.name!r}: {split}", x, y, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:

@@ -9,7 +9,8 @@ from pydantic import Field
 from fedbac.core.rng import stream
 from fedbac.core.settings import Settings
 from fedbac.data.datasets import Dataset
-from fedbac.data.partition import Shards
+from fedbac.data.shards import Shards
+from fedbac.errors import ConfigError
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -29,6 +30,11 @@ class Noise(Settings):
 
 def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tuple[Dataset, Shards]:
     """Return the data with noisy labels, and the shards with a note of whose they are."""
+    held = np.concatenate([*shards.train, *shards.validation])
+    if np.unique(held).size < held.size:
+        raise ConfigError(
+            "task.noise: clients share examples, so a noisy label of one would be another's too; set null"
+        )
     noisy: list[int] = []
     for edge, clients in enumerate(shards.clients):
         count = round(noise.clients * len(clients))

@@ -6,19 +6,19 @@ Axes: M edges, N clients of all edges, G groups (edges, or the clients of one ed
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from scipy.special import log_softmax, softmax
 
 from fedbac.core.rng import Rng, stream
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import Edges, Examples, FloatArray, IntArray, Settings
+from fedbac.data.shards import Shards
 from fedbac.errors import ConfigError, PartitionError
 
 # The lower bound keeps logarithms finite; below it every class has long gone to a single edge or client.
-Concentration = Annotated[float, Field(ge=1e-6)]
+Concentration = Annotated[float, Field(ge=1e-6, le=1e9)]
 Mode = Literal["class_normalized", "per_class"]
 
 
@@ -32,35 +32,19 @@ class Partition(Settings):
     """α_server: the smaller, the more the edges differ."""
     dirichlet_client: Concentration = 0.5
     """α_client: the smaller, the more the clients of one edge differ."""
-    edge_distributions: PositiveInt | None = None
+    edge_distributions: Edges | None = None
     """Draw only this many class mixes for the edges and give edge m the mix m mod this number, so that edges really
     share distributions; one per edge when not given, as in the paper."""
     test_allocation: Literal["largest_remainder", "multinomial"] = "largest_remainder"
     """How the test set follows the edges' proportions (C.12): rounded, or drawn at random."""
-    min_client_samples: PositiveInt = 2
+    min_client_samples: Examples = 2
     """Fewest training examples of a client, those for validation included (C.11)."""
-    min_edge_test: PositiveInt = 50
+    min_edge_test: Examples = 50
     """Fewest test examples of an edge (C.11)."""
-    max_attempts: PositiveInt = 100
+    max_attempts: Annotated[int, Field(gt=0, le=10_000)] = 100
     """How often to draw again until both minimums hold (C.11)."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of each client's training examples kept apart for validation, rounded down."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """Who holds which examples; clients are numbered through, edge by edge."""
-
-    train: tuple[IntArray, ...]
-    """Per client: indices into ``x_train``, without those for validation."""
-    validation: tuple[IntArray, ...]
-    """Per client: indices into ``x_train``."""
-    test: tuple[IntArray, ...]
-    """Per edge: indices into ``x_test``."""
-    clients: tuple[range, ...]
-    """Per edge: the numbers of its clients."""
-    noisy: tuple[int, ...] = ()
-    """The clients whose labels were made noisy (see ``Noise``)."""
 
 
 def partition(

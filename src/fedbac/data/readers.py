@@ -1,13 +1,20 @@
 """Readers of the file formats in which the public data sets are handed out.
 
 Each takes the files of one layout and returns ``(x_train, y_train, x_test, y_test)``. A file that is cut short or
-damaged gives an error that names it.
+damaged gives an error that names it. A file made to do harm runs no code, and is refused before it fills the memory.
 """
 
 import gzip
+import hashlib
+import io
 import math
 import pickle
+import pickletools
 import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +26,11 @@ from fedbac.data.datasets import Array
 from fedbac.errors import DataNotFoundError
 
 Arrays = tuple[Array, Array, Array, Array]
+
+MAX_BYTES = 4 * 2**30
+"""Of a data set, unpacked."""
+MAX_MEMO = 1_000_000
+"""Places of a pickle's memory; an official batch uses some ten thousand."""
 
 
 @contextmanager
@@ -37,8 +49,12 @@ def read_npz(paths: Sequence[Path]) -> Arrays:
     """Read one ``.npz`` file with the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
     (path,) = paths
     # Opened here, because numpy leaves a file that it opened itself open when it is damaged.
-    with reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        return archive["x_train"], archive["y_train"], archive["x_test"], archive["y_test"]
+    with reading(path), path.open("rb") as file:
+        with zipfile.ZipFile(file) as members:
+            _refuse_beyond(MAX_BYTES, sum(member.file_size for member in members.infolist()))
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return archive["x_train"], archive["y_train"], archive["x_test"], archive["y_test"]
 
 
 def read_idx(paths: Sequence[Path]) -> Arrays:
@@ -48,30 +64,75 @@ def read_idx(paths: Sequence[Path]) -> Arrays:
 
 
 def _idx(path: Path) -> Array:
-    with reading(path):
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         # Two zero bytes, the element type (8: unsigned byte), the number of axes, then each length, big-endian.
-        if raw[:3] != b"\0\0\x08":
+        start = file.read(4)
+        if len(start) < 4 or start[:3] != b"\0\0\x08":
             raise ValueError("not an idx file of unsigned bytes")
-        header = 4 + 4 * raw[3]
-        shape = struct.unpack(f">{raw[3]}I", raw[4:header])
-        if len(raw) - header != math.prod(shape):
-            raise ValueError(f"{len(raw) - header} bytes of data where the header promises {math.prod(shape)}")
-        return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+        shape = struct.unpack(f">{start[3]}I", file.read(4 * start[3]))
+        size = math.prod(shape)
+        _refuse_beyond(MAX_BYTES, size)
+        raw = file.read(size + 1)
+        if len(raw) != size:
+            raise ValueError(
+                f"{'more' if len(raw) > size else len(raw)} bytes of data where the header promises {size}"
+            )
+        return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-def read_svhn(paths: Sequence[Path]) -> Arrays:
-    """Read SVHN's two MATLAB files of cropped digits; the digit zero is stored there as label 10."""
-    x_train, y_train, x_test, y_test = (array for path in paths for array in _mat(path))
+def _refuse_beyond(limit: int, size: int) -> None:
+    if size > limit:
+        raise ValueError(f"it would unpack to {size:,} bytes, and no data set here has more than {limit:,}")
+
+
+def read_svhn(paths: Sequence[Path], official: frozenset[str] = frozenset()) -> Arrays:
+    """Read SVHN's two MATLAB files of cropped digits; the digit zero is stored there as label 10.
+
+    Files with an official checksum are read here. SciPy's reader can crash on others, so they are read in a process of
+    their own.
+    """
+    x_train, y_train, x_test, y_test = (array for path in paths for array in _mat(path, official))
     return x_train, y_train, x_test, y_test
 
 
-def _mat(path: Path) -> tuple[Array, Array]:
+def _mat(path: Path, official: frozenset[str]) -> tuple[Array, Array]:
+    with reading(path):
+        with path.open("rb") as file:
+            known = hashlib.file_digest(file, "sha256").hexdigest() in official
+        content = _mat_here(path) if known else _mat_elsewhere(path)
+        return content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1) % 10
+
+
+def _mat_here(path: Path) -> dict[str, Array]:
     from scipy.io import loadmat  # slow to import, and needed for this one format
 
-    with reading(path):
-        content = loadmat(path, variable_names=("X", "y"))
-        return content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1) % 10
+    return dict(loadmat(path, variable_names=("X", "y")))
+
+
+CHILD = """
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
+except (ImportError, OSError, ValueError):
+    pass  # a system that has no such limit
+import numpy, scipy.io
+content = scipy.io.loadmat(sys.argv[1], variable_names=("X", "y"))
+numpy.savez(sys.argv[2], X=content["X"], y=content["y"])
+"""
+CHILD_SECONDS, CHILD_BYTES = 300, 4 * MAX_BYTES
+
+
+def _mat_elsewhere(path: Path) -> dict[str, Array]:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "content.npz")
+        command = [sys.executable, "-c", CHILD, str(path), str(copy), str(CHILD_BYTES)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=CHILD_SECONDS)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines() or [f"its reader crashed with status {done.returncode}"]
+            raise ValueError(said[-1])
+        with np.load(copy, allow_pickle=False) as content:
+            return {name: content[name] for name in ("X", "y")}
 
 
 def read_cifar(paths: Sequence[Path]) -> Arrays:
@@ -81,11 +142,19 @@ def read_cifar(paths: Sequence[Path]) -> Arrays:
 
 
 def _cifar_batch(path: Path) -> tuple[Array, Array]:
-    with reading(path), path.open("rb") as file:
+    with reading(path):
+        _refuse_beyond(MAX_BYTES, path.stat().st_size)
+        raw = path.read_bytes()
+        for opcode, argument, _ in pickletools.genops(raw):
+            if "PUT" in opcode.name and isinstance(argument, int) and argument > MAX_MEMO:
+                raise ValueError("it asks for more memory than any batch needs")
         # The official batches were written by Python 2, whose strings arrive as bytes.
-        batch = _PlainUnpickler(file, encoding="bytes").load()
+        batch = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
         content = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
-        return _array(content["data"]).reshape(-1, 3, 32, 32), np.array(content["labels"], np.int64)
+        labels = content["labels"]
+        if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+            raise ValueError("its labels are no list of whole numbers")
+        return _array(content["data"]).reshape(-1, 3, 32, 32), np.array(labels, np.int64)
 
 
 class _Plain:

@@ -143,7 +143,7 @@ def _retrieve(download: Download, target: Path) -> None:
         return
     path = target / download.path
     # pooch writes to a temporary file and moves it into place once its checksum is right.
-    pooch.retrieve(download.url, known_hash=f"md5:{download.md5}", fname=path.name, path=path.parent)
+    pooch.retrieve(download.url, known_hash=f"sha256:{download.sha256}", fname=path.name, path=path.parent)
     if download.members:
         _unpack(path, target, download.members)
         path.unlink()

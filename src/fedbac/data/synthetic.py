@@ -5,7 +5,7 @@ import numpy as np
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import IntArray
 from fedbac.data.datasets import Array, Dataset, Floats
-from fedbac.data.partition import Shards
+from fedbac.data.shards import Shards
 from fedbac.errors import ConfigError
 
 SEPARATION = 4.0

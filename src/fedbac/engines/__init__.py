@@ -1,6 +1,7 @@
 """Engines: how the cloud reaches its edges."""
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.engines.room import check_room
 from fedbac.engines.simulator import Simulator
 from fedbac.federation import Federation
 from fedbac.local import make_trainer
@@ -17,4 +18,4 @@ def connect(experiment: Experiment, federation: Federation, runtime: Runtime) ->
     return Simulator(experiment, federation.sites, trainer, runtime.memory_gib)
 
 
-__all__ = ["Simulator", "connect"]
+__all__ = ["Simulator", "check_room", "connect"]

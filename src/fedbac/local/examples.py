@@ -15,6 +15,9 @@ from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
 
+USUAL_BATCH = 1024
+"""Up to this size batches have room for what was asked for, so that sums over them do not depend on who is there."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -48,6 +51,12 @@ class Examples:
         slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
         ragged = size % step != 0
         return slices[:-1] if self.training.drop_last and ragged and len(slices) > 1 else slices
+
+    @cached_property
+    def batch_room(self) -> int:
+        """The examples that a batch needs room for: a size far beyond what anybody holds is not made room for."""
+        largest = max((mine.size for mine in self.shards.train), default=1)
+        return min(self.training.batch_size, max(largest, USUAL_BATCH))
 
     def distortions(self, client: int, round_: int, edge_round: int, visits: IntArray) -> tuple[Tensor, Tensor] | None:
         """Return crop offsets and flips for every visit, or None without augmentation."""

@@ -30,7 +30,7 @@ class BatchTable:
     """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
 
     def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage]) -> None:
-        batch = examples.training.batch_size
+        batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
         used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
         per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
@@ -87,11 +87,11 @@ class Stack:
         like: Parts,
     ) -> None:
         self.network, self.anatomy, self.examples, self.source = network, anatomy, examples, source
-        self.device, training = source[0].device, examples.training
+        self.device = source[0].device
         num_phases, num_steps, self.capacity = table.count.shape
         self.num_steps = int(num_steps * 1.25)  # other rounds select clients with more data
         shape = (num_phases, self.num_steps, self.capacity)
-        self.index = torch.zeros((*shape, training.batch_size), dtype=torch.int64, device=self.device)
+        self.index = torch.zeros((*shape, examples.batch_room), dtype=torch.int64, device=self.device)
         self.count = torch.zeros(shape, dtype=torch.int64, device=self.device)
         distorted = self.index.shape if examples.augment else (*shape, 0)
         self.offset = torch.zeros((*distorted, 2), dtype=torch.int64, device=self.device)
@@ -116,7 +116,7 @@ class Stack:
         self.taught = False
         """Whether anybody learns from them in this round."""
         self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
-        self.position = torch.arange(training.batch_size, device=self.device)
+        self.position = torch.arange(examples.batch_room, device=self.device)
 
     def _buffers(self, like: Params) -> Params:
         return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}

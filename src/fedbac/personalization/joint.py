@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat
 from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import Params, Part, Parts, Phase, Pull, Scope
-from fedbac.core.settings import Settings
+from fedbac.core.settings import NonNegative, Settings
 
 ClusterInit = Literal["shared", "distinct"]
 """Whether all cluster networks start from the same weights or each from its own (C.16)."""
@@ -26,7 +25,7 @@ class Shared(Settings):
     kind: Literal["shared"] = "shared"
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global")}
     terms: ClassVar[tuple[str, ...]] = ("global",)
-    proximal: NonNegativeFloat = 0.0
+    proximal: NonNegative = 0.0
     """μ of FedProx: how strongly clients are pulled to the network they received, (μ/2)‖w − w^t‖² in their loss."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
@@ -62,7 +61,7 @@ class Additive(Settings):
     kind: Literal["additive"] = "additive"
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global"), "cluster": Part("cluster", "cluster")}
     terms: ClassVar[tuple[str, ...]] = ("global", "cluster")
-    l2_cluster: NonNegativeFloat = 0.001
+    l2_cluster: NonNegative = 0.001
     """λ, the additional L2 on Θ_k."""
     l2_form: Literal["decay", "loss"] = "decay"
     """λΘ_k as weight decay of the optimizer, or as the gradient of (λ/2)‖Θ_k‖² inside the clipped loss (C.4)."""

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
-from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import Part, Parts, Phase, Pull, Scope
-from fedbac.core.settings import Settings
+from fedbac.core.settings import Epochs, NonNegative, Settings
 
 
 class Personal(Settings):
@@ -21,9 +20,9 @@ class Personal(Settings):
     kind: Literal["personal"] = "personal"
     owner: Literal["client", "edge"] = "client"
     """Whose v is: each client's, or each edge's (averaged over the edge's clients)."""
-    strength: NonNegativeFloat = 1.0
+    strength: NonNegative = 1.0
     """λ; 0 is purely local training. A step is stable as long as learning rate times λ stays well below 2."""
-    epochs: PositiveInt | None = None
+    epochs: Epochs | None = None
     """Passes over the data to train v; as many as for w when not given."""
     unseen: Literal["global", "init"] = "global"
     """What an owner has for v until it first trains: the network for all as it is then, or the initial one."""

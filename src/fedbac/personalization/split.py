@@ -1,9 +1,9 @@
 """One network whose layers have different owners: a body for everybody, a head of one's own (FedPer)."""
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field
 from torch import nn
 
 from fedbac import models
@@ -18,7 +18,7 @@ class PersonalHead(Settings):
     kind: Literal["personal_head"] = "personal_head"
     owner: Literal["edge", "cluster", "client"] = "edge"
     """Whose the head is."""
-    head_layers: PositiveInt = 1
+    head_layers: Annotated[int, Field(gt=0, le=1000)] = 1
     """How many of the last layers the head has; a network needs at least one more."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 

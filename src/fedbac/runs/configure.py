@@ -10,7 +10,7 @@ from fedbac.config.explain import override, parse
 from fedbac.config.text import read_yaml
 from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
-from fedbac.errors import ConfigError, unknown
+from fedbac.errors import ConfigError, quoted, unknown
 from fedbac.models import Custom, UserNetwork
 from fedbac.presets import methods, tasks
 from fedbac.runs.store import RunFolder, read_config
@@ -44,6 +44,9 @@ def configure(
             raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
         changes["dataset"] = inputs.dataset.name
     if inputs.shards is not None:
+        if not isinstance(inputs.shards, Shards):
+            raise ConfigError(f"shards: it must be fedbac.Shards, not {type(inputs.shards).__name__}")
+        inputs.shards.checked()
         changes |= {
             "num_edges": len(inputs.shards.clients),
             "clients_per_edge": tuple(len(clients) for clients in inputs.shards.clients),
@@ -100,6 +103,16 @@ def read_experiment(
 def experiment_in(folder: RunFolder, with_data: bool = False) -> tuple[Experiment, Runtime]:
     """Return the experiment and the runtime of the run in a folder."""
     return _experiment(folder.read_config(), folder.config_file, (), with_data)
+
+
+def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
+    """Return the runtime with the address that a person gave; a file's own word is not enough to connect anywhere."""
+    if runtime.engine == "ray" and runtime.address is not None and address is None:
+        raise ConfigError(
+            f"{source}: its runtime.address is {quoted(runtime.address)}, and a file does not decide to whom fedbac "
+            "connects; give --address again (address=... in Python), or --engine simulator to run here"
+        )
+    return parse(Runtime, runtime.model_dump() | {"address": address}, "runtime")
 
 
 def _experiment(

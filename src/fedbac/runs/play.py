@@ -12,14 +12,14 @@ from fedbac.config.explain import parse
 from fedbac.core import trees
 from fedbac.core.state import State
 from fedbac.data import Dataset, Shards
-from fedbac.engines import connect
+from fedbac.engines import check_room, connect
 from fedbac.errors import RunFolderError
 from fedbac.federation import assemble
 from fedbac.local import describe
 from fedbac.models import UserNetwork
 from fedbac.presets import tasks
 from fedbac.rounds.cloud import rounds, start
-from fedbac.runs.configure import Inputs, configure, experiment_in
+from fedbac.runs.configure import Inputs, configure, experiment_in, reached
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
 from fedbac.runs.summary import summarize
@@ -54,6 +54,7 @@ def play(
         network=inputs.network,
         data_folder=inputs.data_folder,
     )
+    check_room(experiment, federation)
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
     config: dict[str, Any] = {
@@ -188,9 +189,13 @@ def resume(
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     data_folder: Path | str | None = None,
+    address: str | None = None,
 ) -> Run:
-    """Resume the run in a folder and return it; data and networks that were given in Python are given again."""
-    return finish(play_folder(RunFolder(folder), Inputs(dataset, shards, network, data_folder)))
+    """Resume the run in a folder and return it; data and networks given in Python, and an address, are given again."""
+    place, inputs = RunFolder(folder), Inputs(dataset, shards, network, data_folder)
+    experiment, runtime = experiment_in(place, with_data=dataset is not None)
+    runtime = reached(runtime, address, place.config_file)
+    return finish(play(experiment, folder=place, runtime=runtime, inputs=inputs, continued=True))
 
 
 def load(folder: Path | str) -> Run:

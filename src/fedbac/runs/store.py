@@ -28,6 +28,7 @@ from fedbac.core.state import State
 from fedbac.errors import CheckpointError, ConfigError, OutputError, RunFolderError, RunInUseError
 from fedbac.files import read_json, remove, remove_partial, why, write_whole
 from fedbac.runs import checkpoints
+from fedbac.runs.naming import usable
 from fedbac.runs.records import Log, Record, Writer, read_log, record_in, root_of
 from fedbac.runs.summary import check_experiment, summarize
 
@@ -57,7 +58,7 @@ class RunFolder:
     """Writes a run's folder, and reads it back."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = usable(path)
         self.config_file = self.path / "config.yaml"
         self.rounds_file = self.path / "rounds.jsonl"
         self.summary_file = self.path / "summary.json"

@@ -1,6 +1,7 @@
 """Several runs as one: a grid over methods, settings and seeds, run here or in parallel, resumed, collected."""
 
 import itertools
+import math
 import re
 import shlex
 import time
@@ -16,15 +17,17 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, quoted
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.crew import Crew
 from fedbac.runs.listing import list_runs
+from fedbac.runs.naming import shortened
 from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail, differences
 
 POLL_SECONDS = 0.2
+MOST_POINTS = 10_000
 SHOWN_DIFFERENCES = 3
 
 Submit = Callable[..., Any]
@@ -67,12 +70,15 @@ def grid(
     _refuse_repeats("--seed", map(str, seeds))
     choices: list[list[tuple[str, ...]]] = [[(value,) for value in _values(axis)] for axis in axes]
     if listed:
-        choices.insert(0, [tuple(shlex.split(point)) for point in listed])
+        choices.insert(0, [_point(point) for point in listed])
+    count = math.prod(map(len, (seeds, names, *choices)))
+    if count > MOST_POINTS:
+        raise ConfigError(f"--grid, --point, --seed: they make {count:,} runs; a sweep has at most {MOST_POINTS:,}")
     points = []
     for seed, name, chosen in itertools.product(seeds, names, itertools.product(*choices)):
         settings = tuple(itertools.chain(*chosen))
         experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
-        folder = RunFolder(parent / re.sub(r"[^\w.=+-]+", "-", named(name, settings, seed)))
+        folder = RunFolder(parent / shortened(re.sub(r"[^\w.=+-]+", "-", named(name, settings, seed))))
         points.append(Point(experiment, folder, settings))
     _refuse_repeats("--grid, --point", (point.folder.path.name for point in points))
     return points
@@ -89,11 +95,20 @@ def _short(setting: str) -> str:
     return f"{path.rpartition('.')[2]}={value}"
 
 
+def _point(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"--point {quoted(text)}: it cannot be taken apart ({error}); close its quotes") from error
+
+
 def _values(axis: str) -> list[str]:
     path, equals, text = axis.partition("=")
     values = re.findall(r"\[[^\]]*\]|\{[^}]*\}|[^,]+", text)
     if not equals or not path or not values:
-        raise ConfigError(f"--grid {axis!r}: write it as path=value,value, such as method.selection.fraction=0.3,0.8")
+        raise ConfigError(
+            f"--grid {quoted(axis)}: write it as path=value,value, such as method.selection.fraction=0.3,0.8"
+        )
     return [f"{path}={value}" for value in values]
 
 

@@ -3,12 +3,11 @@
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fedbac.core import bandits
 from fedbac.core.queries import Accuracy, Ask, Evidence, Query, Split
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Positive, RoundsOrNone, Settings
 from fedbac.selection.simple import Fraction
 
 
@@ -40,7 +39,7 @@ class Thompson(Settings):
     kind: Literal["thompson"] = "thompson"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
-    warmup: NonNegativeInt = 10
+    warmup: RoundsOrNone = 10
     """τ_TS: selection is uniform in the first rounds."""
     update_in_warmup: bool = True
     """Posteriors learn during the warm-up too, as Algorithm 2 is written (C.30)."""
@@ -50,11 +49,11 @@ class Thompson(Settings):
     """a_m^(0), which the paper leaves open: measured, taken as 0, or the first reward skipped (C.30)."""
     skip_after_move: bool = True
     """Do not blame clients for a change of accuracy right after their edge changed its cluster (C.30)."""
-    prior_alpha: PositiveFloat = 1.0
-    prior_beta: PositiveFloat = 1.0
-    step_scale: NonNegativeFloat = 10.0
+    prior_alpha: Positive = 1.0
+    prior_beta: Positive = 1.0
+    step_scale: NonNegative = 10.0
     """The 10 of Eq. 11."""
-    step_cap: NonNegativeFloat = 2.0
+    step_cap: NonNegative = 2.0
     """The 2.0 of Eq. 11."""
 
     def needs(self) -> frozenset[Query]:

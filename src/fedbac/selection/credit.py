@@ -4,12 +4,12 @@ import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, Positive, Settings
 from fedbac.selection.bandit import Thompson, ThompsonState
 from fedbac.selection.simple import Fraction
 
@@ -57,7 +57,7 @@ class CreditThompson(Settings):
     """Share of the reference client's learning that a sound client shows at least."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Forgetting factor of a client's own credit, each time it is judged."""
-    untrained_loss: PositiveFloat | None = None
+    untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
     def needs(self) -> frozenset[Query]:

@@ -2,16 +2,14 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import PositiveInt
-
-from fedbac.core.settings import Settings
+from fedbac.core.settings import Epochs, Settings
 
 
 class Hierarchical(Settings):
     """Every edge of the task is a site of its own."""
 
     kind: Literal["hierarchical"] = "hierarchical"
-    edge_rounds: PositiveInt = 1
+    edge_rounds: Epochs = 1
     """κ2: edge averages per cloud round. With 1 and full participation HierFAVG is flat FedAvg (C.9)."""
     tiers: ClassVar[int] = 3
 

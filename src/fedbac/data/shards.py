@@ -1,0 +1,79 @@
+"""Who holds which examples, and whether that can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedbac.core.settings import MAX_CLIENTS, MAX_EDGES, IntArray
+from fedbac.errors import ConfigError, quoted
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Who holds which examples; clients are numbered through, edge by edge."""
+
+    train: tuple[IntArray, ...]
+    """Per client: indices into ``x_train``, without those for validation."""
+    validation: tuple[IntArray, ...]
+    """Per client: indices into ``x_train``."""
+    test: tuple[IntArray, ...]
+    """Per edge: indices into ``x_test``."""
+    clients: tuple[range, ...]
+    """Per edge: the numbers of its clients."""
+    noisy: tuple[int, ...] = ()
+    """The clients whose labels were made noisy (see ``Noise``)."""
+
+    def checked(self, num_train: int | None = None, num_test: int | None = None) -> "Shards":
+        """Return the same with all indices as int64 arrays, or raise a ConfigError that names the field.
+
+        Indices are also held to the sizes of the data, where these are given. A client is at one edge, and holds an
+        example for training or for validation, once; different clients may hold the same.
+        """
+        train, validation = (_groups(name, getattr(self, name), num_train) for name in ("train", "validation"))
+        test = _groups("test", self.test, num_test)
+        clients = _groups("clients", self.clients, len(train))
+        if len(validation) != len(train):
+            raise ConfigError(f"shards.validation lists {len(validation)} clients, shards.train {len(train)}")
+        if len(test) != len(clients):
+            raise ConfigError(f"shards.test lists {len(test)} edges, shards.clients {len(clients)}")
+        for name, count, most in (("clients", len(clients), MAX_EDGES), ("train", len(train), MAX_CLIENTS)):
+            if not 0 < count <= most:
+                raise ConfigError(f"shards.{name} lists {count:,}; there must be at least 1 and at most {most:,}")
+        for edge, members in enumerate(clients):
+            if members.size == 0:
+                raise ConfigError(f"shards.clients[{edge}] is empty; every edge needs a client")
+        _refuse_repeats("shards.clients: a client", clients)
+        for client, own in enumerate(zip(train, validation, strict=True)):
+            _refuse_repeats(f"shards.train[{client}] and shards.validation[{client}]: an example", own)
+        (noisy,) = _groups("noisy", (self.noisy,), len(train))
+        return replace(self, train=train, validation=validation, test=test, noisy=tuple(noisy.tolist()))
+
+
+def _groups(name: str, groups: Any, limit: int | None) -> tuple[IntArray, ...]:
+    """Return groups of indices as arrays, each index a whole number from 0 to below the limit."""
+    if not isinstance(groups, Sequence):
+        raise ConfigError(f"shards.{name} is {quoted(groups)}; it must be a tuple with an entry for each")
+    out = []
+    for place, group in enumerate(groups):
+        try:
+            indices = np.asarray(group)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ConfigError(f"shards.{name}[{place}] is no list of whole numbers ({error})") from error
+        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
+            found = f"{indices.dtype} of shape {indices.shape}"
+            raise ConfigError(f"shards.{name}[{place}] is {found}; it must be one row of whole numbers")
+        if indices.size and (int(indices.min()) < 0 or (limit is not None and int(indices.max()) >= limit)):
+            allowed = "0 or more" if limit is None else f"from 0 to {limit - 1}"
+            raise ConfigError(
+                f"shards.{name}[{place}] runs from {indices.min()} to {indices.max()}; indices here are {allowed}"
+            )
+        out.append(indices.astype(np.int64))
+    return tuple(out)
+
+
+def _refuse_repeats(what: str, groups: Sequence[IntArray]) -> None:
+    value, count = np.unique(np.concatenate(groups), return_counts=True)
+    if (count > 1).any():
+        raise ConfigError(f"{what} may be listed once, but {value[count > 1][0]} is listed twice")
