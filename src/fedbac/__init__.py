@@ -37,13 +37,25 @@ from fedbac.presets.tasks import TASKS, task
 from fedbac.runs.configure import configure
 from fedbac.runs.play import load, play, resume, run
 from fedbac.runs.store import Run, RunFolder
-from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.selection import (
+    COCS,
+    Contextual,
+    CreditThompson,
+    LatencyUCB,
+    LossUCB,
+    Oort,
+    PowerOfChoice,
+    Random,
+    ResourceScore,
+    Thompson,
+)
 from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
 from fedbac.topology import Flat, Hierarchical
 from fedbac.version import __version__
 
 __all__ = [
     "CLUSTERING",
+    "COCS",
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
@@ -58,6 +70,7 @@ __all__ = [
     "Augment",
     "CheckpointError",
     "ConfigError",
+    "Contextual",
     "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
@@ -71,9 +84,11 @@ __all__ = [
     "Flat",
     "Gram",
     "Hierarchical",
+    "LatencyUCB",
     "LeNet5",
     "LinUCB",
     "Loss",
+    "LossUCB",
     "LowestLoss",
     "Measurement",
     "Merging",
@@ -82,6 +97,7 @@ __all__ = [
     "NoState",
     "Noise",
     "OnceOverfitted",
+    "Oort",
     "Part",
     "Partition",
     "PartitionError",
@@ -91,8 +107,10 @@ __all__ = [
     "PersonalHead",
     "Phase",
     "PolicyError",
+    "PowerOfChoice",
     "Pull",
     "Random",
+    "ResourceScore",
     "Run",
     "RunFolder",
     "RunFolderError",
