@@ -38,13 +38,25 @@ from fedbac.presets.tasks import TASKS, task
 from fedbac.runs.configure import configure
 from fedbac.runs.play import load, play, resume, run
 from fedbac.runs.store import Run, RunFolder
-from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.selection import (
+    COCS,
+    Contextual,
+    CreditThompson,
+    LatencyUCB,
+    LossUCB,
+    Oort,
+    PowerOfChoice,
+    Random,
+    ResourceScore,
+    Thompson,
+)
 from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
 from fedbac.topology import Flat, Hierarchical
 from fedbac.version import __version__
 
 __all__ = [
     "CLUSTERING",
+    "COCS",
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
@@ -59,6 +71,7 @@ __all__ = [
     "Augment",
     "CheckpointError",
     "ConfigError",
+    "Contextual",
     "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
@@ -72,9 +85,11 @@ __all__ = [
     "Flat",
     "Gram",
     "Hierarchical",
+    "LatencyUCB",
     "LeNet5",
     "LinUCB",
     "Loss",
+    "LossUCB",
     "LowestLoss",
     "Measurement",
     "Merging",
@@ -83,6 +98,7 @@ __all__ = [
     "NoState",
     "Noise",
     "OnceOverfitted",
+    "Oort",
     "OutputError",
     "Part",
     "Partition",
@@ -93,8 +109,10 @@ __all__ = [
     "PersonalHead",
     "Phase",
     "PolicyError",
+    "PowerOfChoice",
     "Pull",
     "Random",
+    "ResourceScore",
     "Run",
     "RunFolder",
     "RunFolderError",

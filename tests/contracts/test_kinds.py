@@ -1,5 +1,6 @@
 """Every kind that is registered keeps the contract of its column, with every value of its options."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,12 @@ from fedbac import (
     CosineSplits,
     CreditThompson,
     Evidence,
+    LatencyUCB,
     Merging,
     Moment,
+    Oort,
     Random,
+    ResourceScore,
     Shared,
     Thompson,
 )
@@ -32,10 +36,14 @@ from fedbac.contracts.common import difference, reloaded
 from fedbac.core.policies import SelectionPolicy
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
+from fedbac.core.world import EQUAL
 from tests.contracts.variants import variants
 
 SELECTIONS = variants(SELECTION) | {
     "credit-without-warm-up": CreditThompson(shared=Thompson(warmup=0, initial_accuracy="skip")),
+    "cs_ucb-with-queues": LatencyUCB(fairness=0.5),
+    "oort-in-a-hurry": Oort(pacer_step=3, exploration_decay=0.5, blacklist_after=4),
+    "resource_score-with-deadline": ResourceScore(deadline=2.0),
 }
 CLUSTERINGS = variants(CLUSTERING, period=5, first_split=1) | {
     "cosine_splits-that-split": CosineSplits(first_split=1, thresholds="absolute", epsilon_1=9.0, epsilon_2=0.1),
@@ -96,9 +104,22 @@ def test_members_may_be_one_or_many(num_members: int) -> None:
 
 @pytest.mark.parametrize("policy", SELECTIONS.values(), ids=SELECTIONS)
 def test_the_stream_matters_where_not_everybody_is_selected(policy: SelectionPolicy) -> None:
+    """Where all clients are alike, chance decides: in ask(), which may draw candidates, or in act()."""
     policy = policy.model_copy(update={"fraction": 0.4})  # type: ignore[attr-defined]
-    seen = Evidence(round=1, num_rounds=100, num_classes=10, size_N=np.full(10, 5))
-    masks = {tuple(policy.act(policy.init(10), seen, stream(0, "act", i)).tolist()) for i in range(20)}
+    begin = Evidence(
+        round=1,
+        num_rounds=100,
+        num_classes=10,
+        size_N=np.full(10, 5),
+        profile=EQUAL.profile(0, tuple(range(10))),
+        expected_N=np.ones(10),
+    )
+    masks = set()
+    for i in range(20):
+        ask = policy.ask(policy.init(10), begin, stream(0, "candidates", i))
+        asked_N = np.ones(10, bool) if ask.among_N is None else ask.among_N
+        seen = replace(begin, readings={query: np.where(asked_N, 1.0, np.nan) for query in ask.before})
+        masks.add(tuple(policy.act(policy.init(10), seen, stream(0, "act", i)).tolist()))
     assert len(masks) > 1
 
 

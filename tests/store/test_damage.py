@@ -223,12 +223,12 @@ def test_tensors_that_fit_their_hash_but_not_the_run_fall_back(
     file = max((stopped / "checkpoint").glob("*.safetensors"))
     tensors = load_file(file)
     weight = next(name for name in tensors if name.startswith("parts/"))
-    labels = torch.full_like(tensors["label_M"], -1 if how == "negative labels" else 99)
+    labels = torch.full_like(tensors["label_N"], -1 if how == "negative labels" else 99)
     changes = {
         "shape": {weight: tensors[weight][:, :1].contiguous()},
         "dtype": {weight: tensors[weight].double()},
-        "labels": {"label_M": labels},
-        "negative labels": {"label_M": labels},
+        "labels": {"label_N": labels},
+        "negative labels": {"label_N": labels},
     }
     if how == "missing":
         del tensors[weight]

@@ -30,13 +30,36 @@ from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
-from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.selection import (
+    COCS,
+    Contextual,
+    CreditThompson,
+    LatencyUCB,
+    LossUCB,
+    Oort,
+    PowerOfChoice,
+    Random,
+    ResourceScore,
+    Thompson,
+)
 from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
 from fedbac.topology import Flat, Hierarchical
 
 TOPOLOGY = Choice(Topology, Hierarchical, Flat)
 CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits)
-SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
+SELECTION = Choice(
+    SelectionPolicy,
+    Random,
+    Thompson,
+    CreditThompson,
+    PowerOfChoice,
+    LossUCB,
+    Oort,
+    LatencyUCB,
+    COCS,
+    ResourceScore,
+    Contextual,
+)
 SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
 

@@ -72,12 +72,14 @@ class _Site:
 
     def act(self, state: Any, t: int, size_N: IntArray) -> tuple[BoolArray, Evidence, Ask]:
         """Return the mask, and what the policy was shown and asked for."""
+        profile = World().profile(0, tuple(range(size_N.size)))
         evidence = Evidence(
             round=t,
             num_rounds=ALL_ROUNDS,
             num_classes=10,
             size_N=size_N,
-            profile=World().profile(0, tuple(range(size_N.size))),
+            profile=profile,
+            expected_N=profile.seconds(self.size_N.astype(np.float64), 1e6, 1e6),
             moved=t % 5 == 0,
         )
         ask = self._ask(state, evidence)

@@ -5,6 +5,9 @@ import numpy as np
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray
 
+TINY = 1e-12
+"""A weight with which a candidate is drawn last."""
+
 
 def ridge_update(
     A: FloatArray, b: FloatArray, x: FloatArray, reward: float, discount: float
@@ -34,3 +37,21 @@ def top(score_N: FloatArray, count: int, candidate_N: BoolArray, rng: Rng) -> Bo
     mask = np.zeros(score_N.size, dtype=bool)
     mask[chosen] = True
     return mask
+
+
+def draw(weight_N: FloatArray, count: int, candidate_N: BoolArray, rng: Rng) -> BoolArray:
+    """Return the mask of ``count`` candidates drawn without replacement in proportion to their weights, or of all."""
+    key_N = np.log(rng.random(weight_N.size)) / np.maximum(weight_N, TINY)  # Efraimidis and Spirakis, in logarithms
+    return top(key_N, count, candidate_N, rng)
+
+
+def spread(value_N: FloatArray, known_N: BoolArray) -> FloatArray:
+    """Return values scaled so that the known ones run from 0 to 1; equal ones are 0.5, unknown ones the known mean."""
+    scaled_N = np.full(value_N.size, 0.5)
+    if not known_N.any():
+        return scaled_N
+    low, high = value_N[known_N].min(), value_N[known_N].max()
+    if high > low:
+        scaled_N[known_N] = (value_N[known_N] - low) / (high - low)
+        scaled_N[~known_N] = scaled_N[known_N].mean()
+    return scaled_N

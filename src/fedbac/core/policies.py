@@ -110,11 +110,13 @@ class ClusterPolicy(Protocol):
 class SelectionPolicy(Protocol):
     """Picks the clients of one site that train this round."""
 
-    adaptive: ClassVar[bool]
-
     @property
     def kind(self) -> str:
         """The name by which configurations choose it."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it learns; a setting may decide it."""
 
     @property
     def fraction(self) -> float:

@@ -119,6 +119,8 @@ class Evidence:
     """Which clusters have ever had a member (not for selection)."""
     profile: Profile | None = None
     """The clients' devices and links (selection only); all the same where the task has no ``world``."""
+    expected_N: FloatArray | None = None
+    """Seconds that each client would take in this round, by its device, its link and its data (selection only)."""
     selected_N: BoolArray | None = None
     """Who was selected, when selection learns: some of them may have failed, dropped out or been late."""
     moved: bool = False
@@ -136,3 +138,21 @@ class Evidence:
         """The current clusters, for policies that are always given them."""
         assert self.label_N is not None
         return self.label_N
+
+    @property
+    def devices(self) -> Profile:
+        """The clients' devices and links, for selection policies, which are always told of them."""
+        assert self.profile is not None
+        return self.profile
+
+    @property
+    def durations(self) -> FloatArray:
+        """Seconds that each client would take, for selection policies, which are always told of them."""
+        assert self.expected_N is not None
+        return self.expected_N
+
+    @property
+    def started(self) -> BoolArray:
+        """Who was selected, for selection policies that learn, which are always told of it."""
+        assert self.selected_N is not None
+        return self.selected_N

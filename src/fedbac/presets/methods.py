@@ -8,7 +8,17 @@ from fedbac.config.plugins import plugins
 from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
-from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.selection import (
+    COCS,
+    CreditThompson,
+    LatencyUCB,
+    LossUCB,
+    Oort,
+    PowerOfChoice,
+    Random,
+    ResourceScore,
+    Thompson,
+)
 from fedbac.sharing import OnceOverfitted
 from fedbac.topology import Flat
 
@@ -131,6 +141,36 @@ def fedper(task: Task) -> Method:
     return Method(name="fedper", personalization=PersonalHead())
 
 
+def power_of_choice(task: Task) -> Method:
+    """Power-of-choice at every edge: twice as many candidates as are needed, those with the largest loss train."""
+    return Method(name="power-of-choice", selection=PowerOfChoice())
+
+
+def ucb_cs(task: Task) -> Method:
+    """UCB-CS at every edge: a discounted upper confidence bound of each client's training loss."""
+    return Method(name="ucb-cs", selection=LossUCB())
+
+
+def oort(task: Task) -> Method:
+    """Oort at every edge: clients whose losses are high and who are quick, with exploration and a pacer."""
+    return Method(name="oort", selection=Oort())
+
+
+def cs_ucb(task: Task) -> Method:
+    """CS-UCB at every edge: an upper confidence bound of how quick each client is."""
+    return Method(name="cs-ucb", selection=LatencyUCB())
+
+
+def cocs(task: Task) -> Method:
+    """COCS: at every edge a contextual bandit learns whose updates arrive in time."""
+    return Method(name="cocs", selection=COCS())
+
+
+def trindade(task: Task) -> Method:
+    """Trindade and da Fonseca, our reading: at every edge the best sums of resources, data and performance."""
+    return Method(name="trindade", selection=ResourceScore())
+
+
 METHODS: dict[str, Preset] = {
     "fed-bac": fed_bac,
     "fedavg": fedavg,
@@ -150,6 +190,12 @@ METHODS: dict[str, Preset] = {
     "ditto": ditto,
     "ditto-edges": ditto_edges,
     "fedper": fedper,
+    "power-of-choice": power_of_choice,
+    "ucb-cs": ucb_cs,
+    "oort": oort,
+    "cs-ucb": cs_ucb,
+    "cocs": cocs,
+    "trindade": trindade,
     "fedbac-plus": fedbac_plus,
 }
 

@@ -96,12 +96,14 @@ class Shift:
         order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
         world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
         able_N = world.available(seed, site.clients, site.size_N, *address)
+        seconds_N = self._durations(world)
         evidence = Evidence(
             round=order.round,
             num_rounds=self.experiment.task.rounds,
             num_classes=site.num_classes,
             size_N=np.where(able_N, site.size_N, 0),
             profile=world.profile(seed, site.clients),
+            expected_N=seconds_N,
             moved=order.moved and edge_round == 0,
         )
         ask = policy.ask(self.selection, evidence, stream(seed, "candidates", *address))
@@ -114,7 +116,6 @@ class Shift:
         evidence = replace(evidence, readings=known)
         mask_N = policy.act(self.selection, evidence, stream(seed, "selection", *address))
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
-        seconds_N = self._durations(world)
         attendance = self._attend(world, mask_N, able_N, seconds_N, stream(seed, "attendance", *address))
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
         loss_N = yield from self._train_and_average(attendance, edge_round, statistics)

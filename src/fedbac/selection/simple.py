@@ -37,12 +37,12 @@ class Random(Settings):
         return Ask()
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
-        """Draw a key per client and take the best: keys uniform, or the exponential race that weights by size."""
+        """Draw as many as the budget allows."""
         size_N = evidence.size_N
-        key_N = rng.random(size_N.size)
+        count = bandits.budget(self.fraction, size_N.size)
         if self.weighting == "size":
-            key_N = np.log(key_N) / np.maximum(size_N, 1)  # Efraimidis and Spirakis, in logarithms
-        return bandits.top(key_N, bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
+            return bandits.draw(size_N.astype(np.float64), count, size_N > 0, rng)
+        return bandits.top(rng.random(size_N.size), count, size_N > 0, rng)
 
     def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
         """Learn nothing."""

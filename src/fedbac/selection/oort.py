@@ -1,0 +1,180 @@
+"""Oort: statistical utility times system utility, with exploration and a pacer (Lai et al. 2021)."""
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from fedbac.core import bandits
+from fedbac.core.queries import Ask, Evidence, Query, Seconds, Statistic
+from fedbac.core.rng import Rng
+from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.world import Share
+from fedbac.selection.simple import Fraction
+
+SQUARE, SECONDS = Statistic("square"), Seconds()
+LEAST_RANGE = 1e-4
+"""Utilities that differ by less are alike."""
+FLAT, SHARP = 0.1, 5.0
+"""Relative changes of the utility of a window: at most flat raises the pacer's threshold, at least sharp lowers it."""
+Percent = Annotated[float, Field(ge=0, le=100)]
+
+
+class OortState(NamedTuple):
+    """What is known of each client, and where the pacer stands."""
+
+    utility_N: FloatArray
+    """U_i when it last trained; NaN before."""
+    seconds_N: FloatArray
+    """How long it took then; NaN before."""
+    count_N: FloatArray
+    """Rounds for which it was selected."""
+    last_N: FloatArray
+    """The last of them; 0 before."""
+    played: FloatArray
+    """Rounds so far, in an array of one, as are the next three."""
+    threshold: FloatArray
+    """Percentile of durations that is not penalized."""
+    window: FloatArray
+    """Utility of exploited clients, summed over the rounds of the pacer's window."""
+    window_before: FloatArray
+
+
+class Oort(Settings):
+    """Exploit clients of high utility, U_i = n_i √(mean ℓ²), penalized if slow; explore others in the rest of B."""
+
+    kind: Literal["oort"] = "oort"
+    adaptive: ClassVar[bool] = True
+    fraction: Fraction = 0.8
+    exploration: Share = 0.9
+    """ε: the share of B that goes to clients never selected, while there are any; it shrinks before every round."""
+    exploration_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    exploration_min: Share = 0.2
+    sample_window: Annotated[float, Field(ge=1)] = 5.0
+    """Explored clients are drawn from this many times as many: those with most data, penalized if slow."""
+    cut_off: Share = 0.7
+    """Exploited clients are drawn among all whose score is at least this share of the best that would be left out."""
+    clip_bound: Share = 0.98
+    """Quantile at which utilities are cut."""
+    uncertainty: NonNegativeFloat = 0.1
+    """c of the bonus √(c ln t / last round) for clients not seen for long."""
+    round_threshold: Percent = 10.0
+    """Percentile of the clients' durations up to which none is penalized, in the first round; 100 penalizes nobody."""
+    round_penalty: NonNegativeFloat = 2.0
+    """α: a client that takes t > T_pref seconds has its score times (T_pref / t)^α."""
+    pacer_step: PositiveInt = 20
+    """Rounds of a window. The threshold rises where a window's utility is within a tenth of the one before, and falls
+    where it is six times as much."""
+    pacer_delta: Annotated[float, Field(ge=0, le=100)] = 5.0
+    """By how much."""
+    blacklist_after: PositiveInt | None = None
+    """Clients selected more often are passed over; null passes over nobody."""
+    blacklist_share: Share = 0.3
+    """Largest share of the clients that are passed over."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the mean square of every client's losses, and how long it took."""
+        return frozenset({SQUARE, SECONDS})
+
+    def init(self, num_members: int) -> OortState:
+        """Nobody has been selected."""
+        unknown, nothing = np.full(num_members, np.nan), np.zeros(num_members)
+        number = np.zeros(1)
+        return OortState(unknown, unknown, nothing, nothing, number, np.array([self.round_threshold]), number, number)
+
+    def ask(self, state: OortState, evidence: Evidence, rng: Rng) -> Ask:
+        """Ask for what clients send with their updates, and how long they took."""
+        return Ask(after=(SQUARE, SECONDS))
+
+    def act(self, state: OortState, evidence: Evidence, rng: Rng) -> BoolArray:
+        """Exploit, explore, and fill what is left at random."""
+        there_N = evidence.size_N > 0
+        able_N = there_N & ~self.blacklisted(state)
+        new_N = able_N & (state.count_N == 0)
+        count = bandits.budget(self.fraction, there_N.size)
+        chosen_N = self._exploited(state, evidence, able_N & ~new_N, self._to_exploit(state, count, new_N), rng)
+        chosen_N |= self._explored(state, evidence, new_N, count - int(chosen_N.sum()), rng)
+        left = count - int(chosen_N.sum())
+        return chosen_N | bandits.top(able_N.astype(np.float64), left, there_N & ~chosen_N, rng)
+
+    def _to_exploit(self, state: OortState, count: int, new_N: BoolArray) -> int:
+        """⌊(1 − ε) B⌋, or all of B if nobody is new."""
+        decayed = self.exploration * self.exploration_decay ** (state.played[0] + 1)
+        share = max(decayed, self.exploration_min) if new_N.any() else 0.0
+        return int(count * (1 - share) + 1e-9)
+
+    def _exploited(self, state: OortState, evidence: Evidence, known_N: BoolArray, count: int, rng: Rng) -> BoolArray:
+        """Draw by score among those near the best."""
+        if count == 0 or not known_N.any():
+            return np.zeros(known_N.size, dtype=bool)
+        score_N = self.score(state, evidence, known_N)
+        best = np.sort(score_N[known_N])[::-1]
+        least = self.cut_off * best[min(count, best.size - 1)]
+        return bandits.draw(score_N, count, known_N & (score_N >= least), rng)
+
+    def score(self, state: OortState, evidence: Evidence, known_N: BoolArray) -> FloatArray:
+        """Return the utility of known clients from 0 to 1, plus the bonus, times the penalty.
+
+        A client that never brought an update home counts as the mean of the others.
+        """
+        told_N = known_N & np.isfinite(state.utility_N)
+        mean = state.utility_N[told_N].mean() if told_N.any() else 0.0
+        utility_N = np.where(told_N, state.utility_N, mean)
+        ordered = np.sort(utility_N[known_N])
+        clip = ordered[min(int(ordered.size * self.clip_bound), ordered.size - 1)]
+        low = 0.999 * ordered[0]
+        relative_N = (np.minimum(utility_N, clip) - low) / max(ordered[-1] - low, LEAST_RANGE)
+        t = state.played[0] + 1
+        bonus_N = np.sqrt(self.uncertainty * np.log(t) / np.maximum(state.last_N, 1))
+        score_N: FloatArray = (relative_N + bonus_N) * self.penalty(state, evidence)
+        return np.where(known_N, score_N, 0.0)
+
+    def penalty(self, state: OortState, evidence: Evidence) -> FloatArray:
+        """Return the system factor (T_pref / t_i)^α, 1 for all that take at most T_pref."""
+        seconds_N = np.where(np.isnan(state.seconds_N), evidence.durations, state.seconds_N)
+        if state.threshold[0] >= 100:
+            return np.ones(seconds_N.size)
+        place = min(int(seconds_N.size * state.threshold[0] / 100), seconds_N.size - 1)
+        preferred = np.sort(seconds_N)[place]
+        factor_N: FloatArray = np.minimum(preferred / seconds_N, 1.0) ** self.round_penalty
+        return factor_N
+
+    def _explored(self, state: OortState, evidence: Evidence, new_N: BoolArray, count: int, rng: Rng) -> BoolArray:
+        """Draw by data, penalized if slow, among the best of those never selected."""
+        reward_N = evidence.size_N * self.penalty(state, evidence)
+        window_N = bandits.top(reward_N, int(self.sample_window * count), new_N, rng)
+        return bandits.draw(reward_N, count, window_N, rng)
+
+    def blacklisted(self, state: OortState) -> BoolArray:
+        """Return who was selected too often: the most often selected, up to the largest share."""
+        if self.blacklist_after is None:
+            return np.zeros(state.count_N.size, dtype=bool)
+        most = np.argsort(-state.count_N, kind="stable")[: int(self.blacklist_share * state.count_N.size)]
+        return np.isin(np.arange(state.count_N.size), most) & (state.count_N > self.blacklist_after)
+
+    def learn(self, state: OortState, evidence: Evidence, mask_N: BoolArray) -> OortState:
+        """Remember utilities and durations of those that trained, and pace."""
+        utility_N = np.where(mask_N, evidence.size_N * np.sqrt(evidence[SQUARE]), state.utility_N)
+        seconds_N = np.where(np.isnan(evidence[SECONDS]), state.seconds_N, evidence[SECONDS])
+        exploited_N = mask_N & (state.count_N > 0)
+        t = state.played[0] + 1
+        state = state._replace(
+            utility_N=utility_N,
+            seconds_N=seconds_N,
+            count_N=state.count_N + evidence.started,
+            last_N=np.where(evidence.started, t, state.last_N),
+            played=state.played + 1,
+            window=state.window + (utility_N[exploited_N].mean() if exploited_N.any() else 0.0),
+        )
+        return self._paced(state) if t % self.pacer_step == 0 else state
+
+    def _paced(self, state: OortState) -> OortState:
+        """Let slower clients in where the utility no longer changes, and shut them out where it changes sharply."""
+        threshold, before = state.threshold, state.window_before
+        if state.played[0] >= 2 * self.pacer_step:
+            change = np.abs(state.window - before)
+            if change <= FLAT * before:
+                threshold = np.minimum(threshold + self.pacer_delta, 100.0)
+            elif change >= SHARP * before:
+                threshold = np.maximum(threshold - self.pacer_delta, self.pacer_delta)
+        return state._replace(threshold=threshold, window=np.zeros(1), window_before=state.window)
