@@ -15,7 +15,7 @@ from fedbac.config.experiment import (
     Task,
     Training,
 )
-from fedbac.core.parts import Part, Phase, Pull
+from fedbac.core.parts import LocalRun, Part, Phase, Pull
 from fedbac.core.policies import Assignment, Exchange, NoState
 from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
 from fedbac.core.settings import Settings
@@ -31,7 +31,17 @@ from fedbac.errors import (
     RunInUseError,
 )
 from fedbac.models import LeNet5, Perceptron
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
+from fedbac.personalization import (
+    AdaptiveStart,
+    Additive,
+    Interpolated,
+    LateHead,
+    PerCluster,
+    Personal,
+    PersonalHead,
+    Shared,
+    TwoHeads,
+)
 from fedbac.presets.methods import METHODS, method
 from fedbac.presets.tasks import TASKS, task
 from fedbac.runs.configure import configure
@@ -51,6 +61,7 @@ __all__ = [
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "AdaptiveStart",
     "Additive",
     "Apart",
     "Ask",
@@ -71,7 +82,10 @@ __all__ = [
     "Flat",
     "Gram",
     "Hierarchical",
+    "Interpolated",
+    "LateHead",
     "LeNet5",
+    "LocalRun",
     "LinUCB",
     "Loss",
     "LowestLoss",
@@ -106,6 +120,7 @@ __all__ = [
     "Thompson",
     "TowardsMean",
     "Training",
+    "TwoHeads",
     "__version__",
     "configure",
     "load",

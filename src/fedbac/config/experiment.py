@@ -24,7 +24,17 @@ from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
+from fedbac.personalization import (
+    AdaptiveStart,
+    Additive,
+    Interpolated,
+    LateHead,
+    PerCluster,
+    Personal,
+    PersonalHead,
+    Shared,
+    TwoHeads,
+)
 from fedbac.selection import CreditThompson, Random, Thompson
 from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
 from fedbac.topology import Flat, Hierarchical
@@ -33,7 +43,18 @@ TOPOLOGY = Choice(Topology, Hierarchical, Flat)
 CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits)
 SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
 SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
-PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
+PERSONALIZATION = Choice(
+    Personalization,
+    Shared,
+    PerCluster,
+    Additive,
+    Personal,
+    Interpolated,
+    PersonalHead,
+    LateHead,
+    TwoHeads,
+    AdaptiveStart,
+)
 
 CHOSEN: dict[str, Collection[str]] = {
     "topology": TOPOLOGY.kinds,

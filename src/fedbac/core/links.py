@@ -13,7 +13,8 @@ from typing import Literal
 
 from fedbac.core import trees
 from fedbac.core.parts import Parts, Personalization, Scope
-from fedbac.core.schemes import moving_parts
+from fedbac.core.queries import Moment
+from fedbac.core.schemes import moved_parts, moving_parts
 
 Tier = Literal["client", "cloud"]
 Direction = Literal["down", "up"]
@@ -59,13 +60,15 @@ class Ledger:
 class Link:
     """One tier's link. Networks and numbers go through it and are counted on the way."""
 
-    def __init__(self, tier: Tier, scheme: Personalization) -> None:
+    def __init__(self, tier: Tier, scheme: Personalization, moment: Moment | None = None) -> None:
         self.tier = tier
         self.traffic = Ledger()
-        moving = moving_parts(scheme)  # what never moves is made by everybody from the seed
-        self.passing = frozenset(
-            part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier] and part in moving
-        )
+        # What has never moved is made by everybody from the seed; what does not move now need not come back.
+        moving = moving_parts(scheme, moment)
+        moved = moving if moment is None else moved_parts(scheme, moment)
+        passing = frozenset(part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier])
+        twins = {part for part in passing if scheme.parts[part].returns_as in passing}
+        self.passing: Mapping[Direction, frozenset[str]] = {"down": passing & moved, "up": (passing & moving) - twins}
 
     def send(
         self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
@@ -74,12 +77,12 @@ class Link:
 
         Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
         """
-        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(bank, one_row))
+        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(direction, bank, one_row))
         return bank
 
-    def num_bytes(self, bank: Parts, one_row: bool = False) -> int:
+    def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False) -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""
-        passing = [params for part, params in bank.items() if part in self.passing]
+        passing = [params for part, params in bank.items() if part in self.passing[direction]]
         numbers = sum(trees.size(params) // (trees.count(params) if one_row else 1) for params in passing)
         return numbers * BYTES_PER_NUMBER
 

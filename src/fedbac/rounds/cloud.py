@@ -26,7 +26,7 @@ from fedbac.core.answers import (
     checked_state,
 )
 from fedbac.core.links import Ledger, Link
-from fedbac.core.parts import Params, Parts, Scope
+from fedbac.core.parts import Params, Parts, Scope, predicting
 from fedbac.core.policies import Exchange, Noting
 from fedbac.core.queries import (
     AT_CLOUD,
@@ -77,6 +77,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         return {
             part: {n: v[:1].expand(count, *v.shape[1:]) * 0 for n, v in stacked.items() if n in trainable}
             for part, stacked in parts.items()
+            if method.personalization.parts[part].networks
         }
 
     return State(
@@ -102,7 +103,7 @@ def rounds(
 ) -> Iterator[tuple[dict[str, Any], State]]:
     """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands."""
     while state.round < experiment.task.rounds:
-        record, state = Round(experiment, sites, edges).play(state)
+        record, state = Round(experiment, sites, edges, state.round + 1).play(state)
         yield record, state
 
 
@@ -127,10 +128,11 @@ class Asked(NamedTuple):
 class Round:
     """One round of the cloud, and what passed its links."""
 
-    def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges) -> None:
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges, round_: int) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
-        self.link = Link("cloud", experiment.method.personalization)
+        self.moment = Moment(round_, experiment.task.rounds)
+        self.link = Link("cloud", experiment.method.personalization, self.moment)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
 
@@ -189,11 +191,13 @@ class Round:
         return checked_exchange(policy, answer, state.num_clusters)
 
     def _predicting(self, state: State) -> State:
-        """Return the state with the networks that members predict with: those that they will be sent, if it says so."""
-        if not self.method.sharing.active:
-            return state
-        exchange = self._exchanged(state)
-        return replace(state, parts=self._mixed(state.parts, exchange.mix_KJ)) if exchange.judged else state
+        """Return the state with the networks that members predict with: those that they will be sent, if sharing says
+        so, and as the scheme blends them."""
+        parts = state.parts
+        if self.method.sharing.active:
+            exchange = self._exchanged(state)
+            parts = self._mixed(parts, exchange.mix_KJ) if exchange.judged else parts
+        return replace(state, parts=predicting(self.method.personalization, parts))
 
     def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
         if mix_KJ is None:
@@ -203,11 +207,10 @@ class Round:
 
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""
-        moment = Moment(state.round + 1, self.experiment.task.rounds)
         sharing, clustering = self.method.sharing, self.method.clustering
-        queries = checked_queries(sharing, sharing.ask(state.sharing, moment))
+        queries = checked_queries(sharing, sharing.ask(state.sharing, self.moment))
         queries = checked_ask("sharing", sharing, Ask(after=queries), after=FOR_SHARING).after
-        ask = clustering.ask(state.clustering, moment) if state.num_clusters > 1 else None
+        ask = clustering.ask(state.clustering, self.moment) if state.num_clusters > 1 else None
         if ask is not None:
             ask = checked_ask("clustering", clustering, ask, after=AT_CLOUD)
         return Asked(queries, ask)
@@ -246,7 +249,7 @@ class Round:
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
-        moving = moving_parts(self.method.personalization)  # a mean of what never moves would only round it
+        moving = moving_parts(self.method.personalization, self.moment)  # a mean of what keeps still would only round it
         parts, trained = {}, {}
         for part, stack in state.parts.items():
             rows, weight_R, owner_R = self._contributions(part, state, reports)
@@ -320,7 +323,8 @@ class Round:
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
         wanted = [query for query in asked.queries if query not in readings]
-        orders, places = plan_look(self.experiment, self.members, averaged, reports, wanted)
+        blended = replace(averaged, parts=predicting(self.method.personalization, averaged.parts))
+        orders, places = plan_look(self.experiment, self.members, blended, reports, wanted)
         if not orders:
             return readings
         orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]
