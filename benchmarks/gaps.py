@@ -16,7 +16,8 @@ from fedbac import Merging, Random, Runtime, configure, method, task
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import MeasureOrder, Wanted
 
 

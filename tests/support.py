@@ -29,7 +29,8 @@ from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
 from fedbac.models import Build, Custom, NetworkChoice, Perceptron, UserNetwork, builder
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.rounds.holdings import holdings
 from tests.emulator import NO_COMPILER, EmulatedModule
 

@@ -15,7 +15,7 @@ from fedbac.config.experiment import (
     Task,
     Training,
 )
-from fedbac.core.parts import Part, Phase, Pull
+from fedbac.core.parts import LocalRun, Part, Phase, Pull
 from fedbac.core.policies import Assignment, Exchange, NoState
 from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
 from fedbac.core.settings import Settings
@@ -32,7 +32,17 @@ from fedbac.errors import (
     RunInUseError,
 )
 from fedbac.models import LeNet5, Perceptron
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
+from fedbac.personalization import (
+    AdaptiveStart,
+    Additive,
+    Interpolated,
+    LateHead,
+    PerCluster,
+    Personal,
+    PersonalHead,
+    Shared,
+    TwoHeads,
+)
 from fedbac.presets.methods import METHODS, method
 from fedbac.presets.tasks import TASKS, task
 from fedbac.runs.configure import configure
@@ -64,6 +74,7 @@ __all__ = [
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "AdaptiveStart",
     "Additive",
     "Apart",
     "Ask",
@@ -85,9 +96,12 @@ __all__ = [
     "Flat",
     "Gram",
     "Hierarchical",
+    "Interpolated",
+    "LateHead",
     "LatencyUCB",
     "LeNet5",
     "LinUCB",
+    "LocalRun",
     "Loss",
     "LossUCB",
     "LowestLoss",
@@ -126,6 +140,7 @@ __all__ = [
     "Thompson",
     "TowardsMean",
     "Training",
+    "TwoHeads",
     "__version__",
     "configure",
     "load",

@@ -15,7 +15,8 @@ import pytest
 from fedbac.config.experiment import Runtime
 from fedbac.data import toy
 from fedbac.federation import assemble
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
 from tests.engines.test_ray import timeless

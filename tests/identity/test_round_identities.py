@@ -20,7 +20,8 @@ from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import MeasureOrder, TrainOrder, Wanted
 from fedbac.selection import Random
 from fedbac.sharing import Apart

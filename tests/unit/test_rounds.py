@@ -32,7 +32,8 @@ from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
 from fedbac.errors import PolicyError
 from fedbac.models import builder
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.rounds.edge import serve
 from fedbac.rounds.orders import Site, TrainOrder, TrainReport
 from tests.unit.tiny import ScriptedEdges, scripted_rounds, tiny_run, tiny_task

@@ -9,7 +9,8 @@ from fedbac.core.world import EQUAL, World
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
 from fedbac.rounds.attendance import attend, extended
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.selection import Random
 from tests.support import PLAIN_SGD, StubTrainer, play, prepare
 

@@ -14,7 +14,8 @@ from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.data import Dataset, toy
 from fedbac.models import builder
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
 
 

@@ -29,7 +29,17 @@ from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
+from fedbac.personalization import (
+    AdaptiveStart,
+    Additive,
+    Interpolated,
+    LateHead,
+    PerCluster,
+    Personal,
+    PersonalHead,
+    Shared,
+    TwoHeads,
+)
 from fedbac.selection import (
     COCS,
     Contextual,
@@ -61,7 +71,18 @@ SELECTION = Choice(
     Contextual,
 )
 SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
-PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
+PERSONALIZATION = Choice(
+    Personalization,
+    Shared,
+    PerCluster,
+    Additive,
+    Personal,
+    Interpolated,
+    PersonalHead,
+    LateHead,
+    TwoHeads,
+    AdaptiveStart,
+)
 
 MAX_PAIRS = 4_000_000
 """Edges times clusters of which a policy keeps numbers: half a gigabyte for the one that keeps most."""

@@ -14,7 +14,8 @@ from typing import Literal
 from fedbac.core import trees
 from fedbac.core.codecs import Links, cost, passed
 from fedbac.core.parts import Parts, Personalization, Scope
-from fedbac.core.schemes import moving_parts
+from fedbac.core.queries import Moment
+from fedbac.core.schemes import moved_parts, moving_parts
 
 Tier = Literal["client", "cloud"]
 Direction = Literal["down", "up"]
@@ -60,13 +61,21 @@ class Ledger:
 class Link:
     """One tier's link. Networks and numbers go through it and are counted on the way."""
 
-    def __init__(self, tier: Tier, scheme: Personalization, codecs: Links = Links()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        tier: Tier,
+        scheme: Personalization,
+        moment: Moment | None = None,
+        codecs: Links = Links(),  # noqa: B008
+    ) -> None:
         self.tier, self.codecs = tier, codecs
         self.traffic = Ledger()
-        moving = moving_parts(scheme)  # what never moves is made by everybody from the seed
-        self.passing = frozenset(
-            part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier] and part in moving
-        )
+        # What has never moved is made by everybody from the seed; what does not move now need not come back.
+        moving = moving_parts(scheme, moment)
+        moved = moving if moment is None else moved_parts(scheme, moment)
+        passing = frozenset(part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier])
+        twins = {part for part in passing if scheme.parts[part].returns_as in passing}
+        self.passing: Mapping[Direction, frozenset[str]] = {"down": passing & moved, "up": (passing & moving) - twins}
 
     def send(
         self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
@@ -75,8 +84,7 @@ class Link:
 
         Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
         """
-        num_bytes = self.num_bytes(bank, one_row, direction if purpose == "train" else None)
-        self.traffic.add(self.tier, direction, purpose, receivers * num_bytes)
+        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(direction, bank, one_row, purpose))
         return bank
 
     def broadcast(self, bank: Parts, had: Parts, receivers: int = 1, one_row: bool = False) -> tuple[Parts, Parts]:
@@ -89,7 +97,7 @@ class Link:
         if codec is None:
             return bank, had
         arrived = dict(bank)
-        for part in bank.keys() & self.passing:
+        for part in bank.keys() & self.passing["down"]:
             arrived[part], _ = passed(codec, bank[part], had[part], trees.zeros(had[part]))
         return arrived, {part: arrived[part] for part in had}
 
@@ -100,17 +108,14 @@ class Link:
         if codec is None:
             return bank, left
         arrived, left = dict(bank), dict(left)
-        for part in bank.keys() & self.passing:
+        for part in bank.keys() & self.passing["up"]:
             arrived[part], left[part] = passed(codec, bank[part], start[part], left[part])
         return arrived, left
 
-    def num_bytes(self, bank: Parts, one_row: bool = False, direction: Direction | None = None) -> int:
-        """Return what it costs to send a bank once, or of each part the row that a client uses.
-
-        What is sent for training in a direction may be compressed.
-        """
-        codec = None if direction is None else self.codecs.codec(self.tier, direction)
-        passing = [params for part, params in bank.items() if part in self.passing]
+    def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
+        """Return what it costs to send a bank once, or of each part the row that a client uses."""
+        codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
+        passing = [params for part, params in bank.items() if part in self.passing[direction]]
         return sum(cost(codec, params, 1 if one_row else None) for params in passing)
 
     def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:

@@ -1,11 +1,13 @@
 """The parts of a client's model: who owns them, which weights they hold, how they predict together and are trained."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from fedbac.core.queries import Moment
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 
 Params = dict[str, Tensor]
@@ -23,11 +25,14 @@ class Part:
 
     scope: Scope
     network: str | tuple[str, ...]
-    """The network that they belong to, which may be made of several parts; or several networks that share them."""
+    """The network that they belong to, which may be made of several parts; or several networks that share them; or
+    none, ``()``: numbers that no phase trains and that the scheme itself works out (see ``Adjusting``)."""
     layers: slice = field(default_factory=lambda: slice(None))
     """Which of its layers: modules with weights of their own, in their order. The last one is the head."""
     follows: str | None = None
     """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
+    returns_as: str | None = None
+    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once."""
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -64,6 +69,20 @@ class Phase:
     """By part; at most one each."""
     taught: bool = False
     """Whether clients learn from their teachers beside the labels, where a request brings some."""
+    last: int | None = None
+    """Only in so many last rounds of the run."""
+    until_last: int | None = None
+    """Only before so many last rounds of the run."""
+
+    def runs(self, moment: Moment) -> bool:
+        """Whether it is part of training in a round."""
+        left = moment.num_rounds - moment.round
+        return (self.last is None or left < self.last) and (self.until_last is None or left >= self.until_last)
+
+    def has_run(self, moment: Moment) -> bool:
+        """Whether it was part of training in a round or in one before it."""
+        first = 1 if self.last is None else max(1, moment.num_rounds - self.last + 1)
+        return first <= moment.round and self.runs(moment._replace(round=first))
 
 
 Apply = Callable[[str, Tensor], Tensor]
@@ -101,6 +120,52 @@ class Predicting(Protocol):
         """Return the logits."""
 
 
+@dataclass(frozen=True)
+class LocalRun:
+    """What a scheme may know of the clients in a training; rows of phases, columns of clients."""
+
+    count_CK: IntArray
+    """Their training examples of each class."""
+    rate: float
+    """The learning rate of the round."""
+    steps_FC: IntArray
+    """Batches that each visits in a phase; none where the phase rests."""
+    travel_FC: FloatArray
+    """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
+    left_FC: FloatArray
+    """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
+
+
+@runtime_checkable
+class Adjusting(Protocol):
+    """A personalization that changes what clients start from and what is made of what they come back with.
+
+    Its hooks are plain arithmetic on stacks, a row for each client, wherever these lie. They write nothing in place.
+    """
+
+    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
+        """Return the parts that start otherwise than received; and by phase what rates are multiplied by."""
+
+    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
+        """Return the parts that are to be averaged and kept otherwise than they were trained."""
+
+
+@runtime_checkable
+class Blending(Protocol):
+    """A personalization that predicts with other weights than those that it keeps."""
+
+    def blended(self, parts: Parts) -> Parts:
+        """Return the parts to predict with where they differ, with as many rows as they have.
+
+        A part of the cloud has one row, which goes with all rows of the others.
+        """
+
+
+def predicting(scheme: Personalization, parts: Parts) -> Parts:
+    """Return the parts that make predictions, given those that are kept."""
+    return parts | scheme.blended(parts) if isinstance(scheme, Blending) else parts
+
+
 def predict(scheme: Personalization, terms: tuple[str, ...] | None, apply: Apply, x: Tensor) -> Tensor:
     """Return the sum of the terms' logits, or what the scheme itself predicts where there are none."""
     if terms is None:
@@ -117,7 +182,7 @@ def judged_parts(scheme: Personalization) -> tuple[str, ...]:
     return tuple(
         part
         for part, spec in scheme.parts.items()
-        if scheme.terms is None or not set(spec.networks).isdisjoint(scheme.terms)
+        if spec.networks and (scheme.terms is None or not set(spec.networks).isdisjoint(scheme.terms))
     )
 
 
@@ -128,15 +193,13 @@ class Anatomy:
         self.scheme = scheme
         self.buffers = tuple(name for name, value in network.named_buffers() if value.is_floating_point())
         """Weights that no gradient moves: statistics that layers gather while they run."""
-        self.names: tuple[str, ...] = (*self.buffers, *(name for name, _ in network.named_parameters()))
+        self.names = (*self.buffers, *(name for name, _ in network.named_parameters()))
         """All weights of one network, in the order in which they are flattened."""
-        owners = list(dict.fromkeys(_module(name) for name in self.names))
-        order = [name for name, _ in network.named_modules() if name in owners]
         self.weights = {
-            part: tuple(name for name in self.names if _module(name) in set(order[spec.layers]))
+            part: held_by(network, self.names, spec.layers) if spec.networks else ()
             for part, spec in scheme.parts.items()
         }
-        """The names of the weights that each part holds."""
+        """The names of the weights that each part holds of its networks."""
         self.parts: dict[str, tuple[str, ...]] = {}
         """The parts that each network is made of."""
         for part, spec in scheme.parts.items():
@@ -177,7 +240,7 @@ class Anatomy:
     def _check(self) -> None:
         num_layers = len({_module(name) for name in self.names})
         for part, names in self.weights.items():
-            if not names:
+            if not names and self.scheme.parts[part].networks:
                 raise ConfigError(
                     f"method.personalization {self.scheme.kind!r}: part {part!r} would have no layers, because the "
                     f"network has only {num_layers}; use a deeper network, or fewer layers for the other parts"
@@ -189,6 +252,13 @@ class Anatomy:
                     f"method.personalization {self.scheme.kind!r}: its parts {', '.join(parts)} must hold every layer "
                     f"of network {network!r} exactly once; this network has {num_layers} layers"
                 )
+
+
+def held_by(network: nn.Module, names: Sequence[str], layers: slice) -> tuple[str, ...]:
+    """Return which of a network's weights some of its layers hold."""
+    owners = {_module(name) for name in names}
+    order = [name for name, _ in network.named_modules() if name in owners]
+    return tuple(name for name in names if _module(name) in set(order[layers]))
 
 
 def _module(name: str) -> str:

@@ -59,6 +59,8 @@ class Train:
     rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
     """By the number of a phase, what the learning rate of each client is multiplied by; 1 where it is missing."""
     teachers: Teachers | None = None
+    phases: tuple[int, ...] | None = None
+    """The numbers of the phases to run, where some rest in this round; all when not given."""
 
     def rates(self, phase: int) -> FloatArray:
         """Return every client's learning rate in a phase."""

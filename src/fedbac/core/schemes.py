@@ -1,9 +1,14 @@
 """Checks of what a personalization scheme says of itself, before anything is trained with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from fedbac.core.parts import Part, Phase, Predicting, Pull, Scope
+import numpy as np
+from torch import Tensor
+
+from fedbac.core.parts import Adjusting, Part, Parts, Phase, Predicting, Pull, Scope
+from fedbac.core.queries import Moment
+from fedbac.core.settings import FloatArray
 from fedbac.errors import PolicyError
 
 
@@ -19,12 +24,69 @@ def checked_phases(scheme: Any) -> tuple[Phase, ...]:
     _require(good, f"{who}: phases() must return a tuple of at least one Phase, not {phases!r}")
     for number, phase in enumerate(phases):
         _check_phase(f"{who}: phase {number} of phases()", scheme, phase, networks)
+    ends = {0, *(rounds for phase in phases for rounds in (phase.last, phase.until_last) if rounds is not None)}
+    for left in ends:
+        running = [phase for phase in phases if phase.runs(Moment(1, left + 1))]
+        _require(running, f"{who}: no phase of phases() runs in a round with {left} more to come")
     return tuple(phases)
 
 
-def moving_parts(scheme: Any) -> frozenset[str]:
-    """Return the parts that some phase moves; the others stay as everybody has them from the start."""
-    return frozenset(part for phase in scheme.phases() for part in phase.moves)
+def moving_parts(scheme: Any, moment: Moment | None = None) -> frozenset[str]:
+    """Return the parts that change in a round, or in any: those that a phase moves, and those of no network."""
+    phases = [phase for phase in scheme.phases() if moment is None or phase.runs(moment)]
+    return _changed(scheme, phases)
+
+
+def moved_parts(scheme: Any, moment: Moment) -> frozenset[str]:
+    """Return the parts that change in a round or did before; the others are as everybody has them from the start."""
+    return _changed(scheme, [phase for phase in scheme.phases() if phase.has_run(moment)])
+
+
+def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
+    """Return the numbers of the phases of a round; None where it has all of them."""
+    phases = scheme.phases()
+    running = tuple(number for number, phase in enumerate(phases) if phase.runs(moment))
+    return None if len(running) == len(phases) else running
+
+
+def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> tuple[Parts, dict[int, FloatArray]]:
+    """Return what a scheme's ``before`` says: every part as clients start from it, and the scales of their rates."""
+    who = f"method.personalization {scheme.kind!r}: before()"
+    pair = isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(one, Mapping) for one in answer)
+    _require(pair, f"{who} must return parts and, by phase, scales of learning rates, not a {type(answer).__name__}")
+    started, scales = answer
+    _check_adjusted(who, scheme, started, received_C)
+    num_clients, known = len(next(iter(next(iter(received_C.values())).values()))), range(len(scheme.phases()))
+    for phase, scale_C in scales.items():
+        _require(phase in known, f"{who} scales the rate of phase {phase}, but there are {len(known)}, counted from 0")
+        good = np.shape(scale_C) == (num_clients,) and np.isfinite(scale_C).all() and (np.asarray(scale_C) >= 0).all()
+        _require(good, f"{who} must scale the rate of phase {phase} by {num_clients} numbers of at least 0")
+    return {**received_C, **started}, dict(scales)
+
+
+def checked_outcome(scheme: Any, answer: Any, trained_C: Parts) -> Parts:
+    """Return what a scheme's ``after`` says: every part as it is averaged and kept."""
+    _check_adjusted(f"method.personalization {scheme.kind!r}: after()", scheme, answer, trained_C)
+    return {part: answer.get(part, trained_C[part]) for part in trained_C}
+
+
+def _check_adjusted(who: str, scheme: Any, answer: Any, like_C: Parts) -> None:
+    by_name = isinstance(answer, Mapping)
+    _require(by_name, f"{who} must return parts by name, not a {type(answer).__name__}")
+    unknown = [part for part in answer if part not in like_C]
+    _require(not unknown, f"{who} returns {', '.join(unknown)}, but its parts are {', '.join(scheme.parts)}")
+    for part, params in answer.items():
+        same = set(params) == set(like_C[part])
+        _require(same, f"{who} must return the weights {', '.join(like_C[part])} as part {part!r}")
+        for name, value in params.items():
+            shape = tuple(like_C[part][name].shape)
+            good = isinstance(value, Tensor) and tuple(value.shape) == shape
+            _require(good, f"{who} must return {name} of part {part!r} as a tensor of shape {shape}")
+
+
+def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:
+    free = {part for part, spec in scheme.parts.items() if not spec.networks}
+    return frozenset(part for phase in phases for part in phase.moves) | free
 
 
 def _require(good: Any, message: str) -> None:
@@ -43,13 +105,20 @@ def _check_parts(who: str, scheme: Any) -> None:
         )
         named = isinstance(part.networks, tuple) and all(isinstance(network, str) for network in part.networks)
         _require(
-            named and len(part.networks) == len(set(part.networks)) > 0,
+            named and len(part.networks) == len(set(part.networks)),
             f"{who}: part {name!r} must name its network, or a tuple of different ones, not {part.network!r}",
+        )
+        _require(
+            part.networks or isinstance(scheme, Adjusting),
+            f"{who}: part {name!r} belongs to no network, so nothing changes it; name its network, or write before() "
+            "and after()",
         )
 
 
 def _check_followers(who: str, scheme: Any) -> None:
     for name, part in scheme.parts.items():
+        known = part.returns_as is None or part.returns_as in scheme.parts
+        _require(known, f"{who}: part {name!r} cannot return as {part.returns_as!r}, which is none of its parts")
         leader = scheme.parts.get(part.follows)
         good = part.follows is None or (leader is not None and leader.scope == "cloud" and leader.layers == part.layers)
         _require(
@@ -86,6 +155,7 @@ def _check_phase(what: str, scheme: Any, phase: Phase, networks: tuple[str, ...]
         _check_known(f"{what}: its terms", phase.terms, networks)
     terms = phase.terms or scheme.terms or networks
     for part in phase.moves:
+        _require(scheme.parts[part].networks, f"{what} moves {part!r}, which belongs to no network")
         own = scheme.parts[part].networks
         summed = [network for network in own if network in terms]
         its = f"network {own[0]!r} is" if len(own) == 1 else f"networks {', '.join(own)} are"
@@ -96,6 +166,8 @@ def _check_phase(what: str, scheme: Any, phase: Phase, networks: tuple[str, ...]
             "part; sum one of them, or leave the part out of moves",
         )
     _require(phase.epochs is None or phase.epochs >= 1, f"{what} must train for at least 1 epoch, not {phase.epochs}")
+    for name, rounds in (("last", phase.last), ("until_last", phase.until_last)):
+        _require(rounds is None or rounds >= 0, f"{what}: {name} must be a number of rounds, not {rounds}")
     for part, pull in phase.pull.items():
         _require(isinstance(pull, Pull), f"{what} must pull {part!r} by a Pull, not a {type(pull).__name__}")
         _require(part in phase.moves, f"{what} pulls {part!r}, which it does not move")

@@ -24,6 +24,7 @@ Rounds = Annotated[int, Field(gt=0, le=MAX_ROUNDS)]
 RoundsOrNone = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 """A number of rounds that may be zero."""
 Epochs = Annotated[int, Field(gt=0, le=MAX_EPOCHS)]
+NumLayers = Annotated[int, Field(gt=0, le=1_000)]
 Width = Annotated[int, Field(gt=0, le=100_000)]
 """Outputs of one layer."""
 Examples = Annotated[int, Field(gt=0, le=1_000_000_000)]

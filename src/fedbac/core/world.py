@@ -4,10 +4,10 @@ from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field
 
 from fedbac.core.rng import stream
-from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, NonNegative, Positive, Settings
 
 BITS = 8
 MEGA = 1e6
@@ -38,22 +38,22 @@ class World(Settings):
     A quantity of a client is its median times e^(spread · z), z drawn from a normal distribution by the seed.
     """
 
-    examples_per_second: PositiveFloat = 1000.0
+    examples_per_second: Positive = 1000.0
     """Median speed of training."""
-    speed_spread: NonNegativeFloat = 0.5
+    speed_spread: NonNegative = 0.5
     """0 makes all devices equal; 0.5 makes the fastest of ten about five times as fast as the slowest."""
-    megabits_down: PositiveFloat = 20.0
+    megabits_down: Positive = 20.0
     """Median bandwidth from edge to client."""
-    megabits_up: PositiveFloat = 5.0
+    megabits_up: Positive = 5.0
     """Median bandwidth from client to edge."""
-    bandwidth_spread: NonNegativeFloat = 0.5
-    megabits_cloud: PositiveFloat = 1000.0
+    bandwidth_spread: NonNegative = 0.5
+    megabits_cloud: Positive = 1000.0
     """Bandwidth between every edge and the cloud."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Chance of a client to be there in a round; a site always has at least one."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the selected clients that drop out while they train, in every round; at least one stays."""
-    deadline: PositiveFloat | None = None
+    deadline: Positive | None = None
     """Seconds after which an edge waits no longer; if nobody is in time, the fastest still counts."""
     over_selection: Annotated[float, Field(ge=1)] = 1.0
     """Select this many times as many clients as the policy does, others at random; the first to finish count."""

@@ -66,7 +66,8 @@ class Chunks:
 
     def _fitting(self, request: Train) -> int:
         weights = [value[0] for params in request.bank.values() for value in params.values()]
-        per_client = COPIES * sum(value.numel() * value.element_size() for value in weights)
+        copies = COPIES + getattr(self.trainer, "more_copies", 0)
+        per_client = copies * sum(value.numel() * value.element_size() for value in weights)
         per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
         memory = default_memory(self.trainer.device) if self.memory is None else self.memory
         return max(1, int(memory / self.sharers / per_client))

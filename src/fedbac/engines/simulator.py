@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
+from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
@@ -24,7 +25,8 @@ class Simulator:
         self.experiment = experiment
         self.sites = sites
         self.trainer = trainer
-        self.chunks = Chunks(trainer, None if memory_gib is None else memory_gib * GIB, sharers)
+        hooked = adjusted(trainer, experiment.method.personalization)
+        self.chunks = Chunks(hooked, None if memory_gib is None else memory_gib * GIB, sharers)
         self.path = trainer.path
         self.device = trainer.device
 

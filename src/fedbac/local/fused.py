@@ -21,7 +21,7 @@ from fedbac.local.examples import Examples, rates
 from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
-from fedbac.local.stages import Span, Stage, places, span, stages_of
+from fedbac.local.stages import Span, Stage, places, span, stages_now, stages_of
 from fedbac.local.visits import VisitTable
 from fedbac.native import Layers
 
@@ -95,7 +95,8 @@ class FusedTrainer:
         """Train the clients of all requests, each at the moment and the rate of its own request."""
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
-        batches = {stage.epochs: VisitTable(self.examples, jobs, stage.epochs) for stage in self.stages}
+        running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
+        batches = {stage.epochs: VisitTable(self.examples, jobs, stage.epochs) for stage in running.values()}
         order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
         before = momenta(self.anatomy, requests, networks)
@@ -104,11 +105,11 @@ class FusedTrainer:
             at = torch.from_numpy(order).to(self.device)
             velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
-        self._make_room(len(jobs) * max(len(stage.networks) for stage in self.stages))
-        sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in self.stages))
-        for number, stage in enumerate(self.stages):
+        self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
+        sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in running.values()))
+        for number, stage in running.items():
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
-            self._run(stage, fleet, batches[stage.epochs], rate_J, sums)
+            self._run(stage, fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
         place = np.argsort(order)
         losses, at = sums.losses(next(iter(batches.values())).used_J, place), torch.from_numpy(place).to(self.device)
@@ -122,7 +123,15 @@ class FusedTrainer:
             out.append(losses.of(request, mine, self._parts(now, mine), momentum))
         return out
 
-    def _run(self, stage: Stage, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: "Sums") -> None:
+    def _run(
+        self,
+        stage: Stage,
+        fleet: Fleet,
+        batches: VisitTable,
+        rate_J: NDArray[np.float32],
+        sums: "Sums",
+        last: bool,
+    ) -> None:
         """Run a phase of all jobs."""
         parts, room, num_jobs = len(stage.networks), self.room, rate_J.size
         table, start_JP = fleet.start(stage.networks)
@@ -164,9 +173,10 @@ class FusedTrainer:
         for step, active in enumerate(batches.active):
             given.step.value = step
             self._launch(self.plan.training, parts * active, stream, arguments)
-        more = stage is not self.stages[-1]  # the next phase needs the room
         shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
-        fleet.move(stage, weights.clone() if more else weights, velocity.clone() if more else velocity, shared)
+        if not last:  # the next phase needs the room
+            weights, velocity = weights.clone(), velocity.clone()
+        fleet.move(stage, weights, velocity, shared)
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""

@@ -14,7 +14,7 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Losses
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
-from fedbac.local.stages import Stage, places, span, stages_of
+from fedbac.local.stages import Stage, places, span, stages_now, stages_of
 from fedbac.native.interruptible import interruptible
 
 
@@ -43,10 +43,11 @@ class NativeTrainer:
         fleet = Fleet(table.stacked(), row_J, kept)
         num_jobs = sum(len(request.clients) for request in requests)
         loss_J, square_J, epochs = np.zeros(num_jobs), np.zeros(num_jobs), []
-        total = sum(stage.epochs for stage in self.stages)
-        visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in self.stages}
-        for number, stage in enumerate(self.stages):
-            later = {network for after in self.stages[number + 1 :] for network in after.moving}
+        running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
+        total = sum(stage.epochs for stage in running.values())
+        visits = {stage.epochs: self._visits(requests, stage.epochs) for stage in running.values()}
+        for number, stage in running.items():
+            later = {network for n, after in running.items() if n > number for network in after.moving}
             goes_on = kept is not None or bool(later & stage.changed)
             rate_J = np.concatenate([request.rates(number) for request in requests])
             done = self._run(stage, fleet, visits[stage.epochs], rate_J, goes_on)

@@ -18,7 +18,7 @@ from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
-from fedbac.local.stages import Copy, Moving, Stage, stages_of
+from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
 from fedbac.local.threads import one_thread, seeded
 
@@ -176,11 +176,12 @@ class LoopTrainer:
                 for name, value in buffers.items():
                     velocity[self.model.at[network][name]] = value[index].reshape(-1)
         taught = lesson(self.teacher, request, index)
-        tally, begun = Tally(request.keep, sum(stage.epochs for stage in self.stages)), 0
+        stages = stages_now(self.stages, [request])
+        tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages)), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
-            for number, stage in enumerate(self.stages):
+            for number, stage in enumerate(stages):
                 step = self._stepper(stage, received, velocity, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])

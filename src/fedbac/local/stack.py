@@ -122,8 +122,9 @@ class Stack:
         return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}
 
     def holds(self, table: BatchTable) -> bool:
-        """Whether a round of this shape fits the buffers."""
-        return table.count.shape[2] <= self.capacity and table.num_steps <= self.num_steps
+        """Whether a round of this shape fits the buffers, and has the epochs that captured graphs know."""
+        fits = table.count.shape[2] <= self.capacity and table.num_steps <= self.num_steps
+        return fits and table.first_F == self.first_F
 
     def load(self, table: BatchTable, requests: Sequence[Train], order: IntArray, stages: Sequence[Stage]) -> None:
         """Put the start of a round in place; ``order`` says which client of all requests each row is."""

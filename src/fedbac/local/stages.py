@@ -1,12 +1,13 @@
 """The phases of a scheme as trainers run them: in networks and names of weights, with every setting given."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Anatomy, Params, Phase
+from fedbac.core.requests import Train
 from fedbac.errors import ConfigError
 
 
@@ -41,6 +42,7 @@ class Stage:
     networks: tuple[str, ...]
     """Those that take part; the others are left alone."""
     epochs: int
+    """0 where it rests."""
     moving: Mapping[str, tuple[Moving, ...]]
     """By network; those that keep still are missing."""
     copies: tuple[Copy, ...] = ()
@@ -62,6 +64,17 @@ def stages_of(anatomy: Anatomy, network: nn.Module, training: Training) -> tuple
     """Return the phases of a scheme for a network; weights that the user froze never move."""
     trainable = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     return tuple(_stage(anatomy, phase, trainable, training) for phase in anatomy.scheme.phases())
+
+
+def stages_now(stages: Sequence[Stage], requests: Sequence[Train]) -> tuple[Stage, ...]:
+    """Return the phases as requests that are served together run them."""
+    asked = {request.phases for request in requests}
+    if len(asked) > 1:
+        raise ValueError(f"requests that run different phases ({asked}) cannot be trained together")
+    running = next(iter(asked), None)
+    if running is None:
+        return tuple(stages)
+    return tuple(stage if number in running else replace(stage, epochs=0) for number, stage in enumerate(stages))
 
 
 def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Training) -> Stage:

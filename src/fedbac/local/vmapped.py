@@ -24,7 +24,7 @@ from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import BatchTable, Stack
-from fedbac.local.stages import stages_of
+from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
 
 EVALUATION_BATCH = 2048
@@ -58,18 +58,19 @@ class VmapTrainer:
         jobs = [(request, c) for request in requests for c in range(len(request.clients))]
         sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
         order = np.argsort([-size for size in sizes], kind="stable")
-        table = BatchTable(self.examples, [jobs[j] for j in order], self.stages)
+        stages = stages_now(self.stages, requests)
+        table = BatchTable(self.examples, [jobs[j] for j in order], stages)
         if self.stack is None or not self.stack.holds(table):
             self.stack = None  # the old one goes before the new one comes
             bank = requests[0].bank
             self.stack = Stack(self.network, self.anatomy, self.examples, self.source["train"], table, bank)
         stack = self.stack
-        stack.load(table, requests, order, self.stages)
+        stack.load(table, requests, order, stages)
         self.network.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
         with self._repeatable(), seeded(seed, self.device):
-            for number, stage in enumerate(self.stages):
+            for number, stage in enumerate(stages):
                 stack.step.zero_()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step))

@@ -1,7 +1,20 @@
 """Column "Personalization" of Table I: which networks make a prediction and who owns each."""
 
+from fedbac.personalization.adaptive_start import AdaptiveStart
+from fedbac.personalization.interpolated import Interpolated
 from fedbac.personalization.joint import Additive, PerCluster, Shared
 from fedbac.personalization.personal import Personal
-from fedbac.personalization.split import PersonalHead
+from fedbac.personalization.split import LateHead, PersonalHead
+from fedbac.personalization.two_heads import TwoHeads
 
-__all__ = ["Additive", "PerCluster", "Personal", "PersonalHead", "Shared"]
+__all__ = [
+    "AdaptiveStart",
+    "Additive",
+    "Interpolated",
+    "LateHead",
+    "PerCluster",
+    "Personal",
+    "PersonalHead",
+    "Shared",
+    "TwoHeads",
+]

@@ -56,7 +56,7 @@ class PerCluster(Settings):
 
 
 class Additive(Settings):
-    """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k), both trained jointly; Θ_global is shared by all, Θ_k by the cluster."""
+    """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k); Θ_global is shared by all, Θ_k by the cluster."""
 
     kind: Literal["additive"] = "additive"
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global"), "cluster": Part("cluster", "cluster")}
@@ -69,6 +69,8 @@ class Additive(Settings):
     """Equal or independent initial cluster networks (C.16)."""
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
+    order: Literal["joint", "alternate"] = "joint"
+    """Both are trained at once; or first h for all epochs with f still, and then f with h still."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
@@ -78,6 +80,8 @@ class Additive(Settings):
         return {"global": trees.stack([models.weights(build(0))]), "cluster": cluster}
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train both at once."""
-        pull = Pull(self.l2_cluster, clipped=self.l2_form == "loss")
-        return (Phase(moves=("global", "cluster"), pull={"cluster": pull}),)
+        """Train both at once, or each for the residual of the other."""
+        pull = {"cluster": Pull(self.l2_cluster, clipped=self.l2_form == "loss")}
+        if self.order == "alternate":
+            return Phase(moves=("global",)), Phase(moves=("cluster",), pull=pull)
+        return (Phase(moves=("global", "cluster"), pull=pull),)

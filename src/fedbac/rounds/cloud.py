@@ -5,12 +5,11 @@ One loop serves every method. It sees the columns of a method only through their
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
@@ -19,14 +18,12 @@ from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
     checked_exchange,
-    checked_labels,
     checked_pair,
     checked_queries,
-    checked_start,
     checked_state,
 )
 from fedbac.core.links import Ledger, Link
-from fedbac.core.parts import Params, Parts, Scope
+from fedbac.core.parts import Params, Parts, predicting
 from fedbac.core.policies import Exchange, Noting, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
@@ -49,55 +46,11 @@ from fedbac.core.world import BITS, MEGA
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.holdings import holdings
-from fedbac.rounds.members import Members, num_clients
-from fedbac.rounds.memory import Memory, Remembered, first_memory
+from fedbac.rounds.members import Members
+from fedbac.rounds.memory import Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import score
 from fedbac.rounds.teaching import teachers
-
-
-def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
-    """Return the state before the first round."""
-    method = experiment.method
-    num_members = Members(method.unit, sites).count
-    num_clusters = method.clustering.clusters(num_members)
-    label_N = method.clustering.start(num_members, stream(experiment.seed, "clustering", 0))
-    label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
-    owners: dict[Scope, int] = {
-        "cloud": 1,
-        "cluster": num_clusters,
-        "edge": len(sites),
-        "client": num_clients(sites),
-    }
-    parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
-    trainable = {name for name, _ in build(0).named_parameters()}
-
-    def momentum(site: Site) -> Parts | None:
-        if experiment.task.training.momentum_state == "reset":
-            return None
-        count = len(site.clients)
-        return {
-            part: {n: v[:1].expand(count, *v.shape[1:]) * 0 for n, v in stacked.items() if n in trainable}
-            for part, stacked in parts.items()
-        }
-
-    return State(
-        round=0,
-        parts=parts,
-        label_N=label_N,
-        moved_N=np.zeros(num_members, dtype=bool),
-        used_K=np.isin(np.arange(num_clusters), label_N),
-        clustering=method.clustering.init(num_members),
-        sharing=method.sharing.init(num_members),
-        selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
-        trained={
-            part: np.zeros(owners[spec.scope], dtype=bool)
-            for part, spec in method.personalization.parts.items()
-            if spec.follows
-        },
-        momentum_M=tuple(momentum(site) for site in sites),
-        links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
-    )
 
 
 def rounds(
@@ -105,7 +58,7 @@ def rounds(
 ) -> Iterator[tuple[dict[str, Any], State]]:
     """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands."""
     while state.round < experiment.task.rounds:
-        record, state = Round(experiment, sites, edges).play(state)
+        record, state = Round(experiment, sites, edges, state.round + 1).play(state)
         yield record, state
 
 
@@ -130,10 +83,11 @@ class Asked(NamedTuple):
 class Round:
     """One round of the cloud, and what passed its links."""
 
-    def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges) -> None:
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges, round_: int) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
-        self.link = Link("cloud", experiment.method.personalization, experiment.method.links)
+        self.moment = Moment(round_, experiment.task.rounds)
+        self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
 
@@ -193,11 +147,13 @@ class Round:
         return checked_exchange(policy, answer, state.num_clusters, self.members.count)
 
     def _predicting(self, state: State) -> State:
-        """Return the state with the networks that members predict with: those that they will be sent, if it says so."""
-        if not self.method.sharing.active:
-            return state
-        exchange = self._exchanged(state)
-        return replace(state, parts=self._mixed(state.parts, exchange.mix_KJ)) if exchange.judged else state
+        """Return the state with the networks that members predict with: those that they will be sent, if sharing says
+        so, and as the scheme blends them."""
+        parts = state.parts
+        if self.method.sharing.active:
+            exchange = self._exchanged(state)
+            parts = self._mixed(parts, exchange.mix_KJ) if exchange.judged else parts
+        return replace(state, parts=predicting(self.method.personalization, parts))
 
     def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
         if mix_KJ is None:
@@ -207,11 +163,10 @@ class Round:
 
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""
-        moment = Moment(state.round + 1, self.experiment.task.rounds)
         sharing, clustering = self.method.sharing, self.method.clustering
-        queries = checked_queries(sharing, sharing.ask(state.sharing, moment))
+        queries = checked_queries(sharing, sharing.ask(state.sharing, self.moment))
         queries = checked_ask("sharing", sharing, Ask(after=queries), after=FOR_SHARING).after
-        ask = clustering.ask(state.clustering, moment) if state.num_clusters > 1 else None
+        ask = clustering.ask(state.clustering, self.moment) if state.num_clusters > 1 else None
         if ask is not None:
             ask = checked_ask("clustering", clustering, ask, after=AT_CLOUD)
         return Asked(queries, ask)
@@ -268,7 +223,9 @@ class Round:
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
-        moving = moving_parts(self.method.personalization)  # a mean of what never moves would only round it
+        moving = moving_parts(
+            self.method.personalization, self.moment
+        )  # a mean of what keeps still would only round it
         parts, trained = {}, {}
         for part, stack in state.parts.items():
             rows, weight_R, owner_R = self._contributions(part, state, reports)
@@ -342,7 +299,8 @@ class Round:
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
         wanted = [query for query in asked.queries if query not in readings]
-        orders, places = plan_look(self.experiment, self.members, averaged, reports, wanted)
+        blended = replace(averaged, parts=predicting(self.method.personalization, averaged.parts))
+        orders, places = plan_look(self.experiment, self.members, blended, reports, wanted)
         if not orders:
             return readings
         orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]

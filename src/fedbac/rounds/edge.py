@@ -8,12 +8,12 @@ import numpy as np
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
-from fedbac.core.links import Link
-from fedbac.core.parts import Params, Parts, judged_parts
-from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
+from fedbac.core.links import DIRECTIONS, Link
+from fedbac.core.parts import Params, Parts, judged_parts, predicting
+from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.rng import Rng, stream
-from fedbac.core.schemes import moving_parts
+from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, World
 from fedbac.rounds.attendance import Attendance, attend, extended
@@ -48,7 +48,8 @@ class Shift:
 
     def __init__(self, order: TrainOrder, site: Site, experiment: Experiment) -> None:
         self.order, self.site, self.experiment = order, site, experiment
-        self.link = Link("client", experiment.method.personalization, experiment.method.links)
+        self.moment = Moment(order.round, experiment.task.rounds)
+        self.link = Link("client", experiment.method.personalization, self.moment, experiment.method.links)
         self.links = dict(order.links)
         self.bank = order.bank
         self.weight = {part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()}
@@ -164,8 +165,8 @@ class Shift:
     def _survey(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Survey]:
         key = (split, () if split == "test" else asked)
         if key not in self.surveys:
-            judged = judged_parts(self.experiment.method.personalization)
-            bank = {part: self.bank[part] for part in judged}
+            judged, now = judged_parts(self.experiment.method.personalization), self._predicting()
+            bank = {part: now[part] for part in judged}
             row_N = {part: self.order.row_N[part] for part in judged}
             found = yield from survey_own(bank, row_N, split, asked, self.site)
             self.surveys[key] = found
@@ -176,13 +177,17 @@ class Shift:
                 self.informed |= set(found.clients)
         return self.surveys[key]
 
+    def _predicting(self) -> Parts:
+        return predicting(self.experiment.method.personalization, self.bank)
+
     def _durations(self, world: World) -> FloatArray:
         """Return how long every client would take for this round."""
         passes = sum(
             self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
             for phase in self.experiment.method.personalization.phases()
+            if phase.runs(self.moment)
         )
-        down, up = self.link.num_bytes(self.bank, True, "down"), self.link.num_bytes(self.bank, True, "up")
+        down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
         profile = world.profile(self.experiment.seed, self.site.clients)
         return profile.seconds(passes * self.site.size_N.astype(np.float64), down, up)
 
@@ -218,6 +223,7 @@ class Shift:
             learning_rate=self.experiment.task.training.rate(order.round),
             momentum=momentum,
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
+            phases=running_phases(self.experiment.method.personalization, self.moment),
             teachers=self._teachers(chosen, attendance.started.size),
         )
         left_N = self.links.get("client_up", {})
@@ -240,7 +246,7 @@ class Shift:
         healthy_C = trained.healthy_C
         size_C = np.where(healthy_C, site.size_N[chosen], 0)
         self.surveys, self.informed = {}, set()
-        moving = moving_parts(self.experiment.method.personalization)
+        moving = moving_parts(self.experiment.method.personalization, self.moment)
         self.bank = {part: arrived[part] if part in moving else stack for part, stack in self.bank.items()}
         # Who fails later keeps what it had, and its weight.
         self.weight = {part: np.where(new_R > 0, new_R, self.weight[part]) for part, new_R in trained.weight.items()}

@@ -21,7 +21,9 @@ def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site
     memory: Memory = {}
     for name in links.active:
         tier, _, direction = name.partition("_")
-        passing = Link("client" if tier == "client" else "cloud", scheme).passing
+        passing = Link("client" if tier == "client" else "cloud", scheme).passing[
+            "down" if direction == "down" else "up"
+        ]
         mine = {part: stack for part, stack in parts.items() if part in passing}
         if name == "client_up":
             each = np.zeros(len(site.clients), dtype=np.int64)

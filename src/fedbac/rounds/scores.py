@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
-from fedbac.core.parts import Parts, judged_parts
+from fedbac.core.parts import Parts, judged_parts, predicting
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
@@ -28,13 +28,15 @@ def score(
     held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(sites)]
     if by_clients(experiment.method):
         if experiment.evaluation.point == "edge_model":
-            banks = [({part: report.bank[part] for part in judged}) for report in reports]
+            banks = [predicting(scheme, report.bank) for report in reports]
+            banks = [{part: bank[part] for part in judged} for bank in banks]
         else:
             banks = [{part: trees.select(state.parts[part], own[part].owner_R) for part in judged} for own in held]
         rows = [{part: own[part].row_N for part in judged} for own in held]
         return _score_clients(sites, edges, banks, rows)
     if experiment.evaluation.point == "edge_model":
-        models = {part: trees.join([report.bank[part] for report in reports]) for part in judged}
+        banks = [predicting(scheme, report.bank) for report in reports]
+        models = {part: trees.join([bank[part] for bank in banks]) for part in judged}
         rows_M = np.tile(np.arange(len(sites)), (len(judged), 1)).T
     else:
         models = {part: state.parts[part] for part in judged}

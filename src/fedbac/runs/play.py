@@ -18,7 +18,8 @@ from fedbac.federation import assemble
 from fedbac.local import describe
 from fedbac.models import UserNetwork
 from fedbac.presets import tasks
-from fedbac.rounds.cloud import rounds, start
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
 from fedbac.runs.configure import Inputs, configure, experiment_in, reached
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder

@@ -3,12 +3,11 @@
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeFloat, PositiveInt
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, NonNegative, Rounds, Settings
 from fedbac.selection.simple import Fraction
 
 
@@ -33,9 +32,9 @@ class COCS(Settings):
     kind: Literal["cocs"] = "cocs"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
-    cells_per_side: PositiveInt = 3
+    cells_per_side: Rounds = 3
     """h, so that there are h² cells. The analysis wants ⌈T^(1/5)⌉, which is 3 for 33 to 243 rounds."""
-    explore_scale: NonNegativeFloat = 0.1
+    explore_scale: NonNegative = 0.1
     """With 1, as in the analysis, a run of 200 rounds would explore all the time."""
 
     def needs(self) -> frozenset[Query]:

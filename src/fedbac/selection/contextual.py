@@ -3,12 +3,11 @@
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeFloat
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Loss, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Settings
 from fedbac.selection.simple import Fraction
 
 BEFORE, AFTER = Loss("received", each=True), Loss("trained", each=True)
@@ -36,7 +35,7 @@ class Contextual(Settings):
     kind: Literal["contextual"] = "contextual"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
-    alpha: NonNegativeFloat = 0.3
+    alpha: NonNegative = 0.3
     """Weight of what is not known."""
 
     def needs(self) -> frozenset[Query]:

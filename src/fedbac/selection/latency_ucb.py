@@ -3,12 +3,12 @@
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query, Seconds
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, Positive, Settings
 from fedbac.core.world import Share
 from fedbac.selection.simple import Fraction
 
@@ -37,7 +37,7 @@ class LatencyUCB(Settings):
     kind: Literal["cs_ucb"] = "cs_ucb"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
-    longest: PositiveFloat | None = None
+    longest: Positive | None = None
     """τ_max in seconds; what the slowest client of the edge is expected to take when not given."""
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
     """β: how much a client's arrears count beside its quickness; 0 is CS-UCB, without queues."""

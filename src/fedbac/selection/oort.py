@@ -3,12 +3,12 @@
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query, Seconds, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Rounds, Settings
 from fedbac.core.world import Share
 from fedbac.selection.simple import Fraction
 
@@ -56,18 +56,18 @@ class Oort(Settings):
     """Exploited clients are drawn among all whose score is at least this share of the best that would be left out."""
     clip_bound: Share = 0.98
     """Quantile at which utilities are cut."""
-    uncertainty: NonNegativeFloat = 0.1
+    uncertainty: NonNegative = 0.1
     """c of the bonus √(c ln t / last round) for clients not seen for long."""
     round_threshold: Percent = 10.0
     """Percentile of the clients' durations up to which none is penalized, in the first round; 100 penalizes nobody."""
-    round_penalty: NonNegativeFloat = 2.0
+    round_penalty: NonNegative = 2.0
     """α: a client that takes t > T_pref seconds has its score times (T_pref / t)^α."""
-    pacer_step: PositiveInt = 20
+    pacer_step: Rounds = 20
     """Rounds of a window. The threshold rises where a window's utility is within a tenth of the one before, and falls
     where it is six times as much."""
     pacer_delta: Annotated[float, Field(ge=0, le=100)] = 5.0
     """By how much."""
-    blacklist_after: PositiveInt | None = None
+    blacklist_after: Rounds | None = None
     """Clients selected more often are passed over; null passes over nobody."""
     blacklist_share: Share = 0.3
     """Largest share of the clients that are passed over."""

@@ -3,12 +3,12 @@
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field
 
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Positive, Settings
 from fedbac.selection.simple import Fraction
 
 LOSS = Statistic("loss")
@@ -31,17 +31,17 @@ class ResourceScore(Settings):
     kind: Literal["resource_score"] = "resource_score"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
-    speed_weight: NonNegativeFloat = 1.0
+    speed_weight: NonNegative = 1.0
     """Of how fast a client trains."""
-    link_weight: NonNegativeFloat = 1.0
+    link_weight: NonNegative = 1.0
     """Of how fast it receives a model and sends its update."""
-    data_weight: NonNegativeFloat = 1.0
+    data_weight: NonNegative = 1.0
     """Of its number of examples."""
-    performance_weight: NonNegativeFloat = 1.0
+    performance_weight: NonNegative = 1.0
     """Of a low training loss."""
-    success_weight: NonNegativeFloat = 1.0
+    success_weight: NonNegative = 1.0
     """Of updates that counted when it was selected."""
-    deadline: PositiveFloat | None = None
+    deadline: Positive | None = None
     """Seconds: who is expected to take longer is passed over, while there are enough others."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """ρ: what the past counts in the running means."""

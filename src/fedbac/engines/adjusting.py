@@ -1,0 +1,111 @@
+"""The hooks of a scheme around local training: what its clients start from, and what is made of what they learned."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.parts import Adjusting, LocalRun, Parts, Personalization
+from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
+from fedbac.core.schemes import checked_outcome, checked_start_of_clients
+from fedbac.core.settings import FloatArray
+from fedbac.data import class_counts
+
+
+def adjusted(trainer: Trainer, scheme: Personalization) -> Trainer:
+    """Return the trainer, with the scheme's hooks around it where it has some."""
+    return AdjustedTrainer(trainer, scheme) if isinstance(scheme, Adjusting) else trainer
+
+
+class AdjustedTrainer:
+    """Has a trainer train what the scheme makes of the clients' parts, so that any trainer serves any scheme."""
+
+    more_copies = 3
+    """Of every client's parts: as received, as started and as they come back."""
+
+    def __init__(self, trainer: Trainer, scheme: Any) -> None:
+        self.trainer, self.scheme = trainer, scheme
+        self.path, self.device = trainer.path, trainer.device
+        self.examples = trainer.examples  # type: ignore[attr-defined]
+        self.bytes_per_client: int = getattr(trainer, "bytes_per_client", 0)
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Train the clients of all requests."""
+        received = [
+            {
+                part: trees.to(trees.select(stack, request.row_C[part]), self.device)
+                for part, stack in request.bank.items()
+            }
+            for request in requests
+        ]
+        runs = [self._run(request) for request in requests]
+        started = []
+        orders = []
+        for request, received_C, run in zip(requests, received, runs, strict=True):
+            answer = self.scheme.before(received_C, run)
+            started_C, scale = checked_start_of_clients(self.scheme, answer, received_C)
+            started.append(started_C)
+            orders.append(self._order(request, received_C, started_C, scale))
+        told = []
+        for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
+            trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
+            answer = self.scheme.after(received_C, started_C, trained_C, run)
+            told.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))
+        return told
+
+    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
+        """Evaluate the models of all requests, which are blended already."""
+        return self.trainer.evaluate(requests)
+
+    def close(self) -> None:
+        """Release the trainer."""
+        self.trainer.close()
+
+    def _order(self, request: Train, received_C: Parts, started_C: Parts, scale: Mapping[int, FloatArray]) -> Train:
+        """Return the request in terms of networks alone; a part that starts as received stays where it is."""
+        bank, row_C, each = {}, {}, np.arange(len(request.clients))
+        for part, spec in self.scheme.parts.items():
+            if not spec.networks:
+                continue
+            kept = started_C[part] is received_C[part]
+            bank[part] = request.bank[part] if kept else started_C[part]
+            row_C[part] = request.row_C[part] if kept else each
+        scales = {phase: np.asarray(scale_C) * request.rate_scale.get(phase, 1.0) for phase, scale_C in scale.items()}
+        return replace(request, bank=bank, row_C=row_C, rate_scale={**request.rate_scale, **scales})
+
+    def _run(self, request: Train) -> LocalRun:
+        examples, training = self.examples, self.examples.training
+        mine = [examples.shards.train[client] for client in request.clients]
+        per_epoch_C = np.array([len(examples.batches(rows.size)) for rows in mine], dtype=np.int64)
+        phases = self.scheme.phases()
+        epochs_F = [
+            (phase.epochs or training.epochs) if request.phases is None or number in request.phases else 0
+            for number, phase in enumerate(phases)
+        ]
+        steps_FC = np.outer(epochs_F, per_epoch_C)
+        rate, momentum, decay = request.learning_rate, training.momentum, training.weight_decay
+        return LocalRun(
+            count_CK=class_counts(examples.dataset.y_train, mine, examples.dataset.num_classes),
+            rate=rate,
+            steps_FC=steps_FC,
+            travel_FC=np.vectorize(lambda steps: rate * reach(int(steps), momentum), otypes=[float])(steps_FC),
+            left_FC=np.vectorize(lambda steps: decayed(int(steps), rate, momentum, decay), otypes=[float])(steps_FC),
+        )
+
+
+def reach(steps: int, momentum: float) -> float:
+    """Return how far SGD goes by so many steps of a gradient of 1 at a rate of 1, from rest: Σ_s (1 − m^s)/(1 − m)."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+@lru_cache(maxsize=4096)
+def decayed(steps: int, rate: float, momentum: float, decay: float) -> float:
+    """Return what weight decay leaves of a weight of 1 that has no gradient: v ← m·v + d·w, w ← w − η·v."""
+    weight, velocity = 1.0, 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + decay * weight
+        weight -= rate * velocity
+    return weight

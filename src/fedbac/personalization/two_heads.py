@@ -1,0 +1,104 @@
+"""One body under two heads: one for everybody that sees all classes alike, and one of each owner's own (FedRoD)."""
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import nn
+
+from fedbac import models
+from fedbac.core import trees
+from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Phase, Scope
+from fedbac.core.settings import Epochs, FloatArray, NumLayers, Settings
+from fedbac.errors import ConfigError
+from fedbac.personalization.arithmetic import column
+
+GENERIC, PERSONAL = 0, 1
+"""The phases."""
+LEAST = 1e-6
+"""Examples of a class that a client has at least for the balanced softmax: of none, the logarithm would be −∞, which
+could not be taken back."""
+
+
+class TwoHeads(Settings):
+    """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
+
+    Phase 1 trains φ and g by the balanced softmax: with ln(share of the class among the client's examples) added to
+    the logits of g. Phase 2 trains p by the plain loss of the sum, with φ and g still.
+    """
+
+    kind: Literal["two_heads"] = "two_heads"
+    owner: Literal["edge", "client"] = "edge"
+    """Whose p is."""
+    head_layers: NumLayers = 1
+    """How many of the last layers a head has; a network needs at least one more."""
+    balanced: bool = True
+    """Whether g is trained by the balanced softmax, or by the plain one."""
+    head_epochs: Epochs | None = None
+    """Passes over the data to train p; as many as for φ and g when not given."""
+    terms: ClassVar[tuple[str, ...]] = ("generic", "personal")
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """The body and its two heads."""
+        head = slice(-self.head_layers, None)
+        return {
+            "body": Part("cloud", ("generic", "personal"), slice(None, -self.head_layers)),
+            "generic": Part("cloud", "generic", head),
+            "personal": Part(self.owner, "personal", head),
+        }
+
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
+        """Return one network for all, and heads p whose output is zero, so that whoever never trained predicts by g."""
+        network = build(0)
+        if self.balanced and not list(models.weights(network))[-1].endswith("bias"):
+            raise ConfigError(
+                f"method.personalization {self.kind!r}: the last layer of the network must have a bias, which the "
+                "balanced softmax shifts; use another network, or method.personalization.balanced=false"
+            )
+        whole = models.weights(network)
+        one = Anatomy(self, network).split({"generic": whole, "personal": models.zero_last_layer(whole)})
+        return {part: trees.stack([one[part]] * owners[spec.scope]) for part, spec in self.parts.items()}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train the body and the generic head, then the personal one beside it."""
+        return (
+            Phase(moves=("body", "generic"), terms=("generic",)),
+            Phase(moves=("personal",), epochs=self.head_epochs),
+        )
+
+    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
+        """Shift the logits of g by the classes of each client, and those of p back, so that their sum stays."""
+        if not self.balanced:
+            return {}, {}
+        first_CK, second_CK = self._shifts(run, before_training=True)
+        return {
+            "generic": _shifted(received_C["generic"], first_CK),
+            "personal": _shifted(received_C["personal"], second_CK),
+        }, {}
+
+    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
+        """Take the shifts back, as weight decay has left them."""
+        if not self.balanced:
+            return {}
+        first_CK, second_CK = self._shifts(run, before_training=False)
+        return {
+            "generic": _shifted(trained_C["generic"], -first_CK),
+            "personal": _shifted(trained_C["personal"], -second_CK),
+        }
+
+    def _shifts(self, run: LocalRun, before_training: bool) -> tuple[FloatArray, FloatArray]:
+        """Return what is added to the bias of g, and to that of p, which runs beside what is left of the first."""
+        share_CK = np.maximum(run.count_CK, LEAST) / np.maximum(run.count_CK.sum(1, keepdims=True), 1)
+        shift_CK: FloatArray = np.log(share_CK)
+        after_CK = shift_CK * run.left_FC[GENERIC][:, None]
+        if before_training:
+            return shift_CK, -after_CK
+        return after_CK, -after_CK * run.left_FC[PERSONAL][:, None]
+
+
+def _shifted(head: Params, shift_CK: FloatArray) -> Params:
+    """Return heads with their last bias shifted."""
+    last = list(head)[-1]
+    shift = column(shift_CK.reshape(-1), head[last].reshape(-1)).reshape(head[last].shape)
+    return {**head, last: head[last] + shift}

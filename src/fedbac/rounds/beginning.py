@@ -1,0 +1,60 @@
+"""The state of a run before its first round."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import nn
+
+from fedbac.config.experiment import Experiment
+from fedbac.core.answers import checked_labels, checked_start
+from fedbac.core.parts import Parts, Scope
+from fedbac.core.rng import stream
+from fedbac.core.state import State
+from fedbac.rounds.members import Members, num_clients
+from fedbac.rounds.memory import first_memory
+from fedbac.rounds.orders import Site
+
+
+def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
+    """Return the state before the first round."""
+    method = experiment.method
+    num_members = Members(method.unit, sites).count
+    num_clusters = method.clustering.clusters(num_members)
+    label_N = method.clustering.start(num_members, stream(experiment.seed, "clustering", 0))
+    label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
+    owners: dict[Scope, int] = {
+        "cloud": 1,
+        "cluster": num_clusters,
+        "edge": len(sites),
+        "client": num_clients(sites),
+    }
+    parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
+    trainable = {name for name, _ in build(0).named_parameters()}
+
+    def momentum(site: Site) -> Parts | None:
+        if experiment.task.training.momentum_state == "reset":
+            return None
+        count = len(site.clients)
+        return {
+            part: {n: v[:1].expand(count, *v.shape[1:]) * 0 for n, v in stacked.items() if n in trainable}
+            for part, stacked in parts.items()
+            if method.personalization.parts[part].networks
+        }
+
+    return State(
+        round=0,
+        parts=parts,
+        label_N=label_N,
+        moved_N=np.zeros(num_members, dtype=bool),
+        used_K=np.isin(np.arange(num_clusters), label_N),
+        clustering=method.clustering.init(num_members),
+        sharing=method.sharing.init(num_members),
+        selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
+        trained={
+            part: np.zeros(owners[spec.scope], dtype=bool)
+            for part, spec in method.personalization.parts.items()
+            if spec.follows
+        },
+        momentum_M=tuple(momentum(site) for site in sites),
+        links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
+    )
