@@ -1,9 +1,11 @@
 """One page a table or figure, written from the result files alone."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from fedbac.errors import ConfigError
 from fedbac.files import make_folder, write_whole
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
@@ -37,11 +39,24 @@ def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> lis
         if draw is not None and results.findings:
             from fedbac.report import canvas  # it imports matplotlib, which is slow
 
-            canvas.save(draw(results), folder / f"{name}.svg")
+            with _rendering(results):
+                canvas.save(draw(results), folder / f"{name}.svg")
         path = folder / f"{name}.md"
         write_whole(path, page(results))
         written.append(path)
     return written
+
+
+@contextmanager
+def _rendering(results: Results) -> Iterator[None]:
+    """Name the result file whose numbers no run can have shown, such as traffic of zero bytes."""
+    try:
+        yield
+    except (ArithmeticError, LookupError) as error:
+        raise ConfigError(
+            f"{results.artefact}.json: no page can be made of its numbers ({type(error).__name__}: {error}); "
+            "remove it and collect again"
+        ) from error
 
 
 def page(results: Results) -> str:
@@ -50,8 +65,9 @@ def page(results: Results) -> str:
     parts = [f"# {heading(results)}", _origin(artefact, results)]
     if artefact.figure is not None and results.findings:
         parts.append(f"![{artefact.title}]({artefact.name}.svg)")
-    parts += artefact.body(artefact, results)
-    claims = artefact.claims(results)
+    with _rendering(results):
+        parts += artefact.body(artefact, results)
+        claims = artefact.claims(results)
     if claims:
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),

@@ -29,8 +29,8 @@ def literal(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return text of a result file as code, which nothing in it can end."""
-    return f"`{visible(' '.join(text.split())).replace('`', chr(39)).replace('|', '¦')}`"
+    """Return text of a result file as code, unless it holds what could end the code."""
+    return literal(text) if re.search(r"[<>&`|\n\r\t]", text) else f"`{visible(text)}`"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -206,12 +206,14 @@ def test_an_edge_that_fails_only_in_its_last_edge_round_keeps_what_it_learned_be
         torch.testing.assert_close(value, torch.full_like(value, expected))
 
 
-@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU])
-def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str) -> None:
-    """Client 0 holds example 0 of the data set; ten examples make a ragged second batch."""
-    dataset, scheme = bad(0), Shared()
+EVERY_PATH = ["loop", "vmap", pytest.param("native", marks=NO_KERNEL), *ON_GPU]
+
+
+def healthy(path: str, dataset: Dataset, training: Training, rate: float) -> list[bool]:
+    """Train the first three clients on one path and return who comes back with finite loss and weights."""
+    scheme = Shared()
     dataset = replace(dataset, x_train=dataset.x_train.reshape(-1, 1, 2, 4), x_test=dataset.x_test.reshape(-1, 1, 2, 4))
-    federation = federate(dataset, SHARDS)
+    federation = federate(dataset, SHARDS, training=training)
     start = {part: trees.take(params, 0) for part, params in scheme.init(federation.build, {"cloud": 1}).items()}
     trainer: Trainer = LoopTrainer(federation.network, scheme, federation.examples)
     if path == "vmap":
@@ -222,9 +224,22 @@ def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str
         layers = layers_of(federation.network, (1, 2, 4))
         assert layers is not None
         trainer = NativeTrainer(federation.network, scheme, federation.examples, layers, threads=1)
-    trained = trainer.train([order((0, 1, 2), start)])[0]
-    healthy_C = np.isfinite(trained.loss_C) & trees.finite_rows(trained.parts_C)
-    assert healthy_C.tolist() == [False, True, True]
+    trained = trainer.train([order((0, 1, 2), start, rate=rate)])[0]
+    healthy_C: list[bool] = (np.isfinite(trained.loss_C) & trees.finite_rows(trained.parts_C)).tolist()
+    return healthy_C
+
+
+@pytest.mark.parametrize("path", EVERY_PATH)
+def test_a_failing_client_does_not_reach_others_through_a_common_batch(path: str) -> None:
+    """Client 0 holds example 0 of the data set; ten examples make a ragged second batch."""
+    assert healthy(path, bad(0), PLAIN_SGD, 0.1) == [False, True, True]
+
+
+@pytest.mark.parametrize("path", EVERY_PATH)
+def test_an_absurd_learning_rate_is_a_failure_of_the_clients(path: str) -> None:
+    """The largest that settings take, with all else that is multiplied by it."""
+    training = Training(epochs=2, batch_size=4, learning_rate=1e30, weight_decay=1e30, momentum=0.9, clip_norm=1e30)
+    assert healthy(path, DATA, training, 1e30) == [False, False, False]
 
 
 def test_losses_of_selected_clients_without_validation_data() -> None:

@@ -55,7 +55,7 @@ class _Loader(_FAST):  # type: ignore[misc]
         """Return a mapping whose keys are text, each given once."""
         names = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if key.tag != f"{STANDARD}str":
+            if key.tag != f"{STANDARD}str" or not isinstance(key, yaml.ScalarNode):
                 raise _error(key, "a name must be text")
             if key.value in names:
                 raise _error(key, f"{quoted(key.value)} is given twice")
@@ -75,7 +75,7 @@ def parse_yaml(text: str, source: str, limit: int = MAX_VALUE) -> Any:
     try:
         _measure(text)
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what UTF-8 cannot hold
+    except Exception as error:  # a YAMLError, or whatever else the library lets out on strange text
         raise ConfigError(f"{source}: not readable YAML ({_place(error)}); correct it, or quote text") from error
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.data.datasets import Array
-from fedbac.errors import DataNotFoundError
+from fedbac.errors import LONGEST_QUOTE, DataNotFoundError
 
 Arrays = tuple[Array, Array, Array, Array]
 
@@ -41,7 +41,8 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:  # on damaged bytes a parser can raise nearly anything
         raise DataNotFoundError(
             f"{path} cannot be used: it is damaged, cut short, or not in the format of its name "
-            f"({type(error).__name__}: {error}). Delete it and get it again, or point to another folder."
+            f"({type(error).__name__}: {str(error)[:LONGEST_QUOTE]}). Delete it and get it again, or point to another "
+            "folder."
         ) from error
 
 

@@ -36,6 +36,11 @@ def configure(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
 ) -> Experiment:
     """Return the experiment that names, files and ``path=value`` settings describe, checked before any work."""
+    if not isinstance(method, str | Method):
+        raise ConfigError(f"method: {quoted(method)} is no method; give a name or a fedbac.Method")
+    listed = isinstance(settings, Sequence) and not isinstance(settings, str)
+    if not listed or not all(isinstance(setting, str) for setting in settings):
+        raise ConfigError(f"settings: {quoted(settings)} is no list of 'path=value' texts")
     chosen = _task(task)
     changes: dict[str, Any] = {}
     if inputs.dataset is not None:
@@ -90,6 +95,8 @@ def _task(task: str | Task | Path) -> Task:
         return task
     if isinstance(task, str) and not task.endswith((".yaml", ".yml")):
         return tasks.task(task)
+    if not isinstance(task, str | Path):
+        raise ConfigError(f"task: {quoted(task)} is no task; give a name, a fedbac.Task, or the path of a .yaml file")
     return parse(Task, read_yaml(Path(task)), "task")
 
 

@@ -1,0 +1,146 @@
+"""Sizes end where memory or a kernel's number types do, and names are plain."""
+
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+import fedbac
+from fedbac import engines, models
+from fedbac.config.experiment import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Runtime, Task
+from fedbac.core.requests import Trainer
+from fedbac.core.settings import Settings
+from fedbac.data import Augment, Noise, Partition, toy
+from fedbac.engines import room
+from fedbac.errors import ConfigError, NotEnoughMemoryError
+from fedbac.local import VmapTrainer
+from fedbac.personalization import Shared
+from fedbac.runs.naming import shortened
+from fedbac.runs.store import RunFolder
+from fedbac.runs.sweep import grid
+from tests.support import federate
+
+BUILTIN = [cls for choice in (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION) for cls in choice.builtin]
+GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
+GROUPS += [Partition, Noise, Augment, models.LeNet5, models.Perceptron, *BUILTIN]
+
+
+def _numeric(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_numeric(part) for part in get_args(annotation))
+
+
+@pytest.mark.parametrize("cls", GROUPS, ids=lambda cls: cls.__name__)
+def test_no_number_is_without_limit(cls: type[Settings]) -> None:
+    """Also of settings that are to come: 10^40 is none of them, and neither is infinity."""
+    for name, field in cls.model_fields.items():
+        if not _numeric(field.annotation):
+            continue
+        for value in (10**40, -(10**40), math.inf, math.nan, 1e300, [10**40], [10**40] * 4):
+            with pytest.raises(ValidationError):
+                cls.model_validate({name: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("task.num_edges=1000000000", "less than or equal to 10000"),
+        ("task.clients_per_edge=1000000", "10,000,000 clients; there may be 1,000,000"),
+        ("task.training.batch_size=18446744073709551617", "less than or equal to 1000000"),
+        ("task.augment={crop_padding: 1000}", "less than or equal to 127"),
+        ("task.training.learning_rate=1e300", "less than or equal to"),
+        ("seed=9223372036854775808", "less than 9223372036854775808"),
+        ("task.network.width=1000", "less than or equal to 100"),
+        ("method.name=/tmp/x", "no plain name"),
+        ("method.name=..", "no plain name"),
+        ("method.name='a\tb'", "no plain name"),
+        ('method.name="\\0"', "no plain name"),
+        ('method.name="\\e[31m"', "'\\x1b[31m' is no plain name"),
+        ("method.name='[/bold]'", "no plain name"),
+        (f"method.name={'a' * 256}", "at most 100 characters"),
+        ("task.dataset=../x", "no plain name"),
+    ],
+)
+def test_a_value_past_its_limit_is_refused_with_the_limit(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fedbac.configure("fed-bac", "demo", settings=[setting])
+    assert said in str(caught.value)
+    assert setting.partition("=")[0].rpartition(".")[2] in str(caught.value)
+
+
+def test_names_of_every_day_are_plain() -> None:
+    for name in ("fed-bac", "ifca, K = M", "my method (2)", "Größe α=0.5", "x_1+y@2"):
+        assert fedbac.Method(name=name).name == name
+
+
+def test_python_s_arguments_are_held_to_the_same() -> None:
+    wrong: dict[str, Any] = {"num_rounds": 10**9, "seed": -1, "workers": 10**6, "memory_gib": 1e300, "method": []}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError):
+            fedbac.run(**{"method": "fed-bac", "task": "demo", name: value})
+    with pytest.raises(ConfigError, match="no plain name"):
+        fedbac.Dataset.from_arrays("../x", np.zeros((2, 4), np.float32), np.arange(2), np.zeros((2, 4)), np.arange(2))
+
+
+def test_pairs_of_edges_and_clusters_are_limited() -> None:
+    settings = ["task.num_edges=3000", "task.clients_per_edge=1"]
+    with pytest.raises(ConfigError, match="9,000,000 here; there may be 4,000,000"):
+        fedbac.configure("fed-bac", "demo", settings=settings)
+    fedbac.configure("hierfavg", "demo", settings=settings)
+
+
+def test_a_network_is_measured_before_it_is_made() -> None:
+    settings = ["task.network={kind: mlp, hidden: [100000, 100000]}", "task.partition.min_edge_test=1"]
+    with pytest.raises(ConfigError, match=r"it has 10,0\d\d,\d{3},\d{3} weights"):
+        fedbac.run("hierfavg", "demo", dataset=toy(), settings=settings)
+
+
+@pytest.mark.parametrize(("method", "fits"), [("hierfavg", True), ("ditto", False), ("fed-bac", False)])
+def test_networks_that_do_not_fit_are_refused_before_they_are_made(
+    method: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda device: 5 * 4 * (64 * 32 + 32 + 32 * 10 + 10))
+    monkeypatch.setattr("fedbac.runs.play.start", lambda *_: pytest.fail("they were made") if not fits else 1 / 0)
+    settings = ["task.network={kind: mlp}", "task.partition.min_edge_test=1", "task.partition.min_client_samples=1"]
+    settings += ["task.num_edges=8", "task.clients_per_edge=2"]
+    with pytest.raises(ZeroDivisionError if fits else NotEnoughMemoryError):
+        fedbac.run(method, "demo", dataset=toy(), settings=settings)
+
+
+def test_a_batch_has_room_for_what_clients_hold_not_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = fedbac.Training(batch_size=1_000_000, epochs=1)
+    data, shards, _ = fedbac.data.planted_groups(2, 2, 2, train=10, validation=2, test=12)
+    federation = federate(data, shards, training=training)
+    assert federation.examples.batch_room == 1024
+
+    def vmapped(*words: Any) -> Trainer:
+        return VmapTrainer(federation.network, Shared(), federation.examples, torch.device("cpu"))
+
+    monkeypatch.setattr(engines, "make_trainer", vmapped)
+    settings = ["task.training.batch_size=1000000", "task.network={kind: mlp}"]
+    done = fedbac.run("hierfavg", "demo", num_rounds=1, dataset=data, shards=shards, settings=settings)
+    assert done.records[0]["failed"] == []
+
+
+def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
+    assert shortened("a" * 200) == "a" * 200
+    first, second = shortened("é" * 300 + "1"), shortened("é" * 300 + "2")
+    assert first != second
+    assert len(first.encode()) <= 200
+    long = "task.targets=[" + ", ".join(f"0.{n}" for n in range(100, 190)) + "]"
+    (point,) = grid(["ifca"], "demo", [], [f"'{long}'"], [0], None, [], tmp_path)
+    point.folder.path.mkdir()
+    for name in ("a\0b", "a" * 256):
+        with pytest.raises(ConfigError, match="a folder's name"):
+            RunFolder(tmp_path / name)
+
+
+def test_a_sweep_has_a_number_of_runs_that_ends(tmp_path: Path) -> None:
+    axes = [f"{path}={','.join(map(str, range(1, 102)))}" for path in ("task.rounds", "task.training.epochs")]
+    with pytest.raises(ConfigError, match="10,201 runs; a sweep has at most 10,000"):
+        grid(["ifca"], "demo", axes, [], [0], None, [], tmp_path)
+    with pytest.raises(ConfigError, match="close its quotes"):
+        grid(["ifca"], "demo", [], ["task.rounds='1"], [0], None, [], tmp_path)
