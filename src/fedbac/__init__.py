@@ -1,6 +1,15 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
-from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import (
+    Agglomerative,
+    CosineSplits,
+    Fixed,
+    GaussianRewards,
+    KMeans,
+    LinUCB,
+    LowestLoss,
+    Merging,
+)
 from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
@@ -16,7 +25,7 @@ from fedbac.config.experiment import (
     Training,
 )
 from fedbac.core.parts import Part, Phase, Pull
-from fedbac.core.policies import Assignment, Exchange, NoState
+from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
 from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Dataset, Noise, Partition, Shards
@@ -38,7 +47,17 @@ from fedbac.runs.configure import configure
 from fedbac.runs.play import load, play, resume, run
 from fedbac.runs.store import Run, RunFolder
 from fedbac.selection import CreditThompson, Random, Thompson
-from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.sharing import (
+    Apart,
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    Similar,
+    TowardsMean,
+)
 from fedbac.topology import Flat, Hierarchical
 from fedbac.version import __version__
 
@@ -52,16 +71,20 @@ __all__ = [
     "TOPOLOGY",
     "Accuracy",
     "Additive",
+    "Agglomerative",
     "Apart",
     "Ask",
     "Assignment",
     "Augment",
+    "Blend",
     "CheckpointError",
     "ConfigError",
     "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
     "Dataset",
+    "Distill",
+    "DistillAdaptive",
     "Evaluation",
     "Evidence",
     "Exchange",
@@ -69,12 +92,16 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
+    "GaussianRewards",
     "Gram",
     "Hierarchical",
+    "KMeans",
     "LeNet5",
+    "LeaveOneOut",
     "LinUCB",
     "Loss",
     "LowestLoss",
+    "MeanThenApart",
     "Measurement",
     "Merging",
     "Method",
@@ -101,8 +128,10 @@ __all__ = [
     "Settings",
     "Shards",
     "Shared",
+    "Similar",
     "Statistic",
     "Task",
+    "Teaching",
     "Thompson",
     "TowardsMean",
     "Training",

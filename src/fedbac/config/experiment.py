@@ -13,7 +13,16 @@ from pydantic import (
     model_validator,
 )
 
-from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import (
+    Agglomerative,
+    CosineSplits,
+    Fixed,
+    GaussianRewards,
+    KMeans,
+    LinUCB,
+    LowestLoss,
+    Merging,
+)
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
@@ -27,13 +36,36 @@ from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.selection import CreditThompson, Random, Thompson
-from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.sharing import (
+    Apart,
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    Similar,
+    TowardsMean,
+)
 from fedbac.topology import Flat, Hierarchical
 
 TOPOLOGY = Choice(Topology, Hierarchical, Flat)
-CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits)
+CLUSTERING = Choice(
+    ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits, Agglomerative, KMeans, GaussianRewards
+)
 SELECTION = Choice(SelectionPolicy, Random, Thompson, CreditThompson)
-SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
+SHARING = Choice(
+    Sharing,
+    Apart,
+    TowardsMean,
+    OnceOverfitted,
+    MeanThenApart,
+    LeaveOneOut,
+    Blend,
+    Similar,
+    Distill,
+    DistillAdaptive,
+)
 PERSONALIZATION = Choice(Personalization, Shared, PerCluster, Additive, Personal, PersonalHead)
 
 CHOSEN: dict[str, Collection[str]] = {
