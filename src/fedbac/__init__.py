@@ -1,6 +1,15 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
-from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import (
+    Agglomerative,
+    CosineSplits,
+    Fixed,
+    GaussianRewards,
+    KMeans,
+    LinUCB,
+    LowestLoss,
+    Merging,
+)
 from fedbac.config.experiment import (
     CLUSTERING,
     PERSONALIZATION,
@@ -16,7 +25,7 @@ from fedbac.config.experiment import (
     Training,
 )
 from fedbac.core.parts import LocalRun, Part, Phase, Pull
-from fedbac.core.policies import Assignment, Exchange, NoState
+from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
 from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Dataset, Noise, Partition, Shards
@@ -60,7 +69,17 @@ from fedbac.selection import (
     ResourceScore,
     Thompson,
 )
-from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.sharing import (
+    Apart,
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    Similar,
+    TowardsMean,
+)
 from fedbac.topology import Flat, Hierarchical
 from fedbac.version import __version__
 
@@ -76,10 +95,12 @@ __all__ = [
     "Accuracy",
     "AdaptiveStart",
     "Additive",
+    "Agglomerative",
     "Apart",
     "Ask",
     "Assignment",
     "Augment",
+    "Blend",
     "CheckpointError",
     "ConfigError",
     "Contextual",
@@ -87,6 +108,8 @@ __all__ = [
     "CreditThompson",
     "DataNotFoundError",
     "Dataset",
+    "Distill",
+    "DistillAdaptive",
     "Evaluation",
     "Evidence",
     "Exchange",
@@ -94,17 +117,21 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
+    "GaussianRewards",
     "Gram",
     "Hierarchical",
     "Interpolated",
+    "KMeans",
     "LateHead",
     "LatencyUCB",
     "LeNet5",
+    "LeaveOneOut",
     "LinUCB",
     "LocalRun",
     "Loss",
     "LossUCB",
     "LowestLoss",
+    "MeanThenApart",
     "Measurement",
     "Merging",
     "Method",
@@ -135,8 +162,10 @@ __all__ = [
     "Settings",
     "Shards",
     "Shared",
+    "Similar",
     "Statistic",
     "Task",
+    "Teaching",
     "Thompson",
     "TowardsMean",
     "Training",

@@ -209,7 +209,7 @@ SHARING: dict[str, tuple[dict[str, Any], str]] = {
         "ask() names Statistic(name='loss'), which needs() does not declare",
     ),
     "what nobody measures for it": (
-        {"needs": lambda s: frozenset({Loss("clusters")})},
+        {"needs": lambda s: frozenset({Loss("unaveraged")})},
         "it can have Loss and Accuracy of trained, own",
     ),
     "state written in place": (COUNTING | {"learn": counted_in_place}, "learn() wrote to state/rounds in place"),

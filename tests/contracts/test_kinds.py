@@ -12,9 +12,13 @@ from fedbac import (
     SELECTION,
     SHARING,
     TOPOLOGY,
+    Agglomerative,
     CosineSplits,
     CreditThompson,
+    Distill,
     Evidence,
+    GaussianRewards,
+    KMeans,
     LatencyUCB,
     Merging,
     Moment,
@@ -45,11 +49,17 @@ SELECTIONS = variants(SELECTION) | {
     "oort-in-a-hurry": Oort(pacer_step=3, exploration_decay=0.5, blacklist_after=4),
     "resource_score-with-deadline": ResourceScore(deadline=2.0),
 }
-CLUSTERINGS = variants(CLUSTERING, period=5, first_split=1) | {
+CLUSTERINGS = variants(CLUSTERING, period=5, first_split=1, warmup=5) | {
+    "agglomerative-once": Agglomerative(warmup=3),
+    "agglomerative-by-threshold": Agglomerative(warmup=3, period=4, metric="cosine", threshold=0.9, linkage="single"),
+    "agglomerative-into-three": Agglomerative(warmup=3, period=4, num_clusters=3, linkage="complete"),
+    "gaussian_rewards-that-split": GaussianRewards(epsilon=9.0, patience=1),
+    "kmeans-once": KMeans(num_clusters=3),
     "cosine_splits-that-split": CosineSplits(first_split=1, thresholds="absolute", epsilon_1=9.0, epsilon_2=0.1),
     "merging-by-test-data": Merging(reward_splits=("test",)),
 }
-SHARINGS, TOPOLOGIES = variants(SHARING), variants(TOPOLOGY)
+SHARINGS = variants(SHARING) | {"distill-at-once": Distill(ramp_rounds=0, neighbours=1, mean_period=1)}
+TOPOLOGIES = variants(TOPOLOGY)
 SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
 
 
@@ -123,7 +133,7 @@ def test_the_stream_matters_where_not_everybody_is_selected(policy: SelectionPol
     assert len(masks) > 1
 
 
-@pytest.mark.parametrize("policy", variants(CLUSTERING, period=7).values())
+@pytest.mark.parametrize("policy", variants(CLUSTERING, period=7, warmup=7).values())
 def test_nothing_is_due_between_periods(policy: Any) -> None:
     due = [t for t in range(1, 30) if policy.ask(policy.init(6), Moment(t, 100)) is not None]
     if "period" in type(policy).model_fields:

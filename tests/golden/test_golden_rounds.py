@@ -55,7 +55,7 @@ def in_a_hurry(settings: Any) -> Any:
     if not isinstance(settings, dict):
         return settings
     settings = {name: in_a_hurry(value) for name, value in settings.items()}
-    early = {name: SOON[name] for name in settings.keys() & SOON.keys() if settings[name] > SOON[name]}
+    early = {name: SOON[name] for name in settings.keys() & SOON.keys() if (settings[name] or 0) > SOON[name]}
     return settings | early | {name: STRONG[name] for name in settings.keys() & STRONG.keys() if settings[name]}
 
 

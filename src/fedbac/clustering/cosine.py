@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from fedbac.core.geometry import cosines
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
 from fedbac.core.rng import Rng
@@ -115,13 +116,3 @@ class CosineSplits(Settings):
         if np.sqrt((1 - across.max()) / 2) <= self.separation:
             return stays
         return np.flatnonzero(leaves_N)
-
-
-def cosines(gram_NN: FloatArray) -> FloatArray:
-    """Return the cosine of the angle between all pairs, 1 with itself; 0 with an update of length zero."""
-    norm_N = np.sqrt(np.diagonal(gram_NN))
-    length_NN = np.outer(norm_N, norm_N)
-    cosine_NN = np.divide(gram_NN, length_NN, out=np.zeros_like(gram_NN), where=length_NN > 0)
-    np.fill_diagonal(cosine_NN, 1.0)
-    clipped: FloatArray = np.clip(cosine_NN, -1.0, 1.0)
-    return clipped

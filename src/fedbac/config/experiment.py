@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import (
+    Agglomerative,
+    CosineSplits,
+    Fixed,
+    GaussianRewards,
+    KMeans,
+    LinUCB,
+    LowestLoss,
+    Merging,
+)
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
@@ -52,11 +61,23 @@ from fedbac.selection import (
     ResourceScore,
     Thompson,
 )
-from fedbac.sharing import Apart, OnceOverfitted, TowardsMean
+from fedbac.sharing import (
+    Apart,
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    Similar,
+    TowardsMean,
+)
 from fedbac.topology import Flat, Hierarchical
 
 TOPOLOGY = Choice(Topology, Hierarchical, Flat)
-CLUSTERING = Choice(ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits)
+CLUSTERING = Choice(
+    ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits, Agglomerative, KMeans, GaussianRewards
+)
 SELECTION = Choice(
     SelectionPolicy,
     Random,
@@ -70,7 +91,18 @@ SELECTION = Choice(
     ResourceScore,
     Contextual,
 )
-SHARING = Choice(Sharing, Apart, TowardsMean, OnceOverfitted)
+SHARING = Choice(
+    Sharing,
+    Apart,
+    TowardsMean,
+    OnceOverfitted,
+    MeanThenApart,
+    LeaveOneOut,
+    Blend,
+    Similar,
+    Distill,
+    DistillAdaptive,
+)
 PERSONALIZATION = Choice(
     Personalization,
     Shared,

@@ -65,8 +65,8 @@ class World:
         if query.of == "unaveraged":
             alone_N = np.bincount(self.label_N)[self.label_N] == 1
             return np.where(alone_N, own_N, self._table(query, t, "alone")[:, 0])
-        if query.of == "others":
-            return self._table(query, t, "others")[:, 0]
+        if query.of in ("others", "mean"):
+            return self._table(query, t, query.of)[:, 0]
         return np.where(self._idle(t), np.nan, own_N) if query.of == "trained" else own_N
 
     def _table(self, query: Loss | Accuracy, t: int, what: str) -> FloatArray:

@@ -32,7 +32,10 @@ def check_sharing(policy: Any, num_members: int = 6) -> None:
     """Hold a sharing policy to its promises, with so many members."""
     who = check_settings("sharing", policy, Sharing)
     needs = check_needs(
-        who, policy, _possible, "Loss and Accuracy of trained, own and others models, Statistic, Gram and Slope"
+        who,
+        policy,
+        _possible,
+        "Loss and Accuracy of trained, own, others, mean, clusters and occupied models, Statistic, Gram and Slope",
     )
     cloud = _Cloud(who, policy, needs, num_members)
     begin, end = cloud.begin(), cloud.play()

@@ -9,7 +9,7 @@ from fedbac.core.world import Profile
 from fedbac.errors import PolicyError
 
 Split = Literal["train", "validation", "test"]
-Models = Literal["received", "trained", "own", "unaveraged", "others", "clusters", "occupied"]
+Models = Literal["received", "trained", "own", "unaveraged", "others", "mean", "clusters", "occupied"]
 """Which models of a member are measured, in the order in which they come to be:
 
 received     the model that an edge got from the cloud, before its clients train
@@ -17,6 +17,7 @@ trained      the mean of its clients' models, before the cloud has seen it
 own          the model of its cluster, after the cloud has averaged
 unaveraged   the same, with the parts of the cluster as this member trained them itself
 others       the same, with the mean of all other clusters' parts, weighted by the data of their members
+mean         the same, with the mean of all clusters' parts, weighted in the same way
 clusters     the models of all clusters
 occupied     the models of all clusters that have members; the others count as infinitely bad
 """
@@ -76,7 +77,7 @@ AT_EDGE: frozenset[Models] = frozenset({"received", "trained"})
 """Models that an edge has at hand."""
 AT_CLOUD: frozenset[Models] = frozenset(get_args(Models)) - AT_EDGE
 """Models that are the cloud's to send."""
-FOR_SHARING: frozenset[Models] = frozenset({"trained", "own", "others"})
+FOR_SHARING: frozenset[Models] = frozenset({"trained", "own", "others", "mean", "clusters", "occupied"})
 """Models that a sharing policy may have measured."""
 
 

@@ -45,6 +45,8 @@ class PerCluster(Settings):
     terms: ClassVar[tuple[str, ...]] = ("cluster",)
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
+    taught: bool = False
+    """Whether clients also learn from the teachers that a sharing policy gives them, if it does."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial cluster networks; with a shared start, the very network that ``Shared`` starts from."""
@@ -52,7 +54,7 @@ class PerCluster(Settings):
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
-        return (Phase(moves=("cluster",)),)
+        return (Phase(moves=("cluster",), taught=self.taught),)
 
 
 class Additive(Settings):

@@ -2,7 +2,16 @@
 
 from collections.abc import Callable
 
-from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
+from fedbac.clustering import (
+    Agglomerative,
+    CosineSplits,
+    Fixed,
+    GaussianRewards,
+    KMeans,
+    LinUCB,
+    LowestLoss,
+    Merging,
+)
 from fedbac.config.experiment import Method, Task
 from fedbac.config.plugins import plugins
 from fedbac.errors import ConfigError, unknown
@@ -10,6 +19,7 @@ from fedbac.models import LeNet5
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.selection import (
     COCS,
+    Contextual,
     CreditThompson,
     LatencyUCB,
     LossUCB,
@@ -19,7 +29,15 @@ from fedbac.selection import (
     ResourceScore,
     Thompson,
 )
-from fedbac.sharing import OnceOverfitted
+from fedbac.sharing import (
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    Similar,
+)
 from fedbac.topology import Flat
 
 Preset = Callable[[Task], Method]
@@ -171,6 +189,68 @@ def trindade(task: Task) -> Method:
     return Method(name="trindade", selection=ResourceScore())
 
 
+def fl_hc(task: Task) -> Method:
+    """FL+HC on edges: one network for 10 rounds, then agglomerative clusters of updates, each for itself."""
+    return Method(name="fl-hc", clustering=Agglomerative(), personalization=PerCluster())
+
+
+def fedgwc(task: Task) -> Method:
+    """FedGWC on edges: one cluster that splits where levels of loss differ, isolated networks."""
+    return Method(name="fedgwc", clustering=GaussianRewards(), personalization=PerCluster())
+
+
+def chpfl(task: Task) -> Method:
+    """CHPFL on edges: clusters by k-means++ on updates, each with a learned blend of its network and the mean."""
+    return Method(name="chpfl", clustering=KMeans(), sharing=Blend(), personalization=PerCluster())
+
+
+def phe_fl(task: Task) -> Method:
+    """PHE-FL: every edge blends its network with the mean of all others, by their accuracy on validation data."""
+    return Method(name="phe-fl", clustering=Fixed(), sharing=LeaveOneOut(), personalization=PerCluster())
+
+
+def phe_fl_kd(task: Task) -> Method:
+    """PHE-FL by distillation: every edge keeps its network and learns from the mean of all others."""
+    sharing = DistillAdaptive(teacher="others", max_share=1.0, steepness=0.0)
+    return Method(name="phe-fl-kd", clustering=Fixed(), sharing=sharing, personalization=PerCluster(taught=True))
+
+
+def pfedgraph(task: Task) -> Method:
+    """pFedGraph on edges: every edge starts from a mix of all networks, with more of those of edges like it."""
+    return Method(name="pfedgraph", clustering=Fixed(), sharing=Similar(), personalization=PerCluster())
+
+
+def fedavg_ft(task: Task) -> Method:
+    """FedAvg with fine-tuning: one network for all, and in the last 10 rounds every edge alone."""
+    return Method(name="fedavg-ft", clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster())
+
+
+def local(task: Task) -> Method:
+    """Every edge alone, from the first round to the last."""
+    return Method(name="local", clustering=Fixed(), personalization=PerCluster())
+
+
+def cflhkd(task: Task) -> Method:
+    """CFLHKD on edges: clusters of similar updates that learn from each other and from the mean of all."""
+    return Method(
+        name="cflhkd",
+        clustering=Agglomerative(metric="cosine", threshold=0.5, period=20),
+        sharing=Distill(),
+        personalization=PerCluster(taught=True),
+    )
+
+
+def fed_csad(task: Task) -> Method:
+    """Fed-CSAD: every edge keeps its network and learns from the mean of all, the more the better that is."""
+    return Method(
+        name="fed-csad",
+        clustering=Fixed(),
+        selection=Contextual(),
+        sharing=DistillAdaptive(),
+        personalization=PerCluster(taught=True),
+    )
+
+
 METHODS: dict[str, Preset] = {
     "fed-bac": fed_bac,
     "fedavg": fedavg,
@@ -197,6 +277,16 @@ METHODS: dict[str, Preset] = {
     "cocs": cocs,
     "trindade": trindade,
     "fedbac-plus": fedbac_plus,
+    "fl-hc": fl_hc,
+    "fedgwc": fedgwc,
+    "chpfl": chpfl,
+    "phe-fl": phe_fl,
+    "phe-fl-kd": phe_fl_kd,
+    "cflhkd": cflhkd,
+    "fed-csad": fed_csad,
+    "local": local,
+    "fedavg-ft": fedavg_ft,
+    "pfedgraph": pfedgraph,
 }
 
 

@@ -24,7 +24,8 @@ class Model(NamedTuple):
 
     cluster: int
     made: str = "averaged"
-    """``averaged`` by the cloud; as the site ``trained`` them itself; or the mean of all ``others``."""
+    """``averaged`` by the cloud; as the site ``trained`` them itself; the mean of all ``others``, or the ``mean`` of
+    all."""
 
 
 @dataclass
@@ -117,6 +118,8 @@ def _models(query: Loss | Accuracy, state: State, n: int) -> list[Model]:
     if query.of == "unaveraged" and not alone:
         return [Model(label, "trained")]
     lonely = np.unique(state.label_N).size == 1  # then there are no others, and what one has stands in for them
+    if query.of == "mean" and not lonely:
+        return [Model(0, "mean")]
     return [Model(label, "others" if query.of == "others" and not lonely else "averaged")]
 
 
@@ -166,14 +169,14 @@ class Networks:
         key = (part, tuple(models))
         if key not in self.chosen:
             stack = self.state.parts[part]
-            mixed = [
-                trees.weighted_mean(stack, np.where(np.arange(self.weight_K.size) == k, 0.0, self.weight_K))
-                if made == "others"
-                else trees.take(stack, k)
-                for k, made in models
-            ]
-            self.chosen[key] = trees.stack(mixed)
+            self.chosen[key] = trees.stack([self._network(stack, model) for model in models])
         return self.chosen[key]
+
+    def _network(self, stack_K: Params, model: Model) -> Params:
+        if model.made == "averaged":
+            return trees.take(stack_K, model.cluster)
+        left_out_K = np.arange(self.weight_K.size) == (model.cluster if model.made == "others" else -1)
+        return trees.weighted_mean(stack_K, np.where(left_out_K, 0.0, self.weight_K))
 
 
 def told(

@@ -1,6 +1,23 @@
 """Column "Knowledge sharing" of Table I: what clusters give each other of their networks."""
 
 from fedbac.sharing.apart import Apart
-from fedbac.sharing.mean import OnceOverfitted, OverfittingState, TowardsMean
+from fedbac.sharing.blends import Blend, BlendState, LeaveOneOut, Similar, SimilarState
+from fedbac.sharing.mean import MeanThenApart, OnceOverfitted, OverfittingState, TowardsMean
+from fedbac.sharing.teachers import Distill, DistillAdaptive, DistillAdaptiveState, DistillState
 
-__all__ = ["Apart", "OnceOverfitted", "OverfittingState", "TowardsMean"]
+__all__ = [
+    "Apart",
+    "Blend",
+    "BlendState",
+    "Distill",
+    "DistillAdaptive",
+    "DistillAdaptiveState",
+    "DistillState",
+    "LeaveOneOut",
+    "MeanThenApart",
+    "OnceOverfitted",
+    "OverfittingState",
+    "Similar",
+    "SimilarState",
+    "TowardsMean",
+]

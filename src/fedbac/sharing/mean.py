@@ -1,17 +1,16 @@
-"""Clusters that are drawn towards the mean of all: always, or once they have overfitted."""
+"""Clusters that are drawn towards the mean of all: always, at first, or once they have overfitted."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from fedbac.core.policies import Exchange, NoState
 from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.sharing.weights import Share, data_shares
 
-Share = Annotated[float, Field(ge=0, le=1)]
-"""ρ: how far networks are drawn towards their mean; 0 is not at all, 1 all the way."""
 LOSS_FLOOR = 0.25
 """Nats. Where the training loss is above this, overfitting is counted in units of the floor, not of the loss."""
 SMOOTHING = 0.2
@@ -25,9 +24,8 @@ def towards_mean(share: float, evidence: Evidence) -> Exchange:
 
     What is sent is drawn; what is kept, measured and judged is not. Clusters without members do not draw.
     """
-    assert evidence.used_K is not None
-    weight_K = np.bincount(evidence.labels, weights=evidence.size_N, minlength=evidence.used_K.size)
-    return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K / weight_K.sum())
+    weight_K = data_shares(evidence)
+    return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K)
 
 
 class TowardsMean(Settings):
@@ -54,6 +52,42 @@ class TowardsMean(Settings):
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share."""
         return towards_mean(self.share, evidence)
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class MeanThenApart(Settings):
+    """One network for all, the mean by data, until every cluster goes on alone from there: fine-tuning.
+
+    Clusters begin every round with their mean, and are judged by it, up to the first of the last rounds.
+    """
+
+    kind: Literal["mean_then_apart"] = "mean_then_apart"
+    adaptive: ClassVar[bool] = False
+    active: ClassVar[bool] = True
+    alone_rounds: NonNegativeInt = 10
+    """F: the last rounds, in which clusters are alone."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need nothing."""
+        return frozenset()
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
+        """Need nothing."""
+        return ()
+
+    def act(self, state: NoState, evidence: Evidence) -> Exchange:
+        """Share as long as there are enough rounds left; the first round alone still begins with the mean."""
+        first_alone = evidence.num_rounds - self.alone_rounds + 1
+        if evidence.round > first_alone:
+            return Exchange()
+        return towards_mean(1.0, evidence)._replace(kept=True, judged=True)
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing."""

@@ -1,0 +1,154 @@
+"""Splits by how members' losses compare: Gaussian rewards and spectral clustering (FedGWC)."""
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from fedbac.core.geometry import distances
+from fedbac.core.policies import Assignment
+from fedbac.core.queries import Ask, Evidence, Moment, Query, Statistic
+from fedbac.core.rng import Rng
+from fedbac.core.settings import FloatArray, IntArray, Settings
+
+EPOCHS = Statistic("epochs")
+LEAST_VARIANCE = 1e-16
+MOST_CHILDREN = 5
+
+
+class RewardsState(NamedTuple):
+    """What is known of members beside each other, and whether it still changes."""
+
+    weight_NN: FloatArray
+    """W: row i, the running share of member i in the rewards of the rounds in which j was there too."""
+    change_N: FloatArray
+    """The running mean square change of W in each member's cluster; NaN before the first."""
+    calm_N: IntArray
+    """For how many rounds in a row it was small."""
+
+
+class GaussianRewards(Settings):
+    """Start as one cluster; split one when its members' shares in the rewards have come to rest and fall apart.
+
+    In a cluster, epoch s has the mean loss μ_s and the variance σ_s² over members, by data. Member i is rewarded by
+    r_i = mean_s exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the
+    affinity of i and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is
+    judged by the score of Davies and Bouldin; all children continue from the network of their parent.
+
+    Members part by their level of loss, whatever the direction of their updates. W is scaled by its own range, so also
+    small differences that last make a cluster split.
+    """
+
+    kind: Literal["gaussian_rewards"] = "gaussian_rewards"
+    adaptive: ClassVar[bool] = True
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """a: the weight of the newest round in W and in its change."""
+    gamma: PositiveFloat = 1.0
+    """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
+    epsilon: PositiveFloat = 1e-4
+    """W is at rest while its running mean square change is below this."""
+    patience: PositiveInt = 5
+    """A cluster may split after so many rounds at rest."""
+    separation: NonNegativeFloat = 1.0
+    """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of every epoch."""
+        return frozenset({EPOCHS})
+
+    def clusters(self, num_members: int) -> int:
+        """One per member, at most."""
+        return num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """All in one."""
+        return np.zeros(num_members, dtype=np.int64)
+
+    def init(self, num_members: int) -> RewardsState:
+        """All are alike."""
+        return RewardsState(
+            weight_NN=np.full((num_members, num_members), 1 / num_members**2),
+            change_N=np.full(num_members, np.nan),
+            calm_N=np.zeros(num_members, dtype=np.int64),
+        )
+
+    def ask(self, state: RewardsState, moment: Moment) -> Ask | None:
+        """Ask after every round."""
+        return Ask(after=(EPOCHS,))
+
+    def learn(self, state: RewardsState, evidence: Evidence) -> RewardsState:
+        """Reward the members of each cluster that trained, if there are two."""
+        label_N, trace_NE = evidence.labels, evidence[EPOCHS]
+        told_N = np.isfinite(trace_NE).all(1)
+        weight_NN, change_N, calm_N = state.weight_NN.copy(), state.change_N.copy(), state.calm_N.copy()
+        for k in np.unique(label_N):
+            members = np.flatnonzero((label_N == k) & told_N)
+            if members.size < 2:
+                continue
+            reward_N = rewards(trace_NE[members], evidence.size_N[members])
+            pairs = np.ix_(members, members)
+            step_NN = self.discount * ((reward_N / reward_N.sum())[:, None] - weight_NN[pairs])
+            weight_NN[pairs] += step_NN
+            now, before = float((step_NN**2).mean()), float(change_N[members[0]])
+            running = now if np.isnan(before) else before + self.discount * (now - before)
+            change_N[label_N == k] = running
+            calm_N[label_N == k] = calm_N[members[0]] + 1 if running < self.epsilon else 0
+        return RewardsState(weight_NN, change_N, calm_N)
+
+    def act(self, state: RewardsState, evidence: Evidence, rng: Rng) -> tuple[RewardsState, Assignment]:
+        """Try to split every cluster that has been at rest for long enough; whether it did or not, it starts anew."""
+        assert evidence.used_K is not None
+        label_N, num_clusters = evidence.labels, evidence.used_K.size
+        after_N, origin_KJ = label_N.copy(), np.eye(num_clusters)
+        change_N, calm_N = state.change_N.copy(), state.calm_N.copy()
+        for k in np.unique(label_N).tolist():
+            members = np.flatnonzero(label_N == k)
+            if calm_N[members[0]] < self.patience:
+                continue
+            change_N[members], calm_N[members] = np.nan, 0
+            child_N = self._children(state.weight_NN[np.ix_(members, members)], rng)
+            for child in np.setdiff1d(child_N, child_N[0]):  # those with the first member stay
+                free = np.setdiff1d(np.arange(num_clusters), after_N)[0]
+                after_N[members[child_N == child]] = free
+                origin_KJ[free] = np.arange(num_clusters) == k
+        return state._replace(change_N=change_N, calm_N=calm_N), Assignment(after_N, origin_KJ)
+
+    def _children(self, weight_NN: FloatArray, rng: Rng) -> IntArray:
+        """Return the child of each member, for the number of children that scores best; one for all if none is good."""
+        from sklearn.cluster import SpectralClustering  # slow to import and seldom needed
+        from sklearn.manifold import SpectralEmbedding
+        from sklearn.metrics import davies_bouldin_score
+
+        num = len(weight_NN)
+        best, child_N = self.separation, np.zeros(num, dtype=np.int64)
+        near_NN = affinity(weight_NN, self.gamma)
+        seed = int(rng.integers(2**31))
+        for count in range(2, min(MOST_CHILDREN, num - 1) + 1):
+            common = {"n_components": count, "affinity": "precomputed", "random_state": seed}
+            place_NF = SpectralEmbedding(**common).fit_transform(near_NN)
+            split = SpectralClustering(count, assign_labels="cluster_qr", **common)
+            found_N = split.fit_predict(near_NN).astype(np.int64)
+            score = davies_bouldin_score(place_NF, found_N) if np.unique(found_N).size > 1 else np.inf
+            if score < best:
+                best, child_N = score, found_N
+        return child_N
+
+
+def rewards(trace_NE: FloatArray, size_N: IntArray) -> FloatArray:
+    """Return r: near 1 for who loses as much as the mean in every epoch, less for who does not."""
+    share_N = size_N / size_N.sum()
+    from_mean_NE = trace_NE - share_N @ trace_NE
+    variance_E = share_N @ from_mean_NE**2 + LEAST_VARIANCE
+    reward_N: FloatArray = np.exp(-(from_mean_NE**2) / (2 * variance_E)).mean(1)
+    return reward_N
+
+
+def affinity(weight_NN: FloatArray, gamma: float) -> FloatArray:
+    """Return exp(−γ‖W_i − W_j‖²) for all pairs, without the coordinates i and j, and with 0 for each with itself."""
+    low, high = weight_NN.min(), weight_NN.max()
+    scaled_NN = (weight_NN - low) / max(high - low, 1e-8)
+    own_N = np.diagonal(scaled_NN)
+    square_NN = distances(scaled_NN @ scaled_NN.T) ** 2 - (own_N[:, None] - scaled_NN.T) ** 2 - (scaled_NN - own_N) ** 2
+    near_NN: FloatArray = np.exp(-gamma * np.maximum(square_NN, 0))
+    np.fill_diagonal(near_NN, 0)
+    return near_NN
