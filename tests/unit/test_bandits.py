@@ -173,3 +173,25 @@ def test_top_breaks_ties_evenly() -> None:
     assert chosen[4] == chosen[6] == 0
     assert chosen[[0, 2, 3, 5]].sum() == 2 * trials
     assert inclusion_statistic(chosen[[0, 2, 3, 5]], trials, 2) < stats.chi2.ppf(0.999, df=3)
+
+
+def test_draws_follow_weights_and_leave_out_who_is_no_candidate() -> None:
+    weight_N, candidate_N = np.array([1.0, 2.0, 0.0, 5.0, 100.0]), np.array([True, True, True, True, False])
+    counts = np.sum([bandits.draw(weight_N, 1, candidate_N, stream(i, "draw")) for i in range(2000)], axis=0)
+    assert counts[[2, 4]].tolist() == [0, 0]
+    assert stats.chisquare(counts[[0, 1, 3]], 2000 * np.array([1, 2, 5]) / 8).pvalue > 0.001
+    assert bandits.draw(weight_N, 9, candidate_N, stream(0, "draw")).tolist() == candidate_N.tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "expected"),
+    [
+        ([2.0, 4.0, 3.0], [True, True, True], [0.0, 1.0, 0.5]),
+        ([2.0, 4.0, 99.0], [True, True, False], [0.0, 1.0, 0.5]),
+        ([2.0, np.nan, 8.0, 2.0], [True, False, True, True], [0.0, 1 / 3, 1.0, 0.0]),
+        ([7.0, 7.0, np.nan], [True, True, False], [0.5, 0.5, 0.5]),
+        ([1.0, 2.0], [False, False], [0.5, 0.5]),
+    ],
+)
+def test_values_are_spread_from_zero_to_one(value: list[float], known: list[bool], expected: list[float]) -> None:
+    np.testing.assert_allclose(bandits.spread(np.array(value), np.array(known)), expected)
