@@ -25,8 +25,8 @@ class Part:
 
     scope: Scope
     network: str | tuple[str, ...]
-    """The network that they belong to, which may be made of several parts; or several networks that share them; or none,
-    ``()``: numbers that no phase trains and that the scheme itself works out (see ``Adjusting``)."""
+    """The network that they belong to, which may be made of several parts; or several networks that share them; or
+    none, ``()``: numbers that no phase trains and that the scheme itself works out (see ``Adjusting``)."""
     layers: slice = field(default_factory=lambda: slice(None))
     """Which of its layers: modules with weights of their own, in their order. The last one is the head."""
     follows: str | None = None

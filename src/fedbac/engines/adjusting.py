@@ -50,9 +50,7 @@ class AdjustedTrainer:
             started.append(started_C)
             orders.append(self._order(request, received_C, started_C, scale))
         told = []
-        for found, received_C, started_C, run in zip(
-            self.trainer.train(orders), received, started, runs, strict=True
-        ):
+        for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
             answer = self.scheme.after(received_C, started_C, trained_C, run)
             told.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))

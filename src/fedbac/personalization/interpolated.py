@@ -70,7 +70,9 @@ class Interpolated(Settings):
             name: value + (end[name] - start[name]) * column(inverse(alpha_C), value)
             for name, value in received_C["personal"].items()
         }
-        return {"personal": own} | ({"alpha": self._learned(received_C, start, trained_C, run)} if self.adaptive else {})
+        return {"personal": own} | (
+            {"alpha": self._learned(received_C, start, trained_C, run)} if self.adaptive else {}
+        )
 
     def blended(self, parts: Parts) -> Parts:
         """Return α·v + (1 − α)·w as the network that predicts; exactly w where α is 0, and v where it is 1."""

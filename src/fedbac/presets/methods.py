@@ -6,7 +6,18 @@ from fedbac.clustering import CosineSplits, Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.experiment import Method, Task
 from fedbac.errors import ConfigError, unknown
 from fedbac.models import LeNet5
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
+from fedbac.personalization import Additive, PerCluster, Shared
+from fedbac.presets.personal import (
+    apfl,
+    apfl_edges,
+    ditto,
+    ditto_edges,
+    fedala,
+    fedper,
+    fedrep,
+    fedrep_clients,
+    fedrod,
+)
 from fedbac.selection import CreditThompson, Random, Thompson
 from fedbac.sharing import OnceOverfitted
 from fedbac.topology import Flat
@@ -84,6 +95,13 @@ def fed_cam(task: Task) -> Method:
     return Method(name="fed-cam", clustering=LowestLoss(), selection=Random(fraction=0.8), personalization=Additive())
 
 
+def fed_cam_alternate(task: Task) -> Method:
+    """Fed-CAM whose two networks are trained in turns, each for the residual of the other."""
+    return fed_cam(task).model_copy(
+        update={"name": "fed-cam-alternate", "personalization": Additive(order="alternate")}
+    )
+
+
 def linucb_isolated(task: Task) -> Method:
     """Fed-BAC's two bandits without the additive part: isolated cluster networks."""
     return fed_bac(task).model_copy(update={"name": "linucb-isolated", "personalization": PerCluster()})
@@ -115,21 +133,6 @@ def cfl(task: Task) -> Method:
     return Method(name="cfl", clustering=CosineSplits(), personalization=PerCluster())
 
 
-def ditto(task: Task) -> Method:
-    """Ditto: every client keeps a network of its own, pulled to the one for all."""
-    return Method(name="ditto", personalization=Personal())
-
-
-def ditto_edges(task: Task) -> Method:
-    """Ditto on edges: every edge keeps a network of its own, pulled to the one for all."""
-    return Method(name="ditto-edges", personalization=Personal(owner="edge"))
-
-
-def fedper(task: Task) -> Method:
-    """FedPer on edges: one body for all, every edge its own last layer."""
-    return Method(name="fedper", personalization=PersonalHead())
-
-
 METHODS: dict[str, Preset] = {
     "fed-bac": fed_bac,
     "fedavg": fedavg,
@@ -144,11 +147,18 @@ METHODS: dict[str, Preset] = {
     "fed-bac-full": fed_bac_full,
     "singletons": singletons,
     "fed-cam": fed_cam,
+    "fed-cam-alternate": fed_cam_alternate,
     "linucb-isolated": linucb_isolated,
     "cfl": cfl,
     "ditto": ditto,
     "ditto-edges": ditto_edges,
     "fedper": fedper,
+    "fedrep": fedrep,
+    "fedrep-clients": fedrep_clients,
+    "apfl": apfl,
+    "apfl-edges": apfl_edges,
+    "fedrod": fedrod,
+    "fedala": fedala,
     "fedbac-plus": fedbac_plus,
 }
 

@@ -249,7 +249,9 @@ class Round:
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
-        moving = moving_parts(self.method.personalization, self.moment)  # a mean of what keeps still would only round it
+        moving = moving_parts(
+            self.method.personalization, self.moment
+        )  # a mean of what keeps still would only round it
         parts, trained = {}, {}
         for part, stack in state.parts.items():
             rows, weight_R, owner_R = self._contributions(part, state, reports)
