@@ -105,6 +105,19 @@ SCHEMES: dict[str, tuple[dict[str, Any], str]] = {
         phases(Phase(("global",), pull={"cluster": Pull(1.0)})),
         "pulls 'cluster', which it does not move",
     ),
+    "a negative window": (phases(Phase(BOTH), Phase(BOTH, last=-1)), "last must be a number of rounds, not -1"),
+    "rounds without a phase": (
+        phases(Phase(BOTH, last=3), Phase(BOTH, until_last=4)),
+        "no phase of phases() runs in a round with 3 more to come",
+    ),
+    "numbers that nothing changes": (
+        {"parts": {**Additive.parts, "share": Part("edge", ())}},
+        "part 'share' belongs to no network, so nothing changes it; name its network, or write before() and after()",
+    ),
+    "a twin that is not there": (
+        {"parts": {**Additive.parts, "global": Part("cloud", "global", returns_as="x")}},
+        "part 'global' cannot return as 'x', which is none of its parts",
+    ),
     "a push": (phases(Phase(BOTH, pull={"global": Pull(-1.0)})), "pushes 'global' away with strength -1.0"),
     "a pull to nowhere": (phases(Phase(BOTH, pull={"global": Pull(1.0, to="x")})), "pulls 'global' to 'x', but its"),
     "a strength as a pull": (

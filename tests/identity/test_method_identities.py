@@ -18,7 +18,7 @@ from fedbac.core.settings import Settings
 from fedbac.data import Dataset, planted_groups
 from fedbac.federation import Federation
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.presets.methods import fed_bac, fed_cam, singletons
+from fedbac.presets.additive import fed_bac, fed_cam, singletons
 from fedbac.selection import Random
 from fedbac.sharing import TowardsMean
 from fedbac.topology import Hierarchical

@@ -124,6 +124,10 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "ditto": {"global": 1, "personal": 12},
             "fedper": {"body": 1, "head": 4},
             "cfl": {"cluster": 4},
+            "apfl": {"global": 1, "personal": 12, "alpha": 12},
+            "fedala": {"global": 1, "personal": 4, "mix": 4},
+            "fedrod": {"body": 1, "generic": 1, "personal": 4},
+            "singletons": {"body": 4, "head": 4},
         }[name]
     )
     if name == "ditto":  # what clients own is saved: each one's own once it has trained

@@ -37,8 +37,13 @@ ROWS: dict[str, tuple[str, ...]] = {
     "ditto": ("method.selection.fraction=0.5",),
     "fedper": (),
     "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 5}",),
+    "apfl": ("method.selection.fraction=0.5",),
+    "fedala": (),
+    "fedrod": (),
+    "singletons": ("method.personalization={kind: late_head, last: 4}",),
 }
-"""Methods whose state is of another make: one site, parts of edges and of clients, clusters that split."""
+"""Methods whose state is of another make: one site, parts of edges and of clients, clusters that split, numbers of no
+network, phases that rest."""
 SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
 
 

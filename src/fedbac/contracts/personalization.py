@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -11,13 +12,15 @@ from fedbac import models
 from fedbac.contracts.common import calling, check_settings, difference, require
 from fedbac.core import trees
 from fedbac.core.answers import checked_start
-from fedbac.core.parts import Anatomy, Parts, Personalization, Phase, Scope
-from fedbac.core.schemes import checked_phases
+from fedbac.core.parts import Adjusting, Anatomy, Blending, LocalRun, Parts, Personalization, Phase, Scope, judged_parts
+from fedbac.core.schemes import checked_outcome, checked_phases, checked_start_of_clients
 from fedbac.errors import ConfigError, PolicyError
 
 OWNERS: Mapping[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
 SHAPE, NUM_CLASSES = (1, 4, 4), 3
 NETWORK = models.Perceptron(hidden=(6, 5, 4))
+COUNT_CK = np.array([[4, 0, 1], [0, 0, 3], [2, 2, 2], [0, 9, 1], [0, 0, 0], [5, 0, 0], [1, 1, 0]])
+"""Examples of clients by class: some lack classes, one has none at all."""
 
 
 def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None = None) -> None:
@@ -32,6 +35,10 @@ def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None =
     _check_pulls(who, phases, anatomy)
     if scheme.terms is None:
         _check_predict(who, scheme, anatomy, parts, build(0))
+    if isinstance(scheme, Adjusting):
+        _check_hooks(who, scheme, parts, len(phases))
+    if isinstance(scheme, Blending):
+        _check_blended(who, scheme, parts)
 
 
 def _check_init(who: str, scheme: Any, anatomy: Anatomy, build: models.Build) -> Parts:
@@ -40,13 +47,15 @@ def _check_init(who: str, scheme: Any, anatomy: Anatomy, build: models.Build) ->
         parts = checked_start(scheme, scheme.init(build, OWNERS), OWNERS)
     template = models.weights(build(0))
     for part, params in parts.items():
-        names = anatomy.weights[part]
+        names = anatomy.weights[part] or tuple(params)
+        require(names, f"{who}: init() must return some numbers as part {part!r}")
         require(
             sorted(params) == sorted(names),
             f"{who}: init() must return the weights {', '.join(names)} as part {part!r}, not {', '.join(params)}",
         )
         for name, value in params.items():
-            shape = (OWNERS[scheme.parts[part].scope], *template[name].shape)
+            free = not scheme.parts[part].networks
+            shape = (OWNERS[scheme.parts[part].scope], *(value if free else template[name][None]).shape[1:])
             found = tuple(value.shape)
             require(found == shape, f"{who}: init() must return {name} of part {part!r} as {shape}, not {found}")
             require(bool(value.isfinite().all()), f"{who}: init() must return finite weights, but {name} has others")
@@ -90,3 +99,60 @@ def _check_predict(who: str, scheme: Any, anatomy: Anatomy, parts: Parts, networ
     logits = scheme.predict(apply, torch.zeros(2, *SHAPE))
     good = isinstance(logits, Tensor) and tuple(logits.shape) == (2, NUM_CLASSES)
     require(good, f"{who}: predict() must return a row of logits for each example, as a network does")
+
+
+def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int) -> None:
+    """Hold hooks to keep shapes, write to nothing they are given, and give finite numbers."""
+    steps_FC = np.tile(COUNT_CK.sum(1), (num_phases, 1))
+    run = LocalRun(COUNT_CK, 0.1, steps_FC, travel_FC=0.1 * steps_FC, left_FC=0.99**steps_FC)
+    received_C = _for_clients(parts, len(COUNT_CK))
+    with calling(who, "before()", received=received_C):
+        started_C, scales = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
+    _check_finite(who, "before()", started_C)
+    trained_C = {
+        part: {name: value + 0.1 * value.cos() for name, value in params.items()}
+        if scheme.parts[part].networks
+        else params
+        for part, params in started_C.items()
+    }
+    with calling(who, "after()", received=received_C, started=started_C, trained=trained_C):
+        outcome_C = checked_outcome(scheme, scheme.after(received_C, started_C, trained_C, run), trained_C)
+    _check_finite(who, "after()", outcome_C)
+    for part, spec in scheme.parts.items():
+        if spec.returns_as is not None:
+            same = not difference(outcome_C[part], outcome_C[spec.returns_as])
+            require(same, f"{who}: after() must return the same as parts {part!r} and {spec.returns_as!r}")
+    for scale_C in scales.values():
+        require(np.isfinite(scale_C).all(), f"{who}: before() must scale rates by finite numbers")
+
+
+def _check_blended(who: str, scheme: Any, parts: Parts) -> None:
+    with calling(who, "blended()", parts=parts):
+        blended = scheme.blended(parts)
+    judged = judged_parts(scheme)
+    require(
+        isinstance(blended, dict) and set(blended) <= set(judged),
+        f"{who}: blended() must return some of the parts that predict: {', '.join(judged)}",
+    )
+    for part, params in blended.items():
+        shapes = [{name: tuple(value.shape) for name, value in one.items()} for one in (params, parts[part])]
+        require(shapes[0] == shapes[1], f"{who}: blended() must return part {part!r} as it is kept: {shapes[1]}")
+
+
+def _for_clients(parts: Parts, num_clients: int) -> Parts:
+    """Return parts as clients receive them: a row for each, all different."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        part: {
+            name: value[np.arange(num_clients) % len(value)]
+            + 0.01 * torch.randn((num_clients, *value.shape[1:]), generator=generator)
+            for name, value in params.items()
+        }
+        for part, params in parts.items()
+    }
+
+
+def _check_finite(who: str, verb: str, parts_C: Parts) -> None:
+    for part, params in parts_C.items():
+        good = all(bool(value.isfinite().all()) for value in params.values())
+        require(good, f"{who}: {verb} must return finite numbers, but part {part!r} has others")

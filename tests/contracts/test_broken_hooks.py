@@ -1,0 +1,102 @@
+"""Each promise of a scheme with hooks can be broken, and is then named; in a run by a sentence, too."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedbac import AdaptiveStart, Interpolated, Phase
+from fedbac.contracts import check_personalization
+from fedbac.core.parts import LocalRun, Params, Parts
+from fedbac.core.schemes import checked_outcome, checked_start_of_clients
+from fedbac.errors import PolicyError
+from tests.contracts.test_broken_schemes import changed, told
+
+
+def each(params: Params, change: Any) -> Params:
+    return {name: change(value) for name, value in params.items()}
+
+
+def before(change: Any, **scales: Any) -> dict[str, Any]:
+    """Return a start with the networks of owners changed, and scales by the names of phases."""
+    by_phase = {int(name.removeprefix("phase")): scale for name, scale in scales.items()}
+    return {"before": lambda s, received, run: ({"personal": each(received["personal"], change)}, by_phase)}
+
+
+def after(change: Any) -> dict[str, Any]:
+    return {"after": lambda s, received, started, trained, run: change(trained)}
+
+
+def zeroed(value: torch.Tensor) -> torch.Tensor:
+    return value.zero_()
+
+
+HOOKS: dict[str, tuple[dict[str, Any], str]] = {
+    "no pair": ({"before": lambda s, received, run: received}, "before() must return parts and, by phase, scales"),
+    "an unknown part": (
+        {"before": lambda s, r, run: ({"head": r["global"]}, {})},
+        "before() returns head, but its parts",
+    ),
+    "fewer weights": (
+        {"before": lambda s, r, run: ({"personal": {"1.weight": r["personal"]["1.weight"]}}, {})},
+        "before() must return the weights 1.weight, 1.bias",
+    ),
+    "another shape": (
+        before(lambda value: value[:1]),
+        "before() must return 1.weight of part 'personal' as a tensor of",
+    ),
+    "written in place": (before(zeroed), "before() wrote to received/personal/"),
+    "an unknown phase": (before(torch.clone, phase2=np.ones(7)), "scales the rate of phase 2, but there are 2"),
+    "one scale for all": (before(torch.clone, phase1=np.ones(1)), "must scale the rate of phase 1 by 7 numbers"),
+    "a scale below zero": (before(torch.clone, phase1=-np.ones(7)), "must scale the rate of phase 1 by 7 numbers"),
+    "a start that is not finite": (before(lambda value: value / 0), "before() must return finite numbers"),
+    "no parts": (after(lambda trained: None), "after() must return parts by name, not a NoneType"),
+    "trained in place": (
+        after(lambda t: {"personal": each(t["personal"], zeroed)}),
+        "after() wrote to trained/personal/",
+    ),
+    "an outcome of another shape": (
+        after(lambda t: {"alpha": {"alpha": t["alpha"]["alpha"][:2]}}),
+        "after() must return alpha of part 'alpha' as a tensor of shape (7,)",
+    ),
+    "an end that is not finite": (
+        after(lambda t: {"alpha": {"alpha": t["alpha"]["alpha"] / 0}}),
+        "after() must return finite numbers, but part 'alpha' has others",
+    ),
+    "a prediction by what does not predict": (
+        {"blended": lambda s, parts: {"global": parts["global"]}, **before(torch.clone)},
+        "blended() must return some of the parts that predict: personal",
+    ),
+    "a prediction of fewer rows": (
+        {"blended": lambda s, parts: {"personal": each(parts["personal"], lambda v: v[:1])}, **before(torch.clone)},
+        "blended() must return part 'personal' as it is kept",
+    ),
+    "numbers that a phase moves": (
+        {"phases": lambda s: (Phase(("global",), ("global",)), Phase(("alpha",)))},
+        "phase 1 of phases() moves 'alpha', which belongs to no network",
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "message"), HOOKS.values(), ids=HOOKS)
+def test_hooks(members: dict[str, Any], message: str) -> None:
+    said = told(check_personalization, changed(Interpolated, **members))
+    assert said.startswith("method.personalization 'interpolated': ")
+    assert message in said
+
+
+def test_what_returns_as_another_part_is_that_part() -> None:
+    def apart(self: Any, received: Parts, started: Parts, trained: Parts, run: LocalRun) -> Parts:
+        return {"global": each(trained["personal"], lambda value: value + 1)}
+
+    said = told(check_personalization, changed(AdaptiveStart, after=apart))
+    assert said.endswith("after() must return the same as parts 'global' and 'personal'")
+
+
+def test_in_a_run_a_wrong_hook_is_a_sentence() -> None:
+    received = {"global": {"w": torch.zeros(3, 2)}, "personal": {"w": torch.zeros(3, 2)}}
+    with pytest.raises(PolicyError, match=r"before\(\) must return w of part 'personal' as a tensor of shape \(3, 2\)"):
+        checked_start_of_clients(Interpolated(), ({"personal": {"w": torch.zeros(3)}}, {}), received)
+    with pytest.raises(PolicyError, match=r"after\(\) must return the weights w as part 'global'"):
+        checked_outcome(Interpolated(), {"global": {}}, received)
