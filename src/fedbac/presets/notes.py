@@ -35,7 +35,121 @@ APFL_DIFFERENCES = (
     "gradient that, held constant, would have moved the blend as far. Below α = 0.1 it is that of the network for all.",
 )
 
+PAPER = "Fed-BAC: Federated Bandit-Guided Additive Clustering in Hierarchical Federated Learning, 2026"
+OURS = "fedbac itself"
+FEDAVG = (
+    "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
+    "Decentralized Data, 2017"
+)
+HIERFAVG = "Liu, Zhang, Song, Letaief: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
+IFCA = "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, 2020"
+CFL = (
+    "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
+    "Privacy Constraints, 2021"
+)
+
 NOTES: dict[str, Note] = {
+    "fed-bac": Note(
+        reference=PAPER,
+        summary="Predictions are the sum of a network for all and one of the cluster (Eq. 2); a LinUCB bandit assigns "
+        "edges to clusters (Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
+        differences=(
+            "The reward of selection is measured on validation data, not on the test data of the reported metric.",
+            "What the paper leaves open, and what we chose, is on the page of open questions.",
+        ),
+    ),
+    "paper-text": Note(
+        reference=PAPER,
+        summary="Fed-BAC with every choice as the text has it, rewards on test data included.",
+    ),
+    "paper-figures": Note(
+        reference=PAPER,
+        summary="Fed-BAC as its figures show it: edges are assigned anew in every round.",
+    ),
+    "fed-bac-random": Note(reference=PAPER, summary="Fed-BAC without Thompson sampling: p = 0.8 at random."),
+    "fed-bac-full": Note(reference=PAPER, summary="Fed-BAC without selection: everybody trains."),
+    "singletons": Note(reference=OURS, summary="Fed-BAC without its cluster bandit: every edge is a cluster for good."),
+    "linucb-isolated": Note(reference=OURS, summary="Fed-BAC without the network for all: clusters share nothing."),
+    "fedbac-plus": Note(
+        reference=OURS,
+        summary="Clusters merge where validation data say that it pays, share once they have overfitted, and credit "
+        "clients one by one.",
+    ),
+    "fedavg": Note(
+        reference=FEDAVG,
+        summary="Every client trains the network for all, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",
+        differences=("Everybody trains; method.selection.fraction=0.1 is the original's usual share.",),
+    ),
+    "fedprox": Note(
+        reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, 2020",
+        summary="FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖², w^t being what they received.",
+        differences=(
+            "μ = 0.01; the pull is part of the gradient that is clipped.",
+            "Stragglers do not send half of a round.",
+        ),
+    ),
+    "hierfavg": Note(
+        reference=HIERFAVG,
+        summary="Edges average their clients, the cloud averages the edges. As the paper runs it: one edge average a "
+        "round, everybody trains, which is FedAvg.",
+    ),
+    "hierfavg-wide": Note(
+        reference=PAPER, summary="HierFAVG with a wider network, of as many weights as Fed-BAC's two."
+    ),
+    "hierfavg-periods": Note(
+        reference=HIERFAVG,
+        summary="κ1 local epochs, κ2 = 2 edge averages for each average of the cloud.",
+        differences=("κ1 counts epochs (task.training.epochs), not steps.",),
+    ),
+    "abad": Note(
+        reference="Abad, Ozfatura, Gündüz, Erçetin: Hierarchical Federated Learning Across Heterogeneous Cellular "
+        "Networks, 2020",
+        summary="HierFAVG over sparse links: 1 % of a client's update and 10 % of what passes other links are sent, "
+        "the largest entries of each tensor; what is left out is added the next time.",
+        differences=(
+            "A client sends what some epochs have changed, not the gradient of one step, and corrects no momentum.",
+            "The model of cellular latency is left out; task.world simulates times.",
+        ),
+    ),
+    "ifca": Note(
+        reference=IFCA,
+        summary="Every edge joins the cluster whose network has the lowest loss on its data. As the paper runs it: 5 "
+        "clusters, every 20 rounds, and only for a loss below 95 % of the current one.",
+        differences=(ON_EDGES, "All clusters start from the same network."),
+    ),
+    "ifca-original": Note(
+        reference=IFCA,
+        summary="IFCA on edges by its own rules: every round, no threshold, distinct networks.",
+        differences=(ON_EDGES,),
+    ),
+    "ifca-clients": Note(
+        reference=IFCA,
+        summary="IFCA on clients, two tiers, every round, no threshold, distinct initial networks.",
+        differences=("Everybody takes part in every round.", "Updates are averaged by data."),
+    ),
+    "cfl": Note(
+        reference=CFL,
+        summary="One cluster that splits in two, by the cosine of updates, where its mean update is small and a single "
+        "one is large.",
+        differences=(
+            ON_EDGES,
+            "Thresholds count in units of the first rounds' updates: those of edges are smaller than those of clients.",
+            "Networks are averaged by data, and so is the mean update; the public code takes plain means.",
+        ),
+    ),
+    "cfl-clients": Note(
+        reference=CFL,
+        summary="CFL on clients, two tiers: every client's update is compared with every other's.",
+        differences=("As for cfl, but for the members.",),
+    ),
+    "fedbabu": Note(
+        reference="Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022",
+        summary="The body learns under a head that stays random; in the last rounds everything is fine-tuned.",
+        differences=(
+            ON_EDGES.replace("; method.unit=client has it as in the original", ""),
+            "Fine-tuning takes the last 10 rounds of the same total.",
+        ),
+    ),
     "ditto": Note(DITTO, "a network for all, and one of each client's own that is pulled to it"),
     "ditto-edges": Note(DITTO, "a network for all, and one of each edge's own that is pulled to it", (EDGES_OWN,)),
     "fedper": Note(
