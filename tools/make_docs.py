@@ -1,6 +1,7 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings.md, docs/methods.md, docs/reproduce/, and the marked blocks of docs/reproduce.md and README.md.
+docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md and of
+README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -28,8 +29,10 @@ from fedbac.config.experiment import (
     Training,
 )
 from fedbac.core.settings import Settings
-from fedbac.presets import tasks
+from fedbac.presets import additive, blending, clustered, personal, plain, selecting, tasks
 from fedbac.presets.methods import METHODS
+from fedbac.presets.notes import NOTES
+from fedbac.presets.table import DEVIATIONS, row
 from fedbac_paper import overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
@@ -110,24 +113,72 @@ def _allowed(schema: dict[str, Any]) -> str:
     return f"{TYPES.get(schema.get('type', ''), '')} {bounds}".strip()
 
 
+FAMILIES = {
+    "plain": (plain, "One network for everybody"),
+    "clustered": (clustered, "Clusters"),
+    "blending": (blending, "Blends, and edges that go their own way"),
+    "selecting": (selecting, "Who trains"),
+    "personal": (personal, "Parts of one's own"),
+    "additive": (additive, "Fed-BAC and its relatives"),
+}
+
+
 def methods() -> str:
-    """Return the page of all methods."""
+    """Return the page of all methods: Table I from the rows of choices, and where it differs from the paper's."""
     lines = [
         "# Methods",
         "",
-        "One row of choices each; `fedbac show NAME` prints a row with every setting. Written by `tools/make_docs.py`.",
+        "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show NAME`",
+        "prints a row with every setting. Each name links to what the method does, where it comes from, and what ours",
+        "does otherwise. Written by `tools/make_docs.py`.",
         "",
-        "| method | topology | clustering | selection | sharing | personalization | adaptive | what it is |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
+        "|---|---|---|---|---|---|---|",
     ]
     task = tasks.task(tasks.DEFAULT_TASK)
     for name, preset in METHODS.items():
-        row = preset(task)
-        selection = f"{row.selection.kind}, p = {row.selection.fraction:g}"
-        kinds = (row.topology.kind, row.clustering.kind, selection, row.sharing.kind, row.personalization.kind)
-        cells = (f"`{name}`", *kinds, "yes" if row.adaptive else "no", preset.__doc__)
-        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+        lines.append(f"| [`{name}`](methods/{_family(name)}.md#{name}) | {' | '.join(row(preset(task)))} |")
+    lines += ["", "## Where it differs from the paper's table", "", *(f"- {line}" for line in DEVIATIONS.values()), ""]
+    return "\n".join(lines)
+
+
+def _family(name: str) -> str:
+    return next(family for family, (module, _) in FAMILIES.items() if METHODS[name].__module__ == module.__name__)
+
+
+def family(name: str) -> str:
+    """Return the page of one family of methods, a section each."""
+    lines = [
+        f"# {FAMILIES[name][1]}",
+        "",
+        "Written by `tools/make_docs.py` from the presets. [All methods](../methods.md).",
+    ]
+    task = tasks.task(tasks.DEFAULT_TASK)
+    for method in (method for method in METHODS if _family(method) == name):
+        note = NOTES[method]
+        reading = " **Our reading:** a definition could not be found." if note.interpretation else ""
+        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"From: {note.reference}.", ""]
+        lines += [f"Settings: {_choices(METHODS[method](task))}."]
+        if note.differences:
+            lines += ["", "What ours does otherwise:", "", *(f"- {difference}" for difference in note.differences)]
     return "\n".join(lines) + "\n"
+
+
+def _choices(method: Method) -> str:
+    """Return the kinds of a row, and the settings of each that are not the defaults."""
+    found = [f"`unit={method.unit}`"] * (method.unit != "edge")
+    for column in ("topology", "clustering", "selection", "sharing", "personalization"):
+        policy = getattr(method, column)
+        if policy != Method.model_fields[column].default:
+            own = {name: value for name, value in policy if name != "kind" and value != _usual(policy, name)}
+            found.append(f"{column} `{policy.kind}`" + "".join(f", `{key}={value}`" for key, value in own.items()))
+    found += ["compressed links"] * bool(method.links.active)
+    found += ["a network of its own"] * (method.network is not None)
+    return "; ".join(found) or "all at their defaults"
+
+
+def _usual(policy: Settings, name: str) -> Any:
+    return type(policy).model_fields[name].get_default(call_default_factory=True)
 
 
 def block(path: Path, text: str) -> str:
@@ -151,6 +202,7 @@ def texts() -> dict[Path, str]:
     return {
         DOCS / "settings.md": settings(),
         DOCS / "methods.md": methods(),
+        **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},

@@ -11,24 +11,49 @@ from fedbac.cli.terminal import DataOption, SetOption, TaskOption, out, say, sho
 from fedbac.config.text import to_yaml
 from fedbac.presets import methods as rows
 from fedbac.presets import tasks as known
+from fedbac.presets.notes import NOTES
+from fedbac.presets.table import row
 from fedbac.runs.configure import configure
 
 data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_help=True)
 
 
-def methods() -> None:
-    """List the methods, with one row of choices each."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("method", "topology", "clustering", "selection", "sharing", "personal", "learns"):
-        table.add_column(title, no_wrap=title == "method")
+def methods(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also say where each comes from, and what it does otherwise.")
+    ] = False,
+) -> None:
+    """List the methods as the paper's Table I does: one row of choices each."""
     any_task = known.task(known.DEFAULT_TASK)
-    for name, preset in rows.METHODS.items():
-        row = preset(any_task)
-        selection = f"{row.selection.kind} p={row.selection.fraction:g}"
-        chosen = [row.topology.kind, row.clustering.kind, selection, row.sharing.kind, row.personalization.kind]
-        table.add_row(name, *chosen, "yes" if row.adaptive else "no")
+    presets = rows.known()
+    if verbose:
+        for name in presets:
+            _describe(name)
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal"):
+        table.add_column(title, no_wrap=title == "method", overflow="fold")
+    for name in presets:
+        table.add_row(shown(name), *map(shown, row(rows.method(name, any_task))))
     out.print(table)
-    out.print("\nfedbac show METHOD describes one, with every setting.")
+    readings = [name for name in presets if name in NOTES and NOTES[name].interpretation]
+    say(f"Our reading, since a definition could not be found: {', '.join(readings)}.")
+    say("fedbac methods --verbose says where each comes from; fedbac show METHOD prints one with every setting.")
+
+
+def _describe(name: str) -> None:
+    """Say where a method comes from, what it does, and what it does otherwise."""
+    out.print(f"[bold]{shown(name)}[/]", highlight=False)
+    note = NOTES.get(name)
+    if note is None:
+        say(f"  {(rows.known()[name].__doc__ or 'A method of another package.').strip().splitlines()[0]}")
+        return
+    say(f"  {note.summary}")
+    say(f"  From: {note.reference}")
+    for difference in note.differences:
+        say(f"  - {difference}")
+    if note.interpretation:
+        say("  - This is our reading: a definition could not be found.")
 
 
 def show(
@@ -38,7 +63,7 @@ def show(
 ) -> None:
     """Print a method's whole configuration on a task, as it would be run."""
     experiment = configure(method, task, settings=settings)
-    typer.echo(f"# {rows.METHODS[method].__doc__}")
+    typer.echo(f"# {rows.known()[method].__doc__}")
     typer.echo(to_yaml(experiment.model_dump(mode="json")), nl=False)
 
 

@@ -30,7 +30,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
 from fedbac.local import num_cores
-from fedbac.presets import tasks
+from fedbac.presets import methods, tasks
 from fedbac.runs.configure import configure, experiment_in, reached, read_experiment
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
@@ -80,7 +80,10 @@ def run(
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to compare (see: fedbac methods).")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[METHOD...]", help="Methods to compare (see: fedbac methods).")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Compare all methods.")] = False,
     task: TaskOption = tasks.DEFAULT_TASK,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: SeedsOption = [0],  # noqa: B006
@@ -96,6 +99,9 @@ def compare(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes what was interrupted."""
+    if bool(names) == everything:
+        raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
+    names = names or list(methods.known())
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )

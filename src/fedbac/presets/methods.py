@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fedbac.config.experiment import Method, Task
 from fedbac.config.plugins import plugins
 from fedbac.errors import ConfigError, unknown
-from fedbac.presets import additive, clustered, personal, plain, selecting
+from fedbac.presets import additive, blending, clustered, personal, plain, selecting
 
 Preset = Callable[[Task], Method]
 
@@ -18,9 +18,9 @@ METHODS: dict[str, Preset] = {
     "hierfavg-periods": plain.hierfavg_periods,
     "abad": plain.abad,
     "trindade": selecting.trindade,
-    "chpfl": clustered.chpfl,
-    "phe-fl": clustered.phe_fl,
-    "phe-fl-kd": clustered.phe_fl_kd,
+    "chpfl": blending.chpfl,
+    "phe-fl": blending.phe_fl,
+    "phe-fl-kd": blending.phe_fl_kd,
     "ifca": clustered.ifca,
     "ifca-original": clustered.ifca_original,
     "ifca-clients": clustered.ifca_clients,
@@ -44,12 +44,12 @@ METHODS: dict[str, Preset] = {
     "fedrep": personal.fedrep,
     "fedrep-clients": personal.fedrep_clients,
     "fedper": personal.fedper,
-    "fedbabu": clustered.fedbabu,
+    "fedbabu": blending.fedbabu,
     "fedrod": personal.fedrod,
     "fedala": personal.fedala,
-    "pfedgraph": clustered.pfedgraph,
-    "fedavg-ft": clustered.fedavg_ft,
-    "local": clustered.local,
+    "pfedgraph": blending.pfedgraph,
+    "fedavg-ft": blending.fedavg_ft,
+    "local": blending.local,
     "paper-text": additive.paper_text,
     "paper-figures": additive.paper_figures,
     "fed-bac-random": additive.fed_bac_random,

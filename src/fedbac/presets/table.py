@@ -40,6 +40,8 @@ SHARING = {
     "mean_then_apart": "Full, then none",
 }
 """How our kinds are called in the paper's words; kinds of the user's go by their own names."""
+MIXED = {"interpolated", "adaptive_start"}
+"""Schemes in which a model of one's own is mixed with the one for all."""
 
 
 class Row(NamedTuple):
@@ -70,6 +72,8 @@ def _sharing(method: Method) -> str:
     if method.sharing.active:
         return SHARING.get(method.sharing.kind, method.sharing.kind)
     scheme = method.personalization
+    if scheme.kind in MIXED:
+        return "Mixture"
     judged = judged_parts(scheme)
     common = [part for part, spec in scheme.parts.items() if spec.scope == "cloud"]
     if not common:
@@ -94,3 +98,16 @@ def _personalization(method: Method) -> str:
         return NO
     alone = method.clustering.kind == "fixed" and method.clustering.clusters(2) == 2
     return "Cluster" if not alone else method.unit.capitalize()
+
+
+DEVIATIONS = {
+    "architecture": "Methods of two tiers run here in three, with edges as members or a selection at every edge, so that "
+    "all are judged alike. `ifca-clients` and `cfl-clients` have two tiers and clients as members, as in the originals; "
+    "`method.topology.kind=flat` and `method.unit=client` do so for others.",
+    "chpfl": "`chpfl` and `phe-fl` count as adaptive here, and as blends: what they share follows from what they "
+    "measure. The paper calls the first full sharing and the second distillation; the authors' code of PHE-FL blends "
+    "(`phe-fl-kd` is the reading by distillation).",
+    "cfl": "`cfl` and `fedgwc` count as adaptive: they remember what they saw of updates and losses.",
+    "fedrep": "`fedrep` is personalized by edges; `fedrep-clients` by clients, as in the paper.",
+}
+"""Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""

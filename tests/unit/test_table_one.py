@@ -1,0 +1,60 @@
+"""The paper's Table I against the rows of choices: every cell is the paper's, or its difference is explained."""
+
+import pytest
+
+from fedbac import METHODS, TASKS
+from fedbac.presets.notes import NOTES
+from fedbac.presets.table import DEVIATIONS, Row, row
+
+PAPER = {
+    "hierfavg": Row("3-tier", "✗", "Random", "✗", "Full", "✗"),
+    "abad": Row("3-tier", "✗", "Random", "✗", "Full", "✗"),
+    "trindade": Row("3-tier", "✗", "Resource-aware", "✓", "Full", "✗"),
+    "chpfl": Row("3-tier", "K-Means++", "Random", "✗", "Full", "Cluster"),
+    "phe-fl": Row("3-tier", "✗", "Random", "✗", "Distillation", "Edge"),
+    "ifca": Row("2-tier", "Loss-based", "Random", "✗", "None", "Cluster"),
+    "cfl": Row("2-tier", "Gradient-based", "Random", "✗", "None", "Cluster"),
+    "fl-hc": Row("2-tier", "Hierarchical", "Random", "✗", "None", "Cluster"),
+    "fed-cam": Row("2-tier", "Loss-based", "Random", "✗", "Full (additive)", "Cluster"),
+    "fedgwc": Row("2-tier", "Gaussian-weighted", "Random", "✗", "None", "Cluster"),
+    "power-of-choice": Row("2-tier", "✗", "Power-of-choice", "✗", "Full", "✗"),
+    "oort": Row("2-tier", "✗", "Utility-based", "✓", "Full", "✗"),
+    "cs-ucb": Row("2-tier", "✗", "MAB", "✓", "Full", "✗"),
+    "cocs": Row("3-tier", "✗", "CC-MAB", "✓", "Full", "✗"),
+    "fed-csad": Row("3-tier", "✗", "Contextual bandit", "✓", "Distillation", "Edge"),
+    "ditto": Row("2-tier", "✗", "Random", "✗", "Regularization", "Client"),
+    "fedrep": Row("2-tier", "✗", "Random", "✗", "Shared layers", "Client"),
+    "fed-bac": Row("3-tier", "LinUCB", "Thompson Sampling", "✓", "Full (additive)", "Cluster"),
+}
+EXPLAINED = {
+    **{name: {"architecture"} for name, cells in PAPER.items() if cells.architecture == "2-tier"},
+    "chpfl": {"adaptive", "sharing"},
+    "phe-fl": {"adaptive", "sharing"},
+    "cfl": {"architecture", "adaptive"},
+    "fedgwc": {"architecture", "adaptive"},
+    "fedrep": {"architecture", "personalization"},
+}
+"""The cells that ``DEVIATIONS`` speaks of."""
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_row_is_the_papers_but_for_what_is_explained(name: str) -> None:
+    ours, theirs = row(METHODS[name](TASKS["demo"]))._asdict(), PAPER[name]._asdict()
+    assert {column for column in ours if ours[column] != theirs[column]} == EXPLAINED.get(name, set())
+
+
+def test_as_published_the_others_have_two_tiers() -> None:
+    assert [row(METHODS[name](TASKS["demo"])).architecture for name in ("ifca-clients", "cfl-clients")] == [
+        "2-tier"
+    ] * 2
+
+
+def test_every_method_has_its_note_and_every_deviation_is_said() -> None:
+    assert set(NOTES) == set(METHODS)
+    assert all(note.reference and note.summary for note in NOTES.values())
+    said = " ".join(DEVIATIONS.values())
+    assert all(f"`{name}`" in said for name in ("chpfl", "phe-fl", "cfl", "fedgwc", "fedrep"))
+
+
+def test_what_could_not_be_found_is_marked() -> None:
+    assert {"trindade", "fed-csad", "cflhkd", "chpfl"} <= {name for name, note in NOTES.items() if note.interpretation}
