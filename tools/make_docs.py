@@ -128,8 +128,8 @@ def methods() -> str:
     lines = [
         "# Methods",
         "",
-        "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show NAME`",
-        "prints a row with every setting. Each name links to what the method does, where it comes from, and what ours",
+        "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show",
+        "NAME` prints a row with every setting. Each name links to what the method does, where it comes from, and what ours",
         "does otherwise. Written by `tools/make_docs.py`.",
         "",
         "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
