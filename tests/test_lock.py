@@ -1,0 +1,26 @@
+"""The lock pins all that the project asks for, to versions that it allows, for every platform alike."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_lock_pins_what_the_project_asks_for() -> None:
+    lines = (ROOT / "requirements-dev.lock").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {canonicalize_name(name): version for name, version in pinned.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["ray"], *extras["dev"]):
+        wanted = Requirement(text)
+        if wanted.name in ("fedbac", "setuptools"):  # this project, and what every environment brings
+            continue
+        assert pinned[canonicalize_name(wanted.name)] in wanted.specifier, text
+    assert not any("+" in version for version in pinned.values()), "a build of one platform"
+    (torch,) = re.findall(r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert pinned["torch"] == torch
