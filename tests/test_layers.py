@@ -102,8 +102,21 @@ def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
 
 RULES = {"cfl", "credit", "ditto", "fedavg", "fedper", "fedprox", "hierfavg", "ifca", "linucb", "overfit", "thompson"}
 """Names that literature or our own rules go by, beside those of presets and kinds."""
-PLAIN_WORDS = {"fixed", "personal", "random", "shared", "additive", "flat", "hierarchical", "apart", "per_cluster",
-    "blend", "distill", "local", "similar"}  # fmt: skip
+PLAIN_WORDS = {
+    "fixed",
+    "personal",
+    "random",
+    "shared",
+    "additive",
+    "flat",
+    "hierarchical",
+    "apart",
+    "per_cluster",
+    "blend",
+    "distill",
+    "local",
+    "similar",
+}
 """Kinds that are words of everyday."""
 
 

@@ -162,11 +162,11 @@ def test_all_that_a_preset_may_ask_for_can_be_answered(preset: str) -> None:
     for task in TASKS.values():
         experiment = Experiment(task=task, method=METHODS[preset](task))
         for field, queries in experiment.method.needs.items():
-            places = (
-                ("received", "trained")
-                if field != "method.clustering"
-                else ("own", "unaveraged", "clusters", "occupied")
-            )
+            places = {
+                "method.clustering": ("own", "unaveraged", "clusters", "occupied"),
+                "method.selection": ("received", "trained"),
+                "method.sharing": ("trained", "own", "others", "mean", "occupied"),
+            }[field]
             for query in queries:
                 if isinstance(query, Loss | Accuracy):
                     assert query.of in places

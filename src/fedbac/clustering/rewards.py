@@ -116,7 +116,6 @@ class GaussianRewards(Settings):
     def _children(self, weight_NN: FloatArray, rng: Rng) -> IntArray:
         """Return the child of each member, for the number of children that scores best; one for all if none is good."""
         from sklearn.cluster import SpectralClustering  # slow to import and seldom needed
-        from sklearn.manifold import SpectralEmbedding
         from sklearn.metrics import davies_bouldin_score
 
         num = len(weight_NN)
@@ -124,14 +123,21 @@ class GaussianRewards(Settings):
         near_NN = affinity(weight_NN, self.gamma)
         seed = int(rng.integers(2**31))
         for count in range(2, min(MOST_CHILDREN, num - 1) + 1):
-            common = {"n_components": count, "affinity": "precomputed", "random_state": seed}
-            place_NF = SpectralEmbedding(**common).fit_transform(near_NN)
-            split = SpectralClustering(count, assign_labels="cluster_qr", **common)
+            split = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=seed)
             found_N = split.fit_predict(near_NN).astype(np.int64)
-            score = davies_bouldin_score(place_NF, found_N) if np.unique(found_N).size > 1 else np.inf
+            parts = np.unique(found_N).size
+            score = davies_bouldin_score(embedding(near_NN)[:, :count], found_N) if parts > 1 else np.inf
             if score < best:
                 best, child_N = score, found_N
         return child_N
+
+
+def embedding(near_NN: FloatArray) -> FloatArray:
+    """Return the coordinates of members by the normalized Laplacian, smoothest first; without the constant one."""
+    root_N = np.sqrt(near_NN.sum(1))
+    _, vector_NF = np.linalg.eigh(np.eye(root_N.size) - near_NN / np.outer(root_N, root_N))
+    place_NF: FloatArray = vector_NF[:, 1:] / root_N[:, None]
+    return place_NF
 
 
 def rewards(trace_NE: FloatArray, size_N: IntArray) -> FloatArray:
