@@ -32,7 +32,7 @@ ACCURACY_TOLERANCE = 0.02
 """Rounding differs between processors; more than a few examples on the other side of a boundary does not."""
 
 
-SOON = {"period": 2, "warmup": 1, "first_split": 2}
+SOON = {"period": 2, "warmup": 1, "first_split": 2, "alone_rounds": 2, "last": 2, "ramp_rounds": 1, "patience": 1}
 """Within five rounds policies decide and selection learns only if these settings are at most this."""
 STRONG = {"proximal": 1.0, "epsilon_1": 4.0}
 """And these are felt only if they are as large, where they are used at all."""

@@ -14,7 +14,9 @@ from fedbac.core.policies import ClusterPolicy, Sharing
 from fedbac.data import planted_groups
 from fedbac.local import LoopTrainer
 from fedbac.personalization import PerCluster
-from fedbac.presets.methods import cflhkd, chpfl, fed_csad, fedavg_ft, fedgwc, fl_hc, local, pfedgraph, phe_fl
+from fedbac.presets.blending import chpfl, fedavg_ft, local, pfedgraph, phe_fl
+from fedbac.presets.clustered import cflhkd, fedgwc, fl_hc
+from fedbac.presets.selecting import fed_csad
 from fedbac.sharing import Apart, Blend, Distill, DistillAdaptive, LeaveOneOut, MeanThenApart, Similar
 from tests.support import Played, Scripted, deal, distance, model_of_edge, play, prepare, question, without
 

@@ -3,13 +3,13 @@
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from fedbac.core.geometry import distances
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Moment, Query, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
 
 EPOCHS = Statistic("epochs")
 LEAST_VARIANCE = 1e-16
@@ -43,13 +43,13 @@ class GaussianRewards(Settings):
     adaptive: ClassVar[bool] = True
     discount: Annotated[float, Field(gt=0, le=1)] = 0.2
     """a: the weight of the newest round in W and in its change."""
-    gamma: PositiveFloat = 1.0
+    gamma: Positive = 1.0
     """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
-    epsilon: PositiveFloat = 1e-4
+    epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
-    patience: PositiveInt = 5
+    patience: Rounds = 5
     """A cluster may split after so many rounds at rest."""
-    separation: NonNegativeFloat = 1.0
+    separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 
     def needs(self) -> frozenset[Query]:

@@ -4,14 +4,14 @@ import warnings
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import NonNegativeFloat, PositiveInt, model_validator
+from pydantic import model_validator
 
 from fedbac.clustering.matching import matched
 from fedbac.core.geometry import coordinates, cosines, distances, known
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds, Settings
 
 
 class _FromUpdates(Settings):
@@ -22,8 +22,8 @@ class _FromUpdates(Settings):
     """
 
     adaptive: ClassVar[bool] = False
-    warmup: PositiveInt
-    period: PositiveInt | None = None
+    warmup: Rounds
+    period: Rounds | None = None
     """Rounds from one grouping to the next; null groups once."""
 
     def needs(self) -> frozenset[Query]:
@@ -69,15 +69,15 @@ class Agglomerative(_FromUpdates):
     """
 
     kind: Literal["agglomerative"] = "agglomerative"
-    warmup: PositiveInt = 10
+    warmup: Rounds = 10
     """n0: the rounds with one cluster, after which members are grouped."""
     metric: Literal["l2", "cosine"] = "l2"
     """The distance of two updates: Euclidean, or 1 − cosine."""
     linkage: Literal["ward", "complete", "average", "single"] | None = None
     """The distance of two groups; ward for l2 and average for cosine when not given. Ward needs l2."""
-    num_clusters: PositiveInt | None = None
+    num_clusters: Edges | None = None
     """Cut into so many clusters."""
-    threshold: NonNegativeFloat | None = None
+    threshold: NonNegative | None = None
     """Cut at this distance; 0 leaves everybody alone, and a very large one leaves all in one cluster."""
 
     @model_validator(mode="after")
@@ -125,9 +125,9 @@ class KMeans(_FromUpdates):
     """Group members by k-means++ on the directions of their updates: the best of 10 starts."""
 
     kind: Literal["kmeans"] = "kmeans"
-    warmup: PositiveInt = 1
+    warmup: Rounds = 1
     """r0: the rounds with one cluster, after which members are grouped."""
-    num_clusters: PositiveInt | None = 5
+    num_clusters: Edges | None = 5
     """Number of clusters; one per edge when null."""
 
     def clusters(self, num_members: int) -> int:

@@ -6,11 +6,10 @@ What a blend is worth is learned from the rounds.
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeFloat
 
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Accuracy, Evidence, Gram, Moment, Query, Slope, Split
-from fedbac.core.settings import FloatArray, Settings
+from fedbac.core.settings import FloatArray, NonNegative, Settings
 from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
 
@@ -93,7 +92,7 @@ class Blend(Settings):
     active: ClassVar[bool] = True
     start: Share = 0.5
     """α_k before the first round."""
-    rate: NonNegativeFloat = 0.1
+    rate: NonNegative = 0.1
     """η_α; 0 keeps α."""
 
     def needs(self) -> frozenset[Query]:
@@ -149,7 +148,7 @@ class Similar(Settings):
     kind: Literal["similar"] = "similar"
     adaptive: ClassVar[bool] = True
     active: ClassVar[bool] = True
-    strength: NonNegativeFloat = 1.25
+    strength: NonNegative = 1.25
     """λ: 0 is the mean by data, and with a very large one each cluster keeps to those most like it."""
 
     def needs(self) -> frozenset[Query]:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeInt
 
 from fedbac.core.policies import Exchange, NoState
 from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
-from fedbac.core.settings import BoolArray, FloatArray, Settings
+from fedbac.core.settings import BoolArray, FloatArray, RoundsOrNone, Settings
 from fedbac.sharing.weights import Share, data_shares
 
 LOSS_FLOOR = 0.25
@@ -67,7 +66,7 @@ class MeanThenApart(Settings):
     kind: Literal["mean_then_apart"] = "mean_then_apart"
     adaptive: ClassVar[bool] = False
     active: ClassVar[bool] = True
-    alone_rounds: NonNegativeInt = 10
+    alone_rounds: RoundsOrNone = 10
     """F: the last rounds, in which clusters are alone."""
 
     def needs(self) -> frozenset[Query]:

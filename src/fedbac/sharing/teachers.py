@@ -3,11 +3,10 @@
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Moment, Query
-from fedbac.core.settings import FloatArray, Settings
+from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone, Settings
 from fedbac.sharing.mean import towards_mean
 from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
@@ -37,15 +36,15 @@ class Distill(Settings):
     active: ClassVar[bool] = True
     share: Share = 0.3
     """λ, what teachers count in the loss beside the labels; 0 teaches nothing."""
-    ramp_rounds: NonNegativeInt = 10
+    ramp_rounds: RoundsOrNone = 10
     """The rounds in which λ rises to that, since networks that know nothing teach nothing."""
-    temperature: PositiveFloat = 3.0
+    temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
-    neighbours: NonNegativeInt = 2
+    neighbours: RoundsOrNone = 2
     """q: how many other clusters teach a member, beside the mean of all."""
     mean_share: Share = 0.1
     """ρ: how far networks are drawn towards their mean."""
-    mean_period: PositiveInt = 5
+    mean_period: Rounds = 5
     """τ_g: after how many rounds they are."""
 
     @property
@@ -145,9 +144,9 @@ class DistillAdaptive(Settings):
     """The mean of all clusters' networks, or of all others', by data."""
     max_share: Share = 0.5
     """λ_max, what a teacher can count in the loss at most."""
-    steepness: NonNegativeFloat = 10.0
+    steepness: NonNegative = 10.0
     """κ; with 0 nothing is measured, and every teacher counts half of that."""
-    temperature: PositiveFloat = 3.0
+    temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
 
     @property
