@@ -45,6 +45,14 @@ def test_the_page_on_policies_runs_as_it_stands() -> None:
     assert 0 < float(done.stdout) < 1
 
 
+def test_the_page_on_schemes_runs_as_it_stands() -> None:
+    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-"], input=snippet, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 1
+
+
 def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=280, cwd=tmp_path)

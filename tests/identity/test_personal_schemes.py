@@ -23,7 +23,7 @@ from fedbac.personalization import (
 from fedbac.selection import Random
 from tests.support import Played, deal, distance, play
 
-DATA, SHARDS, _ = planted_groups(6, 3, 2, train=12, validation=4, test=15)
+DATA, _, _ = planted_groups(6, 3, 2, train=12, validation=4, test=15)
 UNEVEN = deal(DATA, [[1, 30], [7, 12, 3], [20]], test=[30, 30, 30])
 RICH = Training(epochs=2, batch_size=5, learning_rate=0.1, learning_rate_decay=0.9, weight_decay=0.01, clip_norm=0.5)
 OWNERS = pytest.mark.parametrize("owner", ["client", "edge"])
@@ -89,9 +89,9 @@ def test_alpha_learns_once_the_two_networks_differ() -> None:
 
 def test_where_clients_disagree_alpha_turns_to_ones_own() -> None:
     """Half of the edges call classes by other names: one network for all cannot serve them."""
-    scheme = Interpolated(owner="edge", alpha=0.5, alpha_rate=0.5)
+    scheme, (data, shards, _) = Interpolated(owner="edge", alpha_rate=0.5), planted_groups(4, 2, 2, train=20, test=15)
     played, shared = (
-        play(method, DATA, SHARDS, training=RICH.model_copy(update={"epochs": 3}), num_rounds=4)
+        play(method, data, shards, training=RICH.model_copy(update={"epochs": 3}), num_rounds=4)
         for method in (Method(name="m", personalization=scheme), Method(name="h"))
     )
     assert float(played.end.parts["alpha"]["alpha"].min()) > 0.5
