@@ -28,7 +28,9 @@ from fedbac.config.experiment import (
     Task,
     Training,
 )
+from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
+from fedbac.core.world import World
 from fedbac.presets import additive, blending, clustered, personal, plain, selecting, tasks
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
@@ -47,6 +49,7 @@ GROUPS: list[tuple[str, type[Settings]]] = [
     ("task.training", Training),
     ("task.noise", data.Noise),
     ("task.augment", data.Augment),
+    ("task.world", World),
     *((f"task.network, kind `{cls.model_fields['kind'].default}`", cls) for cls in (models.LeNet5, models.Perceptron)),
     ("method", Method),
     *((f"method.topology, kind `{kind}`", cls) for kind, cls in TOPOLOGY.kinds.items()),
@@ -54,6 +57,8 @@ GROUPS: list[tuple[str, type[Settings]]] = [
     *((f"method.selection, kind `{kind}`", cls) for kind, cls in SELECTION.kinds.items()),
     *((f"method.sharing, kind `{kind}`", cls) for kind, cls in SHARING.kinds.items()),
     *((f"method.personalization, kind `{kind}`", cls) for kind, cls in PERSONALIZATION.kinds.items()),
+    ("method.links", Links),
+    *((f"a link, kind `{cls.model_fields['kind'].default}`", cls) for cls in (TopK, EightBits)),
     ("method.measurement", Measurement),
     ("evaluation", Evaluation),
     ("runtime", Runtime),

@@ -23,7 +23,7 @@ from fedbac.personalization import (
 from fedbac.selection import Random
 from tests.support import Played, deal, distance, play
 
-DATA, _, _ = planted_groups(6, 3, 2, train=12, validation=4, test=15)
+DATA, _, _groups = planted_groups(6, 3, 2, train=12, validation=4, test=15)
 UNEVEN = deal(DATA, [[1, 30], [7, 12, 3], [20]], test=[30, 30, 30])
 RICH = Training(epochs=2, batch_size=5, learning_rate=0.1, learning_rate_decay=0.9, weight_decay=0.01, clip_norm=0.5)
 OWNERS = pytest.mark.parametrize("owner", ["client", "edge"])

@@ -86,7 +86,7 @@ def test_selection_by_latency_makes_rounds_shorter_than_chance() -> None:
 
 
 class Watching(Random):
-    """Keeps what it was told of durations, before and after."""
+    """Keeps what it was told of durations: expected, and measured."""
 
     kind: Literal["watching"] = "watching"  # type: ignore[assignment]
     seen: ClassVar[list[tuple[FloatArray, FloatArray]]] = []
@@ -97,12 +97,8 @@ class Watching(Random):
     def ask(self, state: NoState, evidence: Evidence, rng: Rng) -> Ask:
         return Ask(after=(Seconds(),))
 
-    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
-        self.seen.append((evidence.durations, np.zeros(0)))
-        return super().act(state, evidence, rng)
-
     def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
-        self.seen[-1] = (self.seen[-1][0], evidence[Seconds()])
+        self.seen.append((evidence.durations, evidence[Seconds()]))
         return state
 
 
