@@ -45,8 +45,9 @@ def trials(count: int, seed: int, folder: Path) -> Iterator[str | None]:
             for after in moments:
                 _command(processes, place, kill_after=after)
         trouble, _ = _command(processes, place)
-        if trouble is None and _shown(place) != whole:
-            trouble = "other records or weights"
+        if trouble is None:
+            other = [what for what, value in _shown(place).items() if value != whole[what]]
+            trouble = f"other {' and '.join(other)}" if other else None
         yield None if trouble is None else f"kill {seed} {number} (at {moment}): {trouble}"
 
 
@@ -111,11 +112,11 @@ def _counted(function: Any, operation: Any) -> Any:
     return counted
 
 
-def _shown(place: Path) -> tuple[list[Any], dict[str, str], list[str]]:
+def _shown(place: Path) -> dict[str, Any]:
     """Return what a run has come to: records and summary without times, weights, and which files there are."""
     records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
     records.append(json.loads((place / "summary.json").read_text()))
     timeless = [{key: value for key, value in item.items() if key not in {"seconds", "check"}} for item in records]
     tensors = place.glob("checkpoint/*.safetensors")
     weights = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in tensors}
-    return timeless, weights, sorted(path.name for path in place.rglob("*"))
+    return {"records": timeless, "weights": weights, "files": sorted(path.name for path in place.rglob("*"))}
