@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedbac.clustering import Fixed
-from fedbac.config.experiment import Method, Training
+from fedbac.config.experiment import Evaluation, Method, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Phase
 from fedbac.data import planted_groups
@@ -20,7 +20,7 @@ from fedbac.personalization import (
     PersonalHead,
     TwoHeads,
 )
-from fedbac.selection import Random
+from fedbac.selection import Random, Thompson
 from tests.support import Played, deal, distance, play
 
 DATA, _, _groups = planted_groups(6, 3, 2, train=12, validation=4, test=15)
@@ -68,6 +68,18 @@ def test_without_anything_of_ones_own_it_predicts_as_hierfavg(owner: str, hierfa
     played = run(Interpolated.model_validate({"owner": owner, "alpha": 0.0, "adaptive": False}))
     assert judged(played) == [pytest.approx(edges, abs=1e-12) for edges in judged(hierfavg)]
     assert distance(whole(played.end.parts["personal"]), whole(played.states[0].parts["personal"])) < 1e-6
+
+
+def test_the_blend_is_what_is_measured_wherever_a_model_is() -> None:
+    """By a selection policy that asks its edge, and in the reports of edges before the cloud averages them."""
+    without = Interpolated(owner="edge", alpha=0.0, adaptive=False)
+    options: dict[str, Any] = {
+        "selection": Thompson(warmup=0, reward_split="test", fraction=0.5),
+        "evaluation": Evaluation(point="edge_model"),
+    }
+    left, right = run(without, **options, num_rounds=5), run(**options, num_rounds=5)
+    assert judged(left) == judged(right)
+    assert [r["selected"] for r in left.records] == [r["selected"] for r in right.records]
 
 
 @OWNERS
