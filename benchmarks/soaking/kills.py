@@ -46,8 +46,10 @@ def trials(count: int, seed: int, folder: Path) -> Iterator[str | None]:
                 _command(processes, place, kill_after=after)
         trouble, _ = _command(processes, place)
         if trouble is None:
-            other = [what for what, value in _shown(place).items() if value != whole[what]]
-            trouble = f"other {' and '.join(other)}" if other else None
+            changed = {what: value for what, value in _shown(place).items() if value != whole[what]}
+            said = place.with_name(f"{place.name}.errors").read_text().strip()
+            trouble = "; ".join(_difference(what, whole[what], value) for what, value in changed.items())
+            trouble = f"{trouble}; it said {said!r}" if trouble else None
         yield None if trouble is None else f"kill {seed} {number} (at {moment}): {trouble}"
 
 
@@ -110,6 +112,16 @@ def _counted(function: Any, operation: Any) -> Any:
         return function(*words)
 
     return counted
+
+
+def _difference(what: str, wanted: Any, found: Any) -> str:
+    if what != "records":
+        return f"other {what}: {sorted(set(wanted) ^ set(found)) or 'the same names'}"
+    for old, new in zip(wanted, found, strict=False):
+        for key in old:
+            if old[key] != new.get(key):
+                return f"other records: round {old.get('round')}, {key} is {new.get(key)}, not {old[key]}"
+    return f"other records: {len(found)}, not {len(wanted)}"
 
 
 def _shown(place: Path) -> dict[str, Any]:
