@@ -257,6 +257,7 @@ def test_what_processes_left_is_removed_at_the_next_start(stopped: Path, example
         stopped / "rounds.jsonl.partial",
         stopped / ".report.html.77.partial",
         place / "round-000004.json.0a1b2c3d.partial",
+        place / ".tmpQ1XCJT",
         place / "round-000004.safetensors",
         place / "round-000001.json",
         place / "round-000001.safetensors",

@@ -126,6 +126,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "sharing": SHARING.kinds,
     "personalization": PERSONALIZATION.kinds,
     "network": ("lenet5", "mlp", "custom"),
+    **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
 }
 """The fields whose value is chosen by its kind."""
 

@@ -76,6 +76,8 @@ def tidy(folder: Path, last: int) -> None:
         if round_ not in kept:
             remove(file)
     remove_partial(folder)
+    for file in folder.glob(".tmp*"):  # the library that saves tensors writes them under such a name first
+        remove(file)
 
 
 def read_manifest(file: Path) -> Manifest:
