@@ -1,0 +1,58 @@
+"""Any combination of choices runs, or says why not before any work: rows of Table I that nobody has written down."""
+
+import numpy as np
+import pytest
+
+from fedbac import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Dataset, Runtime, Task, Training
+from fedbac.core.rng import Rng, stream
+from fedbac.data import Shards, planted_groups
+from fedbac.errors import ConfigError
+from fedbac.models import Perceptron
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import finish, play
+
+COLUMNS = {
+    "topology": TOPOLOGY,
+    "clustering": CLUSTERING,
+    "selection": SELECTION,
+    "sharing": SHARING,
+    "personalization": PERSONALIZATION,
+}
+RUNS = 40
+TASK = Task(rounds=2, network=Perceptron(hidden=(6,)), training=Training(epochs=1, batch_size=8, learning_rate=0.05))
+
+
+@pytest.fixture(scope="module")
+def given() -> tuple[Dataset, Shards]:
+    dataset, shards, _ = planted_groups(4, 3, 2, train=10, validation=4, test=15)
+    return dataset, shards
+
+
+def draw(rng: Rng) -> list[str]:
+    """Return the settings of a random row, sometimes with devices, compression or clients as members."""
+    settings = [f"method.{column}.kind={rng.choice(list(choice.kinds))}" for column, choice in COLUMNS.items()]
+    extras = (
+        "method.unit=client",
+        "task.world.dropout=0.3",
+        "method.links.client_up={kind: top_k, keep: 0.3}",
+        "method.links.cloud_down={kind: eight_bits}",
+        "task.training.momentum_state=persist",
+    )
+    return settings + [extra for extra in extras if rng.random() < 0.3]
+
+
+@pytest.mark.parametrize("number", range(RUNS))
+def test_it_runs_or_says_why_not(number: int, given: tuple[Dataset, Shards]) -> None:
+    """Draw until a row is accepted; those before it were refused with a sentence that names a setting."""
+    inputs, rng = Inputs(dataset=given[0], shards=given[1]), stream(11, "combination", number)
+    for _ in range(200):
+        settings = draw(rng)
+        try:
+            experiment = configure("hierfavg", TASK, settings=settings, inputs=inputs)
+        except ConfigError as error:
+            assert "method." in str(error), f"{settings}: {error}"  # noqa: PT017 (a refusal is as good)
+        else:
+            break
+    run = finish(play(experiment, runtime=Runtime(device="cpu", trainer="torch", workers=1), inputs=inputs))
+    assert len(run.records) == 2, settings
+    assert all(np.isfinite(record["accuracy"]) for record in run.records), settings
