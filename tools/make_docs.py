@@ -15,19 +15,8 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from fedbac import data, models
-from fedbac.config.experiment import (
-    CLUSTERING,
-    PERSONALIZATION,
-    SELECTION,
-    SHARING,
-    TOPOLOGY,
-    Evaluation,
-    Measurement,
-    Method,
-    Runtime,
-    Task,
-    Training,
-)
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World

@@ -10,20 +10,8 @@ from fedbac.clustering import (
     LowestLoss,
     Merging,
 )
-from fedbac.config.experiment import (
-    CLUSTERING,
-    PERSONALIZATION,
-    SELECTION,
-    SHARING,
-    TOPOLOGY,
-    Evaluation,
-    Experiment,
-    Measurement,
-    Method,
-    Runtime,
-    Task,
-    Training,
-)
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
 from fedbac.core.parts import LocalRun, Part, Phase, Pull
 from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
 from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic

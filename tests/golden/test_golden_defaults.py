@@ -24,19 +24,8 @@ import numpy as np
 import pytest
 
 from fedbac import data, models
-from fedbac.config.experiment import (
-    CLUSTERING,
-    PERSONALIZATION,
-    SELECTION,
-    SHARING,
-    TOPOLOGY,
-    Evaluation,
-    Experiment,
-    Measurement,
-    Method,
-    Task,
-    Training,
-)
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Task, Training
 from fedbac.core.policies import SelectionPolicy, Trusting
 from fedbac.core.settings import Settings
 from fedbac.data.catalog import SOURCES

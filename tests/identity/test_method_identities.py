@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac.clustering import Fixed, LowestLoss
-from fedbac.config.experiment import SELECTION, Method, Training
+from fedbac.config.columns import SELECTION
+from fedbac.config.experiment import Method, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.rng import stream

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 import fedbac
 from fedbac import engines, models
-from fedbac.config.experiment import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Runtime, Task
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.experiment import Runtime, Task
 from fedbac.core.requests import Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy

@@ -65,7 +65,10 @@ def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]],
 @LINUX
 @pytest.mark.parametrize(
     "words",
-    [["run", "hierfavg", "--trainer", "torch", "--workers", "2"], ["sweep", "hierfavg", "--jobs", "2", "--seed", "1"]],
+    [
+        ["run", "hierfavg", "--trainer", "torch", "--workers", "2"],
+        ["sweep", "hierfavg", "--jobs", "2", "--seed", "1", "--seed", "2"],
+    ],
     ids=["run", "sweep"],
 )
 def test_workers_that_are_still_starting_do_not_die_of_it(

@@ -1,22 +1,13 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.clustering import (
-    Agglomerative,
-    CosineSplits,
-    Fixed,
-    GaussianRewards,
-    KMeans,
-    LinUCB,
-    LowestLoss,
-    Merging,
-)
-from fedbac.config.choices import Choice
+from fedbac.clustering import Fixed
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
@@ -38,97 +29,13 @@ from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import (
-    AdaptiveStart,
-    Additive,
-    Interpolated,
-    LateHead,
-    PerCluster,
-    Personal,
-    PersonalHead,
-    Shared,
-    TwoHeads,
-)
-from fedbac.selection import (
-    COCS,
-    Contextual,
-    CreditThompson,
-    LatencyUCB,
-    LossUCB,
-    Oort,
-    PowerOfChoice,
-    Random,
-    ResourceScore,
-    Thompson,
-)
-from fedbac.sharing import (
-    Apart,
-    Blend,
-    Distill,
-    DistillAdaptive,
-    LeaveOneOut,
-    MeanThenApart,
-    OnceOverfitted,
-    Similar,
-    TowardsMean,
-)
-from fedbac.topology import Flat, Hierarchical
-
-TOPOLOGY = Choice(Topology, Hierarchical, Flat)
-CLUSTERING = Choice(
-    ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits, Agglomerative, KMeans, GaussianRewards
-)
-SELECTION = Choice(
-    SelectionPolicy,
-    Random,
-    Thompson,
-    CreditThompson,
-    PowerOfChoice,
-    LossUCB,
-    Oort,
-    LatencyUCB,
-    COCS,
-    ResourceScore,
-    Contextual,
-)
-SHARING = Choice(
-    Sharing,
-    Apart,
-    TowardsMean,
-    OnceOverfitted,
-    MeanThenApart,
-    LeaveOneOut,
-    Blend,
-    Similar,
-    Distill,
-    DistillAdaptive,
-)
-PERSONALIZATION = Choice(
-    Personalization,
-    Shared,
-    PerCluster,
-    Additive,
-    Personal,
-    Interpolated,
-    PersonalHead,
-    LateHead,
-    TwoHeads,
-    AdaptiveStart,
-)
+from fedbac.personalization import Shared
+from fedbac.selection import Random
+from fedbac.sharing import Apart
+from fedbac.topology import Hierarchical
 
 MAX_PAIRS = 4_000_000
 """Edges times clusters of which a policy keeps numbers: half a gigabyte for the one that keeps most."""
-
-CHOSEN: dict[str, Collection[str]] = {
-    "topology": TOPOLOGY.kinds,
-    "clustering": CLUSTERING.kinds,
-    "selection": SELECTION.kinds,
-    "sharing": SHARING.kinds,
-    "personalization": PERSONALIZATION.kinds,
-    "network": ("lenet5", "mlp", "custom"),
-    **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
-}
-"""The fields whose value is chosen by its kind."""
 
 
 class Training(Settings):

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedbac.config.experiment import CHOSEN
+from fedbac.config.columns import CHOSEN
 from fedbac.config.text import parse_yaml
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted, unknown

@@ -35,7 +35,7 @@ class TopK(Settings):
 
     kind: Literal["top_k"] = "top_k"
     keep: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of the entries that are sent, 1 − φ of Abad et al."""
+    """Share of the entries that are sent."""
 
     def count(self, numbers: int) -> int:
         """Return how many entries of a tensor are sent."""

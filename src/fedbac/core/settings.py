@@ -29,8 +29,8 @@ Width = Annotated[int, Field(gt=0, le=100_000)]
 """Outputs of one layer."""
 Examples = Annotated[int, Field(gt=0, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[float, Field(ge=1e-30, le=1e30)]
-"""A number above zero that single precision, in which the kernels compute, holds too."""
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+"""A number above zero that is no larger than what single precision holds, in which the kernels compute."""
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]
 
 

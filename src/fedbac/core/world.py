@@ -55,7 +55,7 @@ class World(Settings):
     """Share of the selected clients that drop out while they train, in every round; at least one stays."""
     deadline: Positive | None = None
     """Seconds after which an edge waits no longer; if nobody is in time, the fastest still counts."""
-    over_selection: Annotated[float, Field(ge=1)] = 1.0
+    over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
     """Select this many times as many clients as the policy does, others at random; the first to finish count."""
 
     def profile(self, seed: int, clients: tuple[int, ...]) -> Profile:
@@ -64,6 +64,8 @@ class World(Settings):
 
     def available(self, seed: int, clients: tuple[int, ...], size_N: IntArray, *address: int) -> BoolArray:
         """Return who is there at a moment, among those with data; never nobody."""
+        if self.availability == 1:
+            return size_N > 0
         chance_N = stream(seed, "availability", *address).random(len(clients))
         there_N: BoolArray = (size_N > 0) & (chance_N <= self.availability)
         if not there_N.any():

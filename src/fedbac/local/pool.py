@@ -15,7 +15,8 @@ from torch import nn
 from fedbac.core import signals, trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
-from fedbac.errors import EngineError
+from fedbac.errors import EngineError, OutputError
+from fedbac.files import write_whole
 from fedbac.local.examples import Examples
 from fedbac.local.loop import Learned, LoopTrainer, gather
 from fedbac.local.processes import RESTARTS, start_pool
@@ -135,11 +136,11 @@ def _put_down(file: Path, parcel: Any) -> None:
     from cloudpickle import dumps  # a network may be of a class that only the user's script knows
 
     try:
-        file.write_bytes(dumps(parcel))
-    except OSError as error:
+        write_whole(file, dumps(parcel))
+    except OutputError as error:
         raise EngineError(
-            f"{file.parent}: the data for worker processes cannot be written ({error.strerror}); make room, choose "
-            "another folder by TMPDIR, or use one process (--workers 1)"
+            f"the data for worker processes cannot be written ({error}); make room, choose another folder by TMPDIR, "
+            "or use one process (--workers 1)"
         ) from error
 
 

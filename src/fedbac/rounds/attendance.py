@@ -26,6 +26,12 @@ class Attendance:
         return np.sort(np.concatenate([self.present, self.dropped, self.late]))
 
 
+def everybody(mask_N: BoolArray, seconds_N: FloatArray) -> Attendance:
+    """Return that all selected clients come home."""
+    nobody = np.zeros(0, dtype=np.int64)
+    return Attendance(np.flatnonzero(mask_N), nobody, nobody, float(seconds_N[mask_N].max()))
+
+
 def extended(world: World, mask_N: BoolArray, able_N: BoolArray, rng: Rng) -> BoolArray:
     """Return a selection with as many more clients, drawn at random, as over-selection asks for."""
     wanted = int(np.ceil(world.over_selection * mask_N.sum())) - int(mask_N.sum())

@@ -12,11 +12,11 @@ from fedbac.core.links import DIRECTIONS, Link
 from fedbac.core.parts import Params, Parts, judged_parts, predicting
 from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
-from fedbac.core.rng import Rng, stream
+from fedbac.core.rng import stream
 from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, World
-from fedbac.rounds.attendance import Attendance, attend, extended
+from fedbac.rounds.attendance import Attendance, attend, everybody, extended
 from fedbac.rounds.orders import (
     MeasureOrder,
     MeasureReport,
@@ -117,7 +117,7 @@ class Shift:
         evidence = replace(evidence, readings=known)
         mask_N = policy.act(self.selection, evidence, stream(seed, "selection", *address))
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
-        attendance = self._attend(world, mask_N, able_N, seconds_N, stream(seed, "attendance", *address))
+        attendance = self._attend(mask_N, able_N, seconds_N, address)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
         loss_N = yield from self._train_and_average(attendance, edge_round, statistics)
         started_N = np.isin(np.arange(able_N.size), attendance.started)
@@ -192,9 +192,13 @@ class Shift:
         return profile.seconds(passes * self.site.size_N.astype(np.float64), down, up)
 
     def _attend(
-        self, world: World, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, rng: Rng
+        self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, address: tuple[int, int, int]
     ) -> Attendance:
         """Let clients drop out, be late or be too many, as the world of the task has it."""
+        world = self.experiment.task.world
+        if world is None:
+            return everybody(mask_N, seconds_N)
+        rng = stream(self.experiment.seed, "attendance", *address)
         more_N = extended(world, mask_N, able_N, rng)
         attendance = attend(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
         self.seconds += attendance.seconds

@@ -50,7 +50,7 @@ class Oort(Settings):
     """ε: the share of B that goes to clients never selected, while there are any; it shrinks before every round."""
     exploration_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     exploration_min: Share = 0.2
-    sample_window: Annotated[float, Field(ge=1)] = 5.0
+    sample_window: Annotated[float, Field(ge=1, le=1_000_000)] = 5.0
     """Explored clients are drawn from this many times as many: those with most data, penalized if slow."""
     cut_off: Share = 0.7
     """Exploited clients are drawn among all whose score is at least this share of the best that would be left out."""

@@ -28,7 +28,7 @@ class PowerOfChoice(Settings):
 
     kind: Literal["power_of_choice"] = "power_of_choice"
     fraction: Fraction = 0.8
-    d_factor: Annotated[float, Field(ge=1)] = 2.0
+    d_factor: Annotated[float, Field(ge=1, le=1_000_000)] = 2.0
     """d = ⌈d_factor · B⌉, or all clients if there are fewer. 1 draws in proportion to data, whatever the losses."""
     variant: Literal["full", "last"] = "full"
     """``full``: candidates get the model and tell its loss on their data. ``last`` (rpow-d): the loss of their last
