@@ -1,6 +1,7 @@
 """Clusters from the updates of one round, found once or now and then: agglomerative (FL+HC), and k-means (CHPFL)."""
 
 import warnings
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -57,8 +58,9 @@ class _FromUpdates(Settings):
         group_N[known_N] = self._groups(evidence[Gram()][np.ix_(known_N, known_N)], rng)
         return state, matched(group_N, evidence)
 
+    @abstractmethod
     def _groups(self, gram_NN: FloatArray, rng: Rng) -> IntArray:
-        raise NotImplementedError
+        """Return the group of each member, from the inner products of their updates."""
 
 
 class Agglomerative(_FromUpdates):

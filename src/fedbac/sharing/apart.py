@@ -1,4 +1,4 @@
-"""Clusters that share nothing but what the cloud owns."""
+"""Clusters that share nothing but what the cloud owns; and what all policies have in common that learn nothing."""
 
 from typing import ClassVar, Literal
 
@@ -7,12 +7,10 @@ from fedbac.core.queries import Evidence, Moment, Query
 from fedbac.core.settings import Settings
 
 
-class Apart(Settings):
-    """Every cluster sends its own network."""
+class Unlearned(Settings):
+    """A sharing policy that measures nothing and remembers nothing."""
 
-    kind: Literal["apart"] = "apart"
     adaptive: ClassVar[bool] = False
-    active: ClassVar[bool] = False
 
     def needs(self) -> frozenset[Query]:
         """Need nothing."""
@@ -26,10 +24,17 @@ class Apart(Settings):
         """Need nothing."""
         return ()
 
-    def act(self, state: NoState, evidence: Evidence) -> Exchange:
-        """Exchange nothing."""
-        return Exchange()
-
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing."""
         return state
+
+
+class Apart(Unlearned):
+    """Every cluster sends its own network."""
+
+    kind: Literal["apart"] = "apart"
+    active: ClassVar[bool] = False
+
+    def act(self, state: NoState, evidence: Evidence) -> Exchange:
+        """Exchange nothing."""
+        return Exchange()

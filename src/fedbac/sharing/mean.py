@@ -8,6 +8,7 @@ import numpy as np
 from fedbac.core.policies import Exchange, NoState
 from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, RoundsOrNone, Settings
+from fedbac.sharing.apart import Unlearned
 from fedbac.sharing.weights import Share, data_shares
 
 LOSS_FLOOR = 0.25
@@ -27,59 +28,29 @@ def towards_mean(share: float, evidence: Evidence) -> Exchange:
     return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K)
 
 
-class TowardsMean(Settings):
+class TowardsMean(Unlearned):
     """Draw the network of every cluster towards their mean, weighted by data, in every round."""
 
     kind: Literal["towards_mean"] = "towards_mean"
-    adaptive: ClassVar[bool] = False
     active: ClassVar[bool] = True
     share: Share = 0.1
     """ρ."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need nothing."""
-        return frozenset()
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
-    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
-        """Need nothing."""
-        return ()
 
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share."""
         return towards_mean(self.share, evidence)
 
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing."""
-        return state
 
-
-class MeanThenApart(Settings):
+class MeanThenApart(Unlearned):
     """One network for all, the mean by data, until every cluster goes on alone from there: fine-tuning.
 
     Clusters begin every round with their mean, and are judged by it, up to the first of the last rounds.
     """
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
-    adaptive: ClassVar[bool] = False
     active: ClassVar[bool] = True
     alone_rounds: RoundsOrNone = 10
     """F: the last rounds, in which clusters are alone."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need nothing."""
-        return frozenset()
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
-    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
-        """Need nothing."""
-        return ()
 
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share as long as there are enough rounds left; the first round alone still begins with the mean."""
@@ -87,10 +58,6 @@ class MeanThenApart(Settings):
         if evidence.round > first_alone:
             return Exchange()
         return towards_mean(1.0, evidence)._replace(kept=True, judged=True)
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing."""
-        return state
 
 
 class OverfittingState(NamedTuple):
