@@ -158,6 +158,16 @@ def test_failed_clients_are_stated(tmp_path: Path) -> None:
     assert "36 (client, round) pairs left out" in page_of([fake(failed=[1, 2, 3])], tmp_path)
 
 
+def test_what_devices_cost_is_stated(tmp_path: Path) -> None:
+    costly = fake("hierfavg", dropped=[1, 2], late=[3], simulated_seconds=30.0)
+    page = Outline(page_of([costly, fake()], tmp_path)).text
+    assert re.search(r"\d+ dropped out and \d+ were late, of \d+ selected", page)
+    header, rows = table([costly, fake()])
+    lost, time = header.index("dropped or late"), header.index("simulated time")
+    assert [rows[0][lost], rows[0][time]] == ["36", "6.0 min"]
+    assert [rows[1][lost], rows[1][time]] == ["0", "–"]
+
+
 UNUSUAL = {
     "one round": fake(rounds=1),
     "one round, one edge": fake("hierfavg", rounds=1, edges=1),

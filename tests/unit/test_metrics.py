@@ -95,5 +95,16 @@ def test_summary_survives_rounds_in_which_every_client_failed() -> None:
     assert summarize(records[1:], [0.5], last=2, patience=1)["accuracy"] == 0.2
 
 
+def test_what_devices_cost_is_summed() -> None:
+    devices = [
+        record(1, 0.2, dropped=[3], late=[], simulated_seconds=2.5),
+        record(2, 0.2, dropped=[4, 5], late=[1], simulated_seconds=1.5),
+    ]
+    got = summarize(devices, [0.5], last=2, patience=1)
+    assert (got["dropped_clients"], got["late_clients"], got["simulated_seconds"]) == (3, 1, 4.0)
+    without = summarize([record(1, 0.2)], [0.5], last=2, patience=1)  # a run of an earlier version says nothing of them
+    assert (without["dropped_clients"], without["late_clients"], without["simulated_seconds"]) == (0, 0, None)
+
+
 def test_total_bytes() -> None:
     assert total_bytes({"a": {"b": {"c": 1, "d": 2}, "e": {}}, "f": {"g": {"h": 4}}}) == 7

@@ -16,7 +16,7 @@ from fedbac.files import make_folder, write_whole
 from fedbac.report.figures import figures
 from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
 from fedbac.report.outcome import caveats, leaks, measured_on, outcome
-from fedbac.report.table import NONE, Table, best, ledger_table, seeds_table, table
+from fedbac.report.table import NONE, Table, best, duration, ledger_table, seeds_table, table
 from fedbac.report.theme import SWAPS, style_sheet
 from fedbac.runs.store import Run
 
@@ -178,7 +178,19 @@ def facts(run: Run) -> dict[str, str]:
         "Targets": f"reached after {look_up(judge, 'target_patience', 1)} rounds in a row",
         "Policies measure on": _measures(run),
         "Failed clients": f"{failed} (client, round) pairs left out" if failed else "none",
+        **_devices(run),
     }
+
+
+def _devices(run: Run) -> dict[str, str]:
+    """Return what devices cost a run, if it had any."""
+    seconds = run.summary.get("simulated_seconds")
+    if seconds is None:
+        return {}
+    dropped, late = run.summary["dropped_clients"], run.summary["late_clients"]
+    selected = sum(len(clients) for record in run.records for clients in record["selected"])
+    lost = f"{dropped} dropped out and {late} were late, of {selected} selected" if dropped or late else "none"
+    return {"Simulated time": duration(seconds), "Updates lost": lost}
 
 
 def _members(task: Mapping[str, Any]) -> str:

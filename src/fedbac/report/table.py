@@ -1,8 +1,9 @@
 """The numbers of a report as text: the final table, means over seeds, the byte ledger."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"
+ACCURACY = "accuracy (%)"
 
 
 def final(runs: Sequence[Run]) -> tuple[Table, int]:
@@ -28,8 +30,16 @@ def final(runs: Sequence[Run]) -> tuple[Table, int]:
 def table(runs: Sequence[Run]) -> Table:
     """Return header and rows of the final table, one row per run in the order given."""
     runs = summarized(runs)
-    targets = _common_targets(runs)
-    return _header(targets), [_row(label, run.summary, targets) for label, run in zip(labels(runs), runs, strict=True)]
+    columns = _columns(runs)
+    rows = [
+        [
+            label,
+            percent(run.summary["accuracy"], run.summary["accuracy_std_last"]),
+            *(_cell(column, [run.summary]) for column in columns),
+        ]
+        for label, run in zip(labels(runs), runs, strict=True)
+    ]
+    return ["method", ACCURACY, *(column.title for column in columns)], rows
 
 
 def best(runs: Sequence[Run]) -> int:
@@ -39,9 +49,17 @@ def best(runs: Sequence[Run]) -> int:
 
 def seeds_table(together: Sequence[Group]) -> Table:
     """Return means over the seeds of each method; of the accuracy, ± its standard deviation over them."""
-    targets = _common_targets([run for group in together for run in group.runs])
-    method, *others = _header(targets)
-    return [method, "seeds", *others], [_mean_row(group, targets) for group in together]
+    columns = _columns([run for group in together for run in group.runs])
+    rows = [
+        [
+            group.label,
+            str(group.num_seeds),
+            percent(group.accuracy, group.spread if group.num_seeds > 1 else None),
+            *(_cell(column, [run.summary for run in group.runs]) for column in columns),
+        ]
+        for group in together
+    ]
+    return ["method", "seeds", ACCURACY, *(column.title for column in columns)], rows
 
 
 def ledger_table(runs: Sequence[Run]) -> Table:
@@ -82,68 +100,66 @@ def human_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.{digits}f} {unit}"
 
 
-def _header(targets: Sequence[str]) -> list[str]:
-    return [
-        "method",
-        "accuracy (%)",
-        "σ over edges (points)",
-        "worst edge (%)",
-        *(f"rounds to {100 * float(target):g} %" for target in targets),
-        "training bytes",
-        "total bytes",
-        "moves",
-        "clusters",
-        "seconds",
+class Column(NamedTuple):
+    """One column of the table: a number of a summary, and how it is written; None is written as a dash."""
+
+    title: str
+    value: Callable[[Mapping[str, Any]], float | None]
+    written: Callable[[float], str]
+
+
+def _columns(runs: Sequence[Run]) -> list[Column]:
+    """Return what follows the accuracy; what only runs on devices have is shown where one has it."""
+    summaries = [run.summary for run in runs]
+    columns = [
+        Column("σ over edges (points)", itemgetter("edge_std"), percent),
+        Column("worst edge (%)", itemgetter("edge_min"), percent),
+        *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in _common_targets(runs)),
+        Column("training bytes", _training_bytes, human_bytes),
+        Column("total bytes", itemgetter("bytes_total"), human_bytes),
+        Column("moves", itemgetter("moves"), _plain),
+        Column("clusters", itemgetter("active_clusters"), _plain),
     ]
+    if any(_lost(summary) for summary in summaries):
+        columns.append(Column("dropped or late", _lost, _plain))
+    if any(summary["simulated_seconds"] is not None for summary in summaries):
+        columns.append(Column("simulated time", itemgetter("simulated_seconds"), duration))
+    return [*columns, Column("seconds", itemgetter("seconds"), _seconds)]
 
 
-def _row(label: str, summary: Mapping[str, Any], targets: Sequence[str]) -> list[str]:
-    reached = [summary["rounds_to_target"][target] for target in targets]
-    return [
-        label,
-        percent(summary["accuracy"], summary["accuracy_std_last"]),
-        percent(summary["edge_std"]),
-        percent(summary["edge_min"]),
-        *(NONE if at is None else str(at) for at in reached),
-        human_bytes(_training_bytes(summary)),
-        human_bytes(summary["bytes_total"]),
-        str(summary["moves"]),
-        str(summary["active_clusters"]),
-        _seconds(summary["seconds"]),
-    ]
+def _cell(column: Column, summaries: Sequence[Mapping[str, Any]]) -> str:
+    values = [column.value(summary) for summary in summaries]
+    known = [value for value in values if value is not None]
+    return column.written(float(np.mean(known))) if len(known) == len(values) else NONE
 
 
-def _mean_row(group: Group, targets: Sequence[str]) -> list[str]:
-    summaries = [run.summary for run in group.runs]
+def _reached(target: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda summary: summary["rounds_to_target"][target]
 
-    def mean(key: str) -> float:
-        return float(np.mean([summary[key] for summary in summaries]))
 
-    def rounds_to(target: str) -> str:
-        reached = [summary["rounds_to_target"][target] for summary in summaries]
-        return NONE if None in reached else f"{np.mean(reached):g}"
-
-    return [
-        group.label,
-        str(group.num_seeds),
-        percent(group.accuracy, group.spread if group.num_seeds > 1 else None),
-        percent(mean("edge_std")),
-        percent(mean("edge_min")),
-        *map(rounds_to, targets),
-        human_bytes(float(np.mean([_training_bytes(summary) for summary in summaries]))),
-        human_bytes(mean("bytes_total")),
-        f"{mean('moves'):g}",
-        f"{mean('active_clusters'):g}",
-        _seconds(mean("seconds")),
-    ]
+def _lost(summary: Mapping[str, Any]) -> int:
+    """Count the selected clients whose update was not waited for."""
+    return int(summary["dropped_clients"]) + int(summary["late_clients"])
 
 
 def _training_bytes(summary: Mapping[str, Any]) -> int:
     return sum(int(summary["bytes"][tier][direction]["train"]) for tier in TIERS for direction in DIRECTIONS)
 
 
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit of which there is at least one."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def _seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}"
 
 
 def _highest(accuracy: Sequence[float]) -> int:

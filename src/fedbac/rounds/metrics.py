@@ -57,17 +57,29 @@ def summarize(
         "loss": _mean_or_none([record["loss"] for record in tail if record["loss"] is not None]),
         "moves": int(sum(record["moves"] for record in records)),
         "active_clusters": int(records[-1]["active_clusters"]),
-        "failed_clients": int(sum(len(record["failed"]) for record in records)),
+        "failed_clients": _count(records, "failed"),
+        "dropped_clients": _count(records, "dropped"),
+        "late_clients": _count(records, "late"),
         "rounds_to_target": reached,
         "bytes_to_target": {key: None if at is None else int(bytes_T[at - 1]) for key, at in reached.items()},
         "bytes": _sum([record["bytes"] for record in records]),
         "bytes_total": int(bytes_T[-1]),
         "seconds": float(sum(record["seconds"] for record in records)),
+        "simulated_seconds": _total_or_none([record.get("simulated_seconds") for record in records]),
     }
+
+
+def _count(records: Sequence[Mapping[str, Any]], key: str) -> int:
+    return sum(len(record.get(key, ())) for record in records)
 
 
 def _mean_or_none(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
+
+
+def _total_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if len(known) == len(values) else None
 
 
 def _sum(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
