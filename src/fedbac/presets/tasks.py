@@ -12,7 +12,14 @@ PLANTED = Partition(edge_distributions=4, validation_fraction=0.5)
 
 TASKS: dict[str, Task] = {
     "demo": Task(rounds=25, partition=SEVERE, training=Training(epochs=3), targets=(0.6, 0.7, 0.8)),
-    "devices": Task(rounds=25, partition=SEVERE, training=Training(epochs=3), targets=(0.6, 0.7, 0.8), world=World()),
+    "devices": Task(
+        rounds=25,
+        clients_per_edge=5,
+        partition=SEVERE,
+        training=Training(epochs=2, learning_rate=0.03),
+        targets=(0.6, 0.7, 0.8),
+        world=World(),
+    ),
     "fashion-mnist-mini": Task(rounds=50),
     "planted": Task(num_edges=20, clients_per_edge=5, rounds=40, partition=PLANTED, targets=(0.5, 0.6, 0.7)),
     "noisy": Task(rounds=40, noise=Noise(), targets=(0.5, 0.6, 0.7)),
@@ -24,9 +31,9 @@ TASKS: dict[str, Task] = {
     "svhn": Task(dataset="svhn", rounds=150, targets=(0.6, 0.7, 0.8, 0.85)),
     "svhn-severe": Task(dataset="svhn", rounds=150, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
 }
-"""The default is ``fashion-mnist-mini``. ``devices`` is ``demo`` on devices of different speeds. In ``planted`` 20
-edges share 4 class mixes; in ``noisy`` some clients hold wrong labels. All that are named after another data set need
-that one in full."""
+"""The default is ``fashion-mnist-mini``. In ``devices`` clients differ in speed and bandwidth; in ``planted`` 20 edges
+share 4 class mixes; in ``noisy`` some clients hold wrong labels. All that are named after another data set need that
+one in full."""
 
 DEFAULT_TASK = "fashion-mnist-mini"
 
