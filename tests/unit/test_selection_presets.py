@@ -31,6 +31,7 @@ def methods() -> dict[str, Method]:
     return found
 
 
+OTHERS = ("contextual", "last losses", "queues")
 METHOD = pytest.mark.parametrize("method", methods().values(), ids=methods())
 
 
@@ -56,8 +57,8 @@ def test_presets_cope_with_clients_that_drop_out_are_late_or_away(method: Method
         assert record["simulated_seconds"] > 0
 
 
-@METHOD
-def test_presets_go_on_after_an_interruption_as_if_there_was_none(method: Method, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [methods()[name] for name in OTHERS], ids=OTHERS)
+def test_policies_without_a_preset_resume_exactly(method: Method, tmp_path: Path) -> None:
     task = tiny_task(world=HARD, rounds=4)
     inputs = Inputs(tiny_data())
     experiment = fedbac.configure(choosy(method), task, inputs=inputs)

@@ -1,5 +1,6 @@
 """Compression of links: what is sent of a change, what it costs, and what is left for the next time."""
 
+from math import prod
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
@@ -107,12 +108,13 @@ def passed(codec: Codec, value_N: Params, start_N: Params, left_N: Params) -> tu
         if not value.is_floating_point():
             arrived[name], left[name] = value, left_N[name]
             continue
-        change = value - start_N[name] + left_N[name].to(value.device)
+        start, before = start_N[name].to(value.device), left_N[name].to(value.device)  # memories may be elsewhere
+        change = value - start + before
         sound = torch.isfinite(change).reshape(len(change), -1).all(1)
         sound = sound.view(-1, *[1] * (change.dim() - 1))
         sent = codec.encode(torch.where(sound, change, 0.0))
-        arrived[name] = torch.where(sound, start_N[name] + sent, value)
-        left[name] = torch.where(sound, change - sent, left_N[name].to(value.device))
+        arrived[name] = torch.where(sound, start + sent, value)
+        left[name] = torch.where(sound, change - sent, before)
     return arrived, left
 
 
@@ -124,5 +126,5 @@ def nothing_left(parts: Parts) -> Parts:
 def cost(codec: Codec | None, params: Params, rows: int | None = None) -> int:
     """Return the bytes of so many networks of a stack; of all when not given."""
     rows = trees.count(params) if rows is None else rows
-    each = [value[0].numel() for value in params.values()]
+    each = [prod(value.shape[1:]) for value in params.values()]
     return rows * sum(FLOAT_BYTES * n if codec is None else codec.num_bytes(n) for n in each)
