@@ -24,7 +24,7 @@ from fedbac.presets import additive, blending, clustered, personal, plain, selec
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import overview
+from fedbac_paper import compared, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
@@ -133,6 +133,7 @@ def methods() -> str:
     for name, preset in METHODS.items():
         lines.append(f"| [`{name}`](methods/{_family(name)}.md#{name}) | {' | '.join(row(preset(task)))} |")
     lines += ["", "## Where it differs from the paper's table", "", *(f"- {line}" for line in DEVIATIONS.values()), ""]
+    lines += compared.section(RESULTS / "methods")
     return "\n".join(lines)
 
 

@@ -1,0 +1,135 @@
+"""What ``fedbac compare --all`` found, kept in one small file, as a table of docs/methods.md.
+
+fedbac compare --all --task devices --out runs/all
+python -m fedbac_paper.compared runs/all results/methods/compared.json
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbac.config.experiment import Method
+from fedbac.presets import tasks
+from fedbac.presets.methods import METHODS
+from fedbac.report.table import NONE, duration, human_bytes, percent
+from fedbac.runs.play import load
+from fedbac.runs.store import Run
+
+TASK = "devices"
+KEPT = ("accuracy", "edge_min", "bytes_total", "simulated_seconds", "active_clusters", "seconds")
+OWN_KERNELS = ("native", "cuda-fused")
+MUCH = 5
+WHY_SLOW = {
+    ("cflhkd", "fed-csad", "phe-fl-kd"): "a student learns from a teacher's outputs, which our own kernels cannot do; "
+    "torch trains it instead.",
+    ("abad",): "every client's update is cut to its largest entries, tensor by tensor.",
+}
+COMMANDS = f"""fedbac compare --all --task {TASK} --out runs/all
+python -m fedbac_paper.compared runs/all results/methods/compared.json
+python tools/make_docs.py"""
+
+
+def kept(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what is kept of a comparison: of each run its method with all settings, and the numbers of the table."""
+    first = runs[0].config
+    return {
+        "task": TASK,
+        "machine": first["machine"],
+        "seconds": sum(run.summary["seconds"] for run in runs),
+        "methods": {
+            run.summary["method"]: {
+                "settings": run.config["experiment"]["method"],
+                "trainer": run.config["trainer"],
+                **{key: run.summary[key] for key in KEPT},
+            }
+            for run in runs
+        },
+    }
+
+
+def outdated(found: Mapping[str, Any]) -> list[str]:
+    """Return the presets that were not compared, or whose settings have changed since."""
+    task = tasks.task(TASK)
+    then = {name: Method.model_validate(row["settings"]) for name, row in found["methods"].items()}
+    return [name for name, preset in METHODS.items() if then.get(name) != preset(task)]
+
+
+def section(results: Path) -> list[str]:
+    """Return what docs/methods.md says of all methods on one task; nothing before they were compared."""
+    file = results / "compared.json"
+    if not file.exists():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if old := outdated(found):
+        raise SystemExit(f"{file} is not current for {', '.join(old)}; run:\n{COMMANDS}")
+    speed = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]
+    task = tasks.task(TASK)
+    own = sum(row["trainer"].startswith(OWN_KERNELS) for row in found["methods"].values())
+    return [
+        "## All of them on one task",
+        "",
+        "One seed of a small task: read it as a check that every method runs, learns and is charged, not as a "
+        f"ranking. The task `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the embedded data, uneven "
+        f"classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, and {task.rounds} rounds. "
+        f"{own} of the {len(found['methods'])} methods use our own kernels. All of them together took "
+        f"{duration(found['seconds'])} on {found['machine']}.",
+        "",
+        *table(found, speed),
+        "",
+        "The last columns are seconds a round as a multiple of HierFAVG's on the same machine "
+        f"(`benchmarks/methods.py`, task `{speed[0]['task']}`). Why some take more than {MUCH} times as long:",
+        "",
+        *(f"- {reason}" for reason in reasons(speed)),
+        "",
+        "```",
+        COMMANDS,
+        "```",
+        "",
+    ]
+
+
+def reasons(speed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why methods are slow; each that is must have a reason."""
+    slow = {row["method"] for results in speed for row in results["methods"] if row["ratio"] > MUCH}
+    explained = {name for names in WHY_SLOW for name in names}
+    if missing := slow - explained:
+        raise SystemExit(f"say in fedbac_paper.compared.WHY_SLOW why {', '.join(sorted(missing))} are slow")
+    return [
+        f"{', '.join(f'`{name}`' for name in names)}: {why}" for names, why in WHY_SLOW.items() if slow & set(names)
+    ]
+
+
+def table(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a Markdown table, best accuracy first; ``speed`` holds what ``benchmarks/methods.py`` wrote."""
+    machines = " | ".join(f"round ({results['machine']})" for results in speed)
+    lines = [
+        f"| method | accuracy (%) | worst edge (%) | total bytes | simulated time | clusters | {machines} |",
+        "|---|" + "---:|" * (5 + len(speed)),
+    ]
+    ratios = [{row["method"]: row for row in results["methods"]} for results in speed]
+    for name, row in sorted(found["methods"].items(), key=lambda item: -item[1]["accuracy"]):
+        cells = [
+            f"`{name}`",
+            percent(row["accuracy"]),
+            percent(row["edge_min"]),
+            human_bytes(row["bytes_total"]),
+            duration(row["simulated_seconds"]),
+            str(row["active_clusters"]),
+            *(f"{by_name[name]['ratio']:.1f}×" if name in by_name else NONE for by_name in ratios),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Keep the numbers of a folder of runs."""
+    folder, file = map(Path, sys.argv[1:])
+    runs = [load(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(kept(runs), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
