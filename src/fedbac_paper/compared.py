@@ -71,8 +71,9 @@ def section(results: Path) -> list[str]:
         "## All of them on one task",
         "",
         "One seed of a small task: read it as a check that every method runs, learns and is charged, not as a "
-        f"ranking. The task `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the embedded data, "
-        f"uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, and {task.rounds} rounds. "
+        f"ranking. The task `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the embedded "
+        f"data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, and "
+        f"{task.rounds} rounds. "
         f"{own} of the {len(found['methods'])} methods use our own kernels. All of them together took "
         f"{duration(found['seconds'])} on {found['machine']}.",
         "",
