@@ -20,6 +20,10 @@ POINTS = {
 }
 
 
+NAMES = ("header", "final", "ledger", "measured", "configuration")
+"""Of the parts, in the order of the page."""
+
+
 def sections(runs: Sequence[Run], title: str) -> dict[str, str]:
     """Return the HTML of every part by its name, in the order of the page; runs are summarized."""
     together = groups(runs)

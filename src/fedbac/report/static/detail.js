@@ -58,8 +58,8 @@ const EDGES = {
   title: "Accuracy of every edge",
   caption: () =>
     runShown().member === "edge"
-      ? "A row is an edge; rows of one cluster at the end of the run are together, and the strip at the left is the cluster in the chosen round. A dark row is served well."
-      : "A row is an edge. A dark row is served well.",
+      ? "A row is an edge; rows of one cluster at the end of the run are together, and the strip at the left is the cluster in the chosen round. A row in strong colour is served well."
+      : "A row is an edge. A row in strong colour is served well.",
   draw(figure) {
     const run = runShown();
     figure.order = byCluster(run, run.rounds);
@@ -211,7 +211,7 @@ const CLIENTS = {
   wide: true,
   caption: () =>
     runShown().beliefs
-      ? "A row is a client, rows of an edge are together. Full cells trained in that round, thin ones did not; the darker, the more selection expects of the client after the round."
+      ? "A row is a client, rows of an edge are together. Full cells trained in that round, thin ones did not; the stronger the colour, the more selection expects of the client after the round."
       : "A row is a client, rows of an edge are together. Marked cells trained in that round.",
   shows: () => runShown().picked !== null && runShown().clients > 0,
   draw(figure) {

@@ -132,7 +132,7 @@ function follow() {
     live.classList.remove("lost");
   });
   events.addEventListener("error", () => {
-    live.textContent = "Not connected: fedbac watch has ended. This page keeps what it showed last.";
+    live.textContent = "Not connected: the server has ended. This page keeps what it showed last.";
     live.classList.add("lost");
   });
 }
