@@ -32,7 +32,9 @@ def document(runs: Sequence[Run]) -> Json:
     shown = []
     for label, run in zip(labels(runs), runs, strict=True):
         group = next(index for index, group in enumerate(together) if any(run is member for member in group.runs))
-        shown.append({"label": printable(label), "group": group, "mix": _shared(mixes, class_mix(run)), **run_data(run)})
+        shown.append(
+            {"label": printable(label), "group": group, "mix": _shared(mixes, class_mix(run)), **run_data(run)}
+        )
     return {
         "scale": SCALE,
         "groups": [{"label": printable(group.label), "look": group.look.index} for group in together],

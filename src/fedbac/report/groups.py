@@ -170,7 +170,9 @@ def _looks(methods: Sequence[str]) -> list[Look]:
     Two methods of one colour cannot both have it: well-known ones keep theirs, then those that come first by name.
     """
     size = len(SERIES)
-    wanted = [OWN_COLOURS.index(m) if m in OWN_COLOURS else zlib.crc32(m.encode(errors="replace")) % size for m in methods]
+    wanted = [
+        OWN_COLOURS.index(m) if m in OWN_COLOURS else zlib.crc32(m.encode(errors="replace")) % size for m in methods
+    ]
     order = sorted(range(len(methods)), key=lambda i: (methods[i] not in OWN_COLOURS, methods[i], i))
     given: dict[int, int] = {}
     for place in order:

@@ -126,6 +126,7 @@ def _listen(port: int | None) -> socket.socket:
         if port:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((HOST, port or 0))
+        listening.listen()  # from now on a reader waits instead of being turned away
     except OSError as error:
         listening.close()
         raise ConfigError(f"--port {port}: it cannot be used ({error.strerror}); choose another one") from error

@@ -78,7 +78,7 @@ def embedded(tree: Mapping[str, Any]) -> str:
 
 
 def policy(live: bool = False) -> str:
-    """Return what the page may do: run its own script, whose hash this is, and nothing else; if live, ask its server."""
+    """Return what the page may do: run its own script, known by its hash, and nothing else; if live, ask its server."""
     digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
     connect = " connect-src 'self';" if live else ""
     return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline';{connect} base-uri 'none'"

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
+from fedbac.report.groups import Group, groups, labels, last_rounds, look_up
 from fedbac.report.outcome import caveats, leaks, measured_on, outcome
 from fedbac.report.table import NONE, Table, best, duration, ledger_table, seeds_table, table
 from fedbac.runs.store import Run

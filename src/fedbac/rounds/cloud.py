@@ -273,9 +273,7 @@ class Round:
             owners.append(own.owner_R)
         return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
 
-    def _reassign(
-        self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
-    ) -> tuple[State, Gaps | None]:
+    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> tuple[State, Gaps | None]:
         """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
 
         Also return the gaps between clusters on which it acted, if it is a policy that has such.

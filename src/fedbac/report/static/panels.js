@@ -117,7 +117,7 @@ const ACCURACY = {
   caption: () =>
     "Mean over the edges after every round; the shade reaches down to the worst edge." +
     (hasSeeds() ? " Thin lines are single seeds." : "") +
-    " Look at how far apart the lines end, and who gets there first.",
+    " Labels give the mean over the last rounds. Look at how far apart the lines end, and who gets there first.",
   draw(figure) {
     const runs = groupsShown().flatMap((group) => group.runs);
     const height = figure.width < 560 ? 300 : 380;
@@ -128,7 +128,7 @@ const ACCURACY = {
       height,
       x: roundAxis(figure),
       y: percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height),
-      ends: (group) => percentText(meanCurve(group.runs, accuracyOf).at(-1)),
+      ends: (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last))))),
     });
   },
   mark: (figure) => markRound(figure, accuracyOf),
