@@ -254,3 +254,14 @@ def test_missing_data_lists_the_places(fedbac: Shell) -> None:
     text = fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
     assert "here" in text
     assert "fedbac data get cifar10" in text
+
+
+def test_report_refuses_names_that_are_not_for_what_it_writes(fedbac: Shell, tmp_path: Path) -> None:
+    fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
+    (tmp_path / "taken").write_text("mine")
+    said = fedbac("report", "a", "--figures", "taken", code=2)
+    assert "--figures taken: it is a file; name a folder" in said
+    said = fedbac("report", "a", "--out", "x.csv", code=2)
+    assert "--out x.csv: the page is HTML, so give it a name that ends in .html" in said
+    assert not (tmp_path / "x.csv").exists()
+    assert (tmp_path / "taken").read_text() == "mine"

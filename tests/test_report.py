@@ -10,7 +10,7 @@ import pytest
 from fedbac.report import best, figures, final, outcome, table
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import LEAK, caveats, leaks
-from fedbac.report.page import facts
+from fedbac.report.sections import facts
 from fedbac.report.table import human_bytes, ledger_table
 from fedbac.runs.configure import configure
 from fedbac.runs.store import Run

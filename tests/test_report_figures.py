@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 
+from fedbac.presets.methods import METHODS
 from fedbac.report import figures, save_figures
 from fedbac.report.canvas import apart
 from fedbac.report.groups import groups
-from fedbac.report.page import inline_svg
 from fedbac.runs.store import Run
 from tests.made_up_runs import TOP, fake, with_task
 
@@ -54,11 +56,47 @@ def test_one_cluster_has_no_assignment() -> None:
     assert "assignment" not in figures([fake("hierfavg")])
 
 
-def test_nothing_global_is_changed() -> None:
+def test_nothing_global_is_changed(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    page_svg = inline_svg(figures([fake("hierfavg", rounds=2)])["bytes"], "x", "y")
-    assert page_svg.startswith("<svg")
+    save_figures([fake("hierfavg", rounds=2)], tmp_path, formats=("svg",))
     assert dict(matplotlib.rcParams) == before
+
+
+def test_edges_are_ranked_within_a_seed() -> None:
+    """Seeds 0 and 1 have the same accuracies at edges of other numbers: the mean of numbers would be flat."""
+    runs = [
+        fake("hierfavg", seed=0, edges=3, accuracy_per_edge=[0.2, 0.4, 0.9]),
+        fake("hierfavg", seed=1, edges=3, accuracy_per_edge=[0.9, 0.4, 0.2]),
+    ]
+    (axes,) = figures(runs)["edges"].axes
+    lines = [line for line in axes.lines if line.get_transform() == axes.transData]
+    assert len(lines) == 3
+    for line in lines:
+        np.testing.assert_allclose(np.asarray(line.get_ydata()), [20, 40, 90])
+
+
+def test_nothing_but_data_is_drawn_where_a_short_run_has_ended() -> None:
+    """A line to the label across the panel would look like data."""
+    runs = [fake("fed-bac", rounds=12), with_task(fake("ifca", rounds=8), rounds=12)]
+    (axes,) = figures(runs)["accuracy"].axes
+    assert not [text for text in axes.texts if isinstance(text, Annotation)]
+    for artist in axes.get_children():
+        if isinstance(artist, Line2D) and artist.get_transform() == axes.transAxes:
+            assert min(np.asarray(artist.get_xdata())) > 1
+    drawn = [line for line in axes.lines if to_hex(line.get_color()) == groups(runs)[1].look.colour]
+    assert max(float(np.max(np.asarray(line.get_xdata()))) for line in drawn) == 8
+
+
+def test_a_method_has_one_colour_whatever_it_is_compared_with() -> None:
+    def colours(*names: str) -> dict[str, str]:
+        return {group.label: group.look.colour for group in groups([fake(name, rounds=1) for name in names])}
+
+    for name in ("fedbac-plus", "ditto", "oort"):
+        alone = colours(name)[name]
+        assert colours("hierfavg", "fed-bac", name)[name] == alone
+        assert colours(name, "ifca")[name] == alone
+    many = colours(*METHODS)
+    assert len({look.look.index for look in groups([fake(name, rounds=1) for name in METHODS])}) == len(many)
 
 
 def test_saved_figures_repeat(three: list[Run], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedbac import data, models
 from fedbac.config.experiment import Experiment
+from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
@@ -29,6 +30,17 @@ class Federation:
     def network(self) -> nn.Module:
         """A network of the architecture, as a template."""
         return self.build(0)
+
+    def classes_per_edge(self) -> IntArray:
+        """Return how many examples of each class the clients of each edge hold, for training and validation."""
+        label_N, num = np.asarray(self.dataset.y_train), self.dataset.num_classes
+        held = [
+            np.concatenate(
+                [split[client] for client in clients for split in (self.shards.train, self.shards.validation)]
+            )
+            for clients in self.shards.clients
+        ]
+        return np.stack([np.bincount(label_N[indices], minlength=num) for indices in held])
 
 
 def assemble(

@@ -126,3 +126,9 @@ def test_a_client_that_turned_sound_is_forgiven() -> None:
         seen = selection_evidence([20] * NUM, 61 + t, loss_N=np.full(NUM, 0.6), trained=0.5)
         state = policy.learn(state, seen, np.ones(NUM, bool))
     assert (state.pass_N > state.fail_N).all()
+
+
+def test_beliefs_rank_the_sound_by_the_shared_reward_and_show_who_failed() -> None:
+    numbers = {"alpha_N": [3.0, 3.0], "beta_N": [1.0, 1.0], "pass_N": [0.0, 0.0], "fail_N": [0.0, 2.0]}
+    state = CreditThompson().init(2)._replace(**{name: np.array(value) for name, value in numbers.items()})
+    assert CreditThompson().beliefs(state).tolist() == [0.75, 0.25]

@@ -299,3 +299,25 @@ def test_a_cluster_that_merges_again_is_one_merger_with_a_number_of_its_own() ->
     state, (label, _) = policy.act(policy.learn(state, hurt), hurt, stream(0, "act"))
     assert label.tolist() == [1, 0, 0, 0]
     assert state.merger_N.tolist() == [-1, 2, 2, 2], "who is on its own has merged with nobody"
+
+
+def test_gaps_for_the_record_are_those_it_merges_by() -> None:
+    """Edges 0 and 1 lose 0.1 with each other's network, in units of 1, and 0.9 with that of edge 2."""
+    loss = np.array([[1.0, 1.1, 1.9], [1.1, 1.0, 1.9], [1.9, 1.9, 1.0]])
+    policy, seen = Merging(), evidence([0, 1, 2], loss)
+    state = policy.init(3)
+    label_G, gap_GG, limit = policy.gaps(state, seen)
+    assert label_G.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(gap_GG, [[0, 0.1, 0.9], [0.1, 0, 0.9], [0.9, 0.9, 0]], atol=1e-12)
+    assert limit == pytest.approx(0.25 - 0.01 / 0.25)
+    _, (label_N, _) = policy.act(state, seen, stream(0, "act"))
+    assert label_N.tolist() == [0, 0, 2]
+
+
+def test_the_limit_of_gaps_falls_with_what_was_learned() -> None:
+    policy = Merging()
+    A_FF, b_F = bandits.ridge_update(np.eye(2), np.zeros(2), np.array([1.0, 0.1]), -0.05, 0.7)
+    state = policy.init(3)._replace(A_FF=A_FF, b_F=b_F)
+    limit = policy.gaps(state, evidence([0, 1, 2], np.ones((3, 3)))).limit
+    assert limit < 0.21
+    assert policy._expected(state, np.array(limit)) == pytest.approx(policy.move_cost)

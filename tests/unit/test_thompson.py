@@ -183,3 +183,8 @@ def test_without_steps_even_a_bad_client_is_selected_like_all_others() -> None:
     masks = simulate(Thompson(fraction=0.5, step_scale=0.0), 3, 0, 1500)
     counts = np.sum(masks, axis=0)
     assert inclusion_statistic(counts, 1500, 5) < stats.chi2.ppf(0.999, df=9)
+
+
+def test_beliefs_are_the_means_of_the_posteriors() -> None:
+    state = ThompsonState(np.array([1.0, 3.0]), np.array([1.0, 1.0]), np.array([0.5]))
+    assert Thompson().beliefs(state).tolist() == [0.5, 0.75]

@@ -12,7 +12,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from fedbac.cli import lists, reporting, running
+from fedbac.cli import lists, reporting, running, watching
 from fedbac.cli.playing import MENDABLE
 from fedbac.cli.terminal import err, say
 from fedbac.errors import visible
@@ -33,6 +33,7 @@ for command in (
     reproduce,
     running.resume,
     reporting.report,
+    watching.watch,
     lists.methods,
     lists.show,
     lists.tasks,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
 
+PAGES = {".html", ".htm"}
+"""How the name of the page may end."""
 WIDE = 125
 """Columns of a terminal from which the final table has all its columns and one run per line."""
 TALL = 4
@@ -32,6 +35,10 @@ def report(
     figures: Annotated[Path | None, typer.Option("--figures", help="Also write every figure into this folder.")] = None,
 ) -> None:
     """Print the table of runs, finished or not, and write their report."""
+    if out_file is not None and out_file.suffix.lower() not in PAGES:
+        raise ConfigError(f"--out {out_file}: the page is HTML, so give it a name that ends in .html")
+    if figures is not None and os.path.lexists(figures) and not figures.is_dir():
+        raise ConfigError(f"--figures {figures}: it is a file; name a folder for the figures to be written into")
     runs = [place.read() for place in run_folders(folders)]
     empty = [str(run.folder) for run in runs if not run.records]
     if empty:
@@ -61,24 +68,28 @@ def conclude_sweep(runs: Sequence[Run], folder: Path) -> None:
 
 
 def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
-    """Return the run folders among these and directly below them."""
+    """Return the run folders among these and directly below them; say which of those listed are missing."""
     found = []
     for folder in folders:
-        try:
-            if not folder.is_dir():
-                raise ConfigError(f"{folder}: there is no such folder")
-            inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-            here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
-            here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)  # in the order they were laid out in
-        except OSError as error:
-            raise ConfigError(
-                f"{error.filename}: it cannot be read ({error.strerror}); allow it, or move it"
-            ) from error
+        here = runs_in(folder)
         if not here:
             raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
         _say_what_is_missing(folder, {place.path.name for place in here})
         found += here
     return found
+
+
+def runs_in(folder: Path) -> list[RunFolder]:
+    """Return the run folders that this one is, or that are directly below it, in the order they were laid out in."""
+    try:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: it cannot be read ({error.strerror}); allow it, or move it") from error
+    return here
 
 
 def _say_what_is_missing(folder: Path, there: set[str]) -> None:

@@ -26,6 +26,7 @@ from fedbac.cli.terminal import (
     WorkersOption,
     say_if_runs_take_turns,
 )
+from fedbac.cli.watching import LiveOption, shown_live
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
@@ -54,6 +55,7 @@ def run(
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
+    live: LiveOption = False,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
     if method.endswith((".yaml", ".yml")):
@@ -76,7 +78,8 @@ def run(
         raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
     point = Point(experiment, folder, ())
     lay_out([point], runtime, overwrite)
-    conclude(play_all([point], folder.path, data_folder=data_folder), folder.path)
+    with shown_live(folder.path, live):
+        conclude(play_all([point], folder.path, data_folder=data_folder), folder.path)
 
 
 def compare(

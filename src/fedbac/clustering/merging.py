@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedbac.clustering.fixed import start_labels
 from fedbac.core import bandits
-from fedbac.core.policies import Assignment
+from fedbac.core.policies import Assignment, Gaps
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
 from fedbac.core.rng import Rng
 from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
@@ -183,6 +183,20 @@ class Merging(Settings):
             gap_GG = np.delete(np.delete(gap_GG, b, 0), b, 1)
             groups = [*groups[:a], np.concatenate([groups[a], groups[b]]), *groups[a + 1 : b], *groups[b + 1 :]]
         return [(groups[g], gap) for g, gap in merged.items()]
+
+    def gaps(self, state: MergingState, evidence: Evidence) -> Gaps:
+        """Return the gaps between the clusters in use, and the largest at which merging is still expected to pay."""
+        label_G = np.unique(evidence.labels)
+        groups = [np.flatnonzero(evidence.labels == k) for k in label_G]
+        return Gaps(label_G, self._gaps(state, groups, evidence), self._limit(state))
+
+    def _limit(self, state: MergingState) -> float:
+        """Solve expected gain = move_cost for the gap; the gain is the lesser of two lines, and one falls."""
+        prior = self.tolerance - self.move_cost / PRIOR_SLOPE
+        constant, slope = np.linalg.solve(state.A_FF, state.b_F)
+        if slope >= PRIOR_SLOPE:  # mergers of wide gaps turned out well, so what was learned sets no upper limit
+            return prior
+        return min(prior, float((PRIOR_SLOPE * self.tolerance + constant - self.move_cost) / (PRIOR_SLOPE - slope)))
 
     def _gaps(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> FloatArray:
         """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""

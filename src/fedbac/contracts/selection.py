@@ -23,7 +23,7 @@ from fedbac.contracts.common import (
 )
 from fedbac.core.answers import checked_mask, checked_trust
 from fedbac.core.bandits import budget
-from fedbac.core.policies import SelectionPolicy, Trusting
+from fedbac.core.policies import Believing, SelectionPolicy, Trusting
 from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Query, Seconds, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -49,6 +49,8 @@ def check_selection(policy: Any, num_members: int = 10) -> None:
         _check_numbers(site, state, t)
         if isinstance(policy, Trusting):
             _check_trusted(site, state)
+        if isinstance(policy, Believing):
+            _check_beliefs(site, state)
 
 
 class _Site:
@@ -180,3 +182,10 @@ def _check_trusted(site: _Site, state: Any) -> None:
         trusted_N = site.policy.trusted(state)
     mask = isinstance(trusted_N, np.ndarray) and trusted_N.dtype == np.bool_ and trusted_N.shape == (site.num_members,)
     require(mask, f"{site.who}: trusted() must return an array of bool with an entry for each client")
+
+
+def _check_beliefs(site: _Site, state: Any) -> None:
+    with calling(site.who, "beliefs()", state=state):
+        belief_N = np.asarray(site.policy.beliefs(state))
+    good = belief_N.shape == (site.num_members,) and bool(((belief_N >= 0) & (belief_N <= 1)).all())
+    require(good, f"{site.who}: beliefs() must return a number from 0 to 1 for each client, not {belief_N!r}")

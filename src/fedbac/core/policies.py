@@ -182,3 +182,29 @@ class Noting(Protocol):
 
     def notes(self, state: Any) -> Mapping[str, float]:
         """Return them by name; one that is not finite is written down as missing."""
+
+
+@runtime_checkable
+class Believing(Protocol):
+    """A selection policy that holds a belief about each of its members."""
+
+    def beliefs(self, state: Any) -> FloatArray:
+        """Return what it expects of each member, from 0 to 1; the record of a round keeps it."""
+
+
+class Gaps(NamedTuple):
+    """How far clusters are apart, in the eyes of the policy that may merge them."""
+
+    label_G: IntArray
+    """The clusters that were compared."""
+    gap_GG: FloatArray
+    limit: float
+    """Two clusters with a smaller gap may merge."""
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """A clustering policy that merges clusters by the gaps between them."""
+
+    def gaps(self, state: Any, evidence: Evidence) -> Gaps:
+        """Return the gaps on which it acts; the record of a round keeps them."""

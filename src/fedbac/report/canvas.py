@@ -22,6 +22,8 @@ from fedbac.report.theme import GRID, INK, MUTED, SURFACE
 WIDTH, LEFT, TOP, BOTTOM, GAP = 11.0, 0.55, 0.42, 0.55, 0.5
 """Inches."""
 TEXT = 9.5
+LEADER_FROM, LEADER_TO, LABELS_FROM = 1.004, 1.025, 1.03
+"""Of the width of a panel: where lines to labels are, and the labels."""
 LONGEST = 26
 """Characters of a name in a figure."""
 
@@ -124,36 +126,34 @@ def margin(texts: Sequence[str]) -> float:
 
 
 def label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each line's label at the right of the panel, moved apart where lines end close together."""
+    """Write each line's label at the right of the panel, moved apart where lines end close together.
+
+    A line to the label is drawn beside the panel only: in it, it would look like data. A line that ends early has a
+    dot where it ends, and a dash of its colour before its label.
+    """
     ends = sorted((end for end in ends if math.isfinite(end.y)), key=lambda end: end.y)
     if not ends:
         return
     low, high = axes.get_ylim()
+    left, right = axes.get_xlim()
     box, figure = axes.get_position(), axes.get_figure(root=True)
     assert figure is not None
     gap = 1.35 * TEXT / 72 / (box.height * figure.get_size_inches()[1])
     wanted = np.array([(end.y - low) / (high - low) for end in ends])
-    right = axes.get_xlim()[1]
-    for end, place in zip(ends, apart(wanted, gap), strict=True):
-        axes.annotate(
-            plain(end.text),
-            xy=(end.x, end.y),
-            xytext=(1.03, place),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=TEXT,
-            color=INK,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": end.colour,
-                "linewidth": 1.2,
-                "linestyle": ":" if end.x < right - 0.25 else "-",  # dots cannot be taken for data
-                "shrinkA": 2,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
+    for end, at, place in zip(ends, wanted.tolist(), apart(wanted, gap).tolist(), strict=True):
+        early = end.x < right - 0.002 * (right - left)
+        leader = Line2D(
+            [LEADER_FROM, LEADER_TO],
+            [place if early else at, place],
+            transform=axes.transAxes,
+            color=end.colour,
+            linewidth=1.2,
+            clip_on=False,
         )
+        axes.add_artist(leader)
+        if early:
+            axes.plot([end.x], [end.y], "o", color=end.colour, markersize=4.5)
+        axes.text(LABELS_FROM, place, plain(end.text), transform=axes.transAxes, va="center", fontsize=TEXT, color=INK)
 
 
 def apart(wanted: FloatArray, gap: float) -> FloatArray:

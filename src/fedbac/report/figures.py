@@ -17,9 +17,9 @@ from fedbac.core.settings import FloatArray
 from fedbac.files import make_folder
 from fedbac.report import canvas
 from fedbac.report.canvas import TEXT, End
-from fedbac.report.groups import Group, edge_accuracy, finite_mean, groups, labels, numbers, rounds_of, summarized
+from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
 from fedbac.report.table import human_bytes, percent, traffic
-from fedbac.report.theme import CLUSTERS, GRID, INK, MUTED, ON_COLOUR, SURFACE, TRAFFIC
+from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
 from fedbac.runs.store import Run
 
 Values = Callable[[Run], FloatArray]
@@ -86,42 +86,44 @@ def _clusters(together: Sequence[Group]) -> Figure:
 
 
 def _edges(together: Sequence[Group]) -> Figure:
+    """Draw edges from the worst to the best: edges of one number hold different data in each seed, ranks compare."""
     texts = _scored(together)
     figure, (axes,) = canvas.panels([3.5], right=canvas.margin(texts))
-    num_edges = max(len(edge_accuracy(run)) for group in together for run in group.runs)
-    ends = []
-    for place, (group, text) in enumerate(zip(together, texts, strict=True)):
-        shift = 0.5 * ((place + 0.5) / len(together) - 0.5)
-        ends.append(_dots(axes, group, shift, num_edges, text))
-    canvas.title(axes, "Accuracy of each edge (%), mean over the last rounds; dashed: mean over the edges")
-    axes.set_xlim(-0.5, num_edges - 0.5)
-    axes.set_xticks(range(0, num_edges, 1 + num_edges // 30))
-    axes.set_xlabel("edge", fontsize=TEXT, color=MUTED)
-    axes.set_xticks(np.arange(1, num_edges) - 0.5, minor=True)
-    axes.grid(axis="x", which="minor", color=GRID, linewidth=0.8)
-    axes.tick_params(which="minor", length=0)
+    ends = [_ranks(axes, group, text) for group, text in zip(together, texts, strict=True)]
+    several = any(len(group.runs) > 1 for group in together)
+    canvas.title(
+        axes,
+        "Accuracy of the edges (%), mean over the last rounds"
+        + ("; ranked within each seed (thin)" if several else ""),
+    )
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xticks([0, 1], ["worst edge", "best edge"])
     axes.margins(y=0.08)
     canvas.percent_axis(axes)
     canvas.label_ends(axes, ends)
     return figure
 
 
-def _dots(axes: Axes, group: Group, shift: float, num_edges: int, text: str) -> End:
-    """Draw a dot per edge: a large one for the mean over the runs, and small ones for several runs."""
-    run_RM = np.full((len(group.runs), num_edges), np.nan)
-    for row, run in zip(run_RM, group.runs, strict=True):
-        accuracy_M = 100 * edge_accuracy(run)
-        row[: len(accuracy_M)] = accuracy_M
-    x_M, look = np.arange(num_edges) + shift, group.look
-    if len(group.runs) > 1:
-        for row in run_RM:
-            axes.plot(x_M, row, look.marker, color=look.colour, markersize=3, alpha=0.4, markeredgewidth=0)
-    mean_M = finite_mean(run_RM)
-    axes.plot(x_M, mean_M, look.marker, color=look.colour, markersize=7, markeredgecolor=SURFACE, markeredgewidth=0.8)
-    mean = float(finite_mean(mean_M))
-    if np.isfinite(mean):
-        axes.axhline(mean, color=look.colour, linewidth=1, linestyle=(0, (5, 4)), alpha=0.7, zorder=1)
-    return End(text, num_edges - 0.5, mean, look.colour)
+def _ranks(axes: Axes, group: Group, text: str) -> End:
+    """Draw a line over the ranks of edges: bold for the mean over the runs, thin for each of several."""
+    sorted_R = [np.sort(accuracy_M[np.isfinite(accuracy_M)]) for accuracy_M in map(_edge_percents, group.runs)]
+    look = group.look
+    if len(sorted_R) > 1:
+        for rank_M in sorted_R:
+            axes.plot(_places(rank_M), rank_M, color=look.colour, linewidth=0.8, alpha=0.5)
+    length = min(rank_M.size for rank_M in sorted_R)
+    mean_M = np.mean([rank_M[:length] for rank_M in sorted_R], axis=0)
+    axes.plot(_places(mean_M), mean_M, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5)
+    return End(text, 1.02, float(mean_M[-1]) if length else np.nan, look.colour)
+
+
+def _edge_percents(run: Run) -> FloatArray:
+    return 100 * edge_accuracy(run)
+
+
+def _places(rank_M: FloatArray) -> FloatArray:
+    """Return where ranks are between the worst, 0, and the best, 1."""
+    return np.linspace(0, 1, rank_M.size) if rank_M.size > 1 else np.full(rank_M.size, 0.5)
 
 
 def _bytes(runs: Sequence[Run]) -> Figure:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.settings import FloatArray
-from fedbac.report.theme import Look
+from fedbac.report.theme import SERIES, Look
 from fedbac.rounds import metrics
 from fedbac.runs.store import Run
 
-FLAGSHIPS = ("fed-bac", "ifca", "hierfavg")
-"""Methods whose colour is the same in every report."""
+OWN_COLOURS = ("fed-bac", "ifca", "hierfavg", "fedbac-plus", "fedavg", "local", "ditto", "fedper")
+"""Methods that have one of the palette's colours to themselves, in its order."""
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,17 @@ def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
 
 
 def _looks(methods: Sequence[str]) -> list[Look]:
-    """Give flagships their own colours and others the next free one; past the palette, other dashes."""
-    taken: list[int] = []
-    reserved = {FLAGSHIPS.index(method) for method in methods if method in FLAGSHIPS}
-    free = (index for index in range(len(methods) + len(FLAGSHIPS)) if index not in reserved)
-    for method in methods:
-        own = FLAGSHIPS.index(method) if method in FLAGSHIPS else None
-        taken.append(next(free) if own is None or own in taken else own)
-    return [Look.at(index) for index in taken]
+    """Give every method its own colour, whatever else is in the report; past the palette, other dashes.
+
+    Two methods of one colour cannot both have it: well-known ones keep theirs, then those that come first by name.
+    """
+    size = len(SERIES)
+    wanted = [
+        OWN_COLOURS.index(m) if m in OWN_COLOURS else zlib.crc32(m.encode(errors="replace")) % size for m in methods
+    ]
+    order = sorted(range(len(methods)), key=lambda i: (methods[i] not in OWN_COLOURS, methods[i], i))
+    given: dict[int, int] = {}
+    for place in order:
+        nearest = (size * dash + (wanted[place] + step) % size for dash in range(len(methods)) for step in range(size))
+        given[place] = next(index for index in nearest if index not in given.values())
+    return [Look.at(given[place]) for place in range(len(methods))]

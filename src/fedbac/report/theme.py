@@ -1,4 +1,4 @@
-"""Colours, and the page's style sheet. Figures are drawn in the light colours; the page swaps them for variables."""
+"""Colours of figures and of the page, where they are variables with a lighter shade for dark mode."""
 
 from dataclasses import dataclass
 
@@ -70,67 +70,16 @@ def _variables() -> dict[str, tuple[str, str]]:
 
 
 _VARIABLES = _variables()
-SWAPS = {light: f"var({name})" for light, (name, _) in _VARIABLES.items()}
-"""Colour in a figure → what stands for it in the page."""
 
 
-def style_sheet() -> str:
-    """Return the page's CSS, with its variables for light and dark."""
+def variables() -> str:
+    """Return the page's colours as CSS, for light and dark."""
     light = "".join(f"{name}:{colour};" for colour, (name, _) in _VARIABLES.items())
     dark = "".join(f"{name}:{colour};" for name, colour in _VARIABLES.values())
+    clusters = "".join(f"--c{i}:{colour};" for i, colour in enumerate(CLUSTERS))
     return (
-        f":root{{color-scheme:light dark;{light}--page:#f5f6f8;--wash:#eef4fa;--warn:#8a3b00;--warn-wash:#fff1e5;}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{dark}"
-        f"--page:#0e1217;--wash:#1b2733;--warn:#ffb27a;--warn-wash:#33210f;}}}}\n" + _RULES
+        f":root{{color-scheme:light dark;{light}{clusters}"
+        "--page:#f5f6f8;--wash:#eef4fa;--warn:#8a3b00;--warn-wash:#fff1e5;--heat:#0b4f7d;--cold:#e9eff5;}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}"
+        "--page:#0e1217;--wash:#1b2733;--warn:#ffb27a;--warn-wash:#33210f;--heat:#7cc4ff;--cold:#1d2530;}}\n"
     )
-
-
-_RULES = """
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);
- font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:1120px;margin:0 auto;padding:2.5rem 1.25rem 4rem}
-header{margin-bottom:1.75rem}
-h1{font-size:1rem;font-weight:600;color:var(--muted);margin:0 0 .5rem;overflow-wrap:anywhere}
-h2{font-size:1.2rem;margin:2.75rem 0 .75rem}
-h3{font-size:1rem;margin:0 0 .15rem}
-p{margin:.4rem 0;max-width:75ch}
-.lead{font-size:1.55rem;line-height:1.35;font-weight:600;letter-spacing:-.01em;text-wrap:balance;max-width:52ch;
- overflow-wrap:anywhere}
-.note{color:var(--muted);font-size:.92rem;max-width:none}
-.warn{color:var(--warn);background:var(--warn-wash);border-left:4px solid;border-radius:4px;padding:.5rem .8rem;
- font-weight:600;max-width:none}
-.card,figure{background:var(--surface);border:1px solid var(--grid);border-radius:10px;margin:0 0 1.25rem;
- padding:1.1rem 1.25rem}
-.scroll{overflow-x:auto}
-.scroll:focus-visible{outline:2px solid var(--s0)}
-table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{padding:.42rem .55rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}
-thead th{color:var(--muted);font-weight:600;font-size:.8rem;vertical-align:bottom;white-space:normal;line-height:1.25}
-th:first-child,td:first-child{text-align:left;padding-left:.35rem}
-tbody th{font-weight:500}
-.ledger th:nth-child(-n+3),.ledger td:nth-child(-n+3){text-align:left}
-tbody tr:last-child>*{border-bottom:0}
-tr.best>*{background:var(--wash)}tr.best>:nth-child(-n+2){font-weight:700}
-tr.total>*{font-weight:700;border-top:2px solid var(--grid)}
-tr.tier>*{border-top:2px solid var(--grid)}
-tbody tr.tier:first-child>*{border-top:0}
-.swatch{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.5em}
-figcaption{margin-bottom:.6rem}
-figcaption p{color:var(--muted);font-size:.92rem;margin:0;max-width:none}
-figure svg{display:block;width:100%;min-width:620px;height:auto}
-figure svg *{stroke-linejoin:round;stroke-linecap:butt}
-figure svg text{font-family:inherit!important;font-variant-numeric:tabular-nums}
-.runs{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,320px),1fr));gap:1.25rem;margin:1rem 0}
-.runs .card{margin:0}
-dl{display:grid;grid-template-columns:auto 1fr;gap:.2rem 1rem;margin:.5rem 0 0;font-size:.92rem}
-dt{color:var(--muted)}
-dd{margin:0;overflow-wrap:anywhere;font-variant-numeric:tabular-nums}
-dl+.warn{margin:.75rem 0 0;font-size:.92rem}
-details{border-top:1px solid var(--grid);padding:.55rem 0}
-details:first-child{border-top:0}
-summary{cursor:pointer;font-weight:500;overflow-wrap:anywhere}
-pre{overflow-x:auto;font:.82rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-footer{color:var(--muted);font-size:.85rem;margin-top:2.5rem}
-@media print{body{background:none}figure,.card{break-inside:avoid}}
-"""

@@ -24,7 +24,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, predicting
-from fedbac.core.policies import Exchange, Noting, Teaching
+from fedbac.core.policies import Believing, Comparing, Exchange, Gaps, Noting, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -51,6 +51,7 @@ from fedbac.rounds.memory import Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import score
 from fedbac.rounds.teaching import teachers
+from fedbac.rounds.writing import written, written_gaps
 
 
 def rounds(
@@ -101,7 +102,7 @@ class Round:
         averaged = replace(self._average(before, reports), links_M=links_M)
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
-        after = self._reassign(trained, asked, readings)
+        after, gaps = self._reassign(trained, asked, readings)
         labels, moved_N = trained.label_N, after.label_N != trained.label_N
         judged = after if self.experiment.evaluation.point == "post_reassign" else trained
         record = {
@@ -109,6 +110,8 @@ class Round:
             **score(self.experiment, self.members, self.edges, self._predicting(judged), reports),
             "loss": _mean_loss(self.sites, reports),
             "notes": self._notes(after),
+            "gaps": None if gaps is None else written_gaps(gaps),
+            "beliefs": self._beliefs(after),
             "assignment": labels.tolist(),
             "assignment_next": after.label_N.tolist(),
             "moves": int(moved_N.sum()),
@@ -270,18 +273,22 @@ class Round:
             owners.append(own.owner_R)
         return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
 
-    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
-        """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act."""
+    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> tuple[State, Gaps | None]:
+        """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
+
+        Also return the gaps between clusters on which it acted, if it is a policy that has such.
+        """
         policy = self.method.clustering
         if asked.by_clustering is None:
-            return replace(state, moved_N=np.zeros_like(state.moved_N))
+            return replace(state, moved_N=np.zeros_like(state.moved_N)), None
         evidence = self._evidence(state, state.round, {query: readings[query] for query in asked.by_clustering.after})
         memory = checked_state("clustering", policy, policy.learn(state.clustering, evidence), state.clustering)
+        gaps = policy.gaps(memory, evidence) if isinstance(policy, Comparing) else None
         acted = policy.act(memory, evidence, stream(self.experiment.seed, "clustering", state.round))
         memory, answer = checked_pair(policy, acted)
         memory = checked_state("clustering", policy, memory, state.clustering)
         label_N, origin_KJ = checked_assignment(policy, answer, self.members.count, state.num_clusters)
-        return replace(
+        after = replace(
             state,
             parts=self._mixed(state.parts, origin_KJ),
             label_N=label_N,
@@ -289,6 +296,7 @@ class Round:
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),
             clustering=memory,
         )
+        return after, gaps
 
     def _look(
         self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
@@ -323,6 +331,13 @@ class Round:
             found = [self.method.selection.notes(memory) for memory in state.selection_M]
             notes |= {name: np.mean([noted[name] for noted in found]) for name in found[0]}
         return {name: float(value) if np.isfinite(value) else None for name, value in notes.items()}
+
+    def _beliefs(self, state: State) -> list[list[float | None]] | None:
+        """Return what selection expects of each client, by site, if it is a policy that can say so."""
+        policy = self.method.selection
+        if not isinstance(policy, Believing):
+            return None
+        return [written(policy.beliefs(memory)) for memory in state.selection_M]
 
     def _simulated_seconds(self, reports: Sequence[TrainReport]) -> float | None:
         """Return how long the round would have taken: until the slowest site has done, and the cloud heard of it."""

@@ -14,7 +14,7 @@ from fedbac.core.state import State
 from fedbac.data import Dataset, Shards
 from fedbac.engines import check_room, connect
 from fedbac.errors import RunFolderError
-from fedbac.federation import assemble
+from fedbac.federation import Federation, assemble
 from fedbac.local import describe
 from fedbac.models import UserNetwork
 from fedbac.presets import tasks
@@ -29,6 +29,9 @@ from fedbac.version import __version__
 Record = dict[str, Any]
 
 log = logging.getLogger("fedbac")
+
+MOST_CLASS_TEXT = 100_000
+"""Characters of the class mix in config.yaml, which holds a tenth of what may be in it."""
 
 
 def play(
@@ -67,6 +70,7 @@ def play(
         "machine": describe(edges.device),
         "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
         "measured_on": {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs},
+        **_class_mix(federation),
     }
     frozen = {"experiment": config["experiment"], "data": config["data"]}
     records: list[Record] = []
@@ -88,6 +92,12 @@ def play(
     finally:
         edges.close()
     return Run(folder.path if folder else None, config, records, summary)
+
+
+def _class_mix(federation: Federation) -> dict[str, list[str]]:
+    """Return how many examples of each class every edge holds, a line per edge; nothing where that would be a book."""
+    lines = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
+    return {"classes_per_edge": lines} if sum(map(len, lines)) <= MOST_CLASS_TEXT else {}
 
 
 @contextmanager

@@ -110,3 +110,7 @@ class Thompson(Settings):
         step = soft_step(reward, self.step_scale, self.step_cap)
         alpha_N, beta_N = beta_update(state.alpha_N, state.beta_N, mask_N, reward, step)
         return state._replace(alpha_N=alpha_N, beta_N=beta_N)
+
+    def beliefs(self, state: ThompsonState) -> FloatArray:
+        """Return the mean of each posterior, α / (α + β)."""
+        return state.alpha_N / (state.alpha_N + state.beta_N)

@@ -106,3 +106,8 @@ class CreditThompson(Settings):
             return np.where(judged_N, self.discount * before_N + hit_N, before_N)
 
         return state._replace(pass_N=count(state.pass_N, sound_N), fail_N=count(state.fail_N, ~sound_N))
+
+    def beliefs(self, state: CreditState) -> FloatArray:
+        """Return the mean of the posterior by which sound clients are ranked; of the others, how sound they seem."""
+        sound_N = (1 + state.pass_N) / (2 + state.pass_N + state.fail_N)
+        return np.where(self.trusted(state), self.shared.beliefs(state.shared), sound_N)

@@ -1,0 +1,170 @@
+"""What the figures of the page show, as one JSON document: everything that the script knows of the runs.
+
+It is kept short, as it is part of the page. Accuracies are whole numbers in hundredths of a percent. What stays the
+same from round to round is written once: an assignment only where it changes. Who was selected is one hexadecimal
+number a round, with bit i for client i. Beliefs are one character a client, from # (0) to [ (1).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
+from fedbac.report.groups import groups, labels, last_rounds, look_up
+from fedbac.report.sections import printable
+from fedbac.runs.store import Run
+
+SCALE = 10_000
+"""Of accuracies."""
+FIRST, LEVELS = ord("#"), ord("[") - ord("#")
+"""The character of the belief 0, and how many steps lead from it to that of 1; none of them needs escaping."""
+DIGITS = 5
+"""Significant ones, of bytes and seconds."""
+
+Json = dict[str, Any]
+
+
+def document(runs: Sequence[Run]) -> Json:
+    """Return what there is to show of summarized runs."""
+    together = groups(runs) if runs else []
+    mixes: list[list[list[int]]] = []
+    shown = []
+    for label, run in zip(labels(runs), runs, strict=True):
+        group = next(index for index, group in enumerate(together) if any(run is member for member in group.runs))
+        shown.append(
+            {"label": printable(label), "group": group, "mix": _shared(mixes, class_mix(run)), **run_data(run)}
+        )
+    return {
+        "scale": SCALE,
+        "groups": [{"label": printable(group.label), "look": group.look.index} for group in together],
+        "runs": shown,
+        "mixes": mixes,
+    }
+
+
+def run_data(run: Run) -> Json:
+    """Return what there is to show of one run."""
+    records = run.records
+    return {
+        "seed": look_up(run.config, "experiment.seed", 0),
+        "planned": look_up(run.config, "experiment.task.rounds", len(records)),
+        "last": last_rounds(run),
+        "accuracy": [_scaled(record["accuracy"]) for record in records],
+        "worst": [_scaled(record["accuracy_min"]) for record in records],
+        "edges": [[_scaled(accuracy) for accuracy in record["accuracy_per_edge"]] for record in records],
+        "assignment": changes([record["assignment"] for record in records]),
+        "sites": site_sizes(run),
+        "selected": selections(records, sum(site_sizes(run))),
+        "beliefs": beliefs(records),
+        "traffic": traffic(records),
+        "seconds": seconds(records),
+        "gaps": gaps(records),
+    }
+
+
+def class_mix(run: Run) -> list[list[int]] | None:
+    """Return how many examples of each class every edge holds; None of runs that did not write it down."""
+    lines = run.config.get("classes_per_edge")
+    if not isinstance(lines, list):
+        return None
+    try:
+        mix = [[int(count) for count in str(line).split()] for line in lines]
+    except ValueError:
+        return None
+    return mix if len({len(row) for row in mix}) == 1 and mix[0] else None
+
+
+def changes(assignments: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    """Return the labels of the first round, and of every round in which they are others than in the one before."""
+    return [
+        (number, list(labels_N))
+        for number, labels_N in enumerate(assignments, start=1)
+        if number == 1 or labels_N != assignments[number - 2]
+    ]
+
+
+def site_sizes(run: Run) -> list[int]:
+    """Return how many clients each edge has, as the task says."""
+    edges, clients = (look_up(run.config, f"experiment.task.{key}") for key in ("num_edges", "clients_per_edge"))
+    if isinstance(clients, list | tuple):
+        return [int(count) for count in clients]
+    return [clients] * edges if isinstance(clients, int) and isinstance(edges, int) else []
+
+
+def selections(records: Sequence[Mapping[str, Any]], num_clients: int) -> list[str] | None:
+    """Return who was selected in each round; None where records do not say, or speak of clients that are not there."""
+    known = range(num_clients)
+    try:
+        clients_T = [[client for site in record["selected"] for client in site] for record in records]
+    except (KeyError, TypeError):
+        return None
+    if any(client not in known for clients in clients_T for client in clients):
+        return None
+    return [f"{sum(1 << int(client) for client in set(clients)):x}" for clients in clients_T]
+
+
+def beliefs(records: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """Return what was expected of every client after each round; None where nothing was, or records do not say."""
+    try:
+        return ["".join(_character(belief) for site in record["beliefs"] for belief in site) for record in records]
+    except (KeyError, TypeError):
+        return None
+
+
+def gaps(records: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Return the gaps between clusters in the rounds in which they were compared."""
+    found = []
+    for record in records:
+        seen = record.get("gaps")
+        if not isinstance(seen, Mapping):
+            continue
+        clusters, gap = seen.get("clusters"), seen.get("gap")
+        if isinstance(clusters, list) and isinstance(gap, list) and len(gap) == len(clusters):
+            rows = [[_short(value) for value in row] for row in gap]
+            found.append(
+                {"round": record["round"], "clusters": clusters, "gap": rows, "limit": _short(seen.get("limit"))}
+            )
+    return found
+
+
+def traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Return the bytes so far by tier and purpose, both directions together, without what is never sent."""
+    found = {}
+    for tier in TIERS:
+        for purpose in PURPOSES:
+            each = [sum(record["bytes"][tier][direction][purpose] for direction in DIRECTIONS) for record in records]
+            if any(each):
+                found[f"{tier}-{purpose}"] = [_short(total) for total in accumulate(each)]
+    return found
+
+
+def seconds(records: Sequence[Mapping[str, Any]]) -> list[float | None] | None:
+    """Return the simulated seconds so far; None where there are no devices to take any."""
+    each = [record.get("simulated_seconds") for record in records]
+    known = [value for value in each if value is not None]
+    return [_short(total) for total in accumulate(known)] if len(known) == len(each) else None
+
+
+def _shared(known: list[list[list[int]]], mix: list[list[int]] | None) -> int | None:
+    """Return the place of a class mix among those known, where it is put if it is new."""
+    if mix is None:
+        return None
+    if mix not in known:
+        known.append(mix)
+    return known.index(mix)
+
+
+def _scaled(accuracy: float | None) -> int | None:
+    return round(SCALE * accuracy) if accuracy is not None and math.isfinite(accuracy) else None
+
+
+def _short(number: float | None) -> float | None:
+    if number is None or not math.isfinite(number):
+        return None
+    short = float(f"{number:.{DIGITS}g}")
+    return int(short) if short.is_integer() else short
+
+
+def _character(belief: float | None) -> str:
+    return chr(FIRST + round(LEVELS * min(max(belief or 0.0, 0.0), 1.0)))

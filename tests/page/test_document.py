@@ -1,0 +1,128 @@
+"""The data of the page's figures: the numbers of the records, written short."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fedbac
+from fedbac.presets.methods import METHODS
+from fedbac.report.document import document
+from fedbac.report.groups import summarized
+from fedbac.report.page import embedded
+from fedbac.runs.store import Run
+from tests.made_up_runs import fake, renamed
+
+
+def changed(run: Run, *changes: dict[str, Any], **config: Any) -> Run:
+    """Return a run in which the first records are changed, and its configuration."""
+    records = [{**record, **change} for record, change in zip(run.records, changes, strict=False)]
+    return replace(run, records=records + run.records[len(changes) :], config={**run.config, **config}, summary={})
+
+
+def of(run: Run) -> dict[str, Any]:
+    (found,) = document(summarized([run]))["runs"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_numbers_are_those_of_the_records() -> None:
+    run = of(
+        changed(
+            fake("hierfavg", rounds=2, edges=2),
+            {"accuracy": 0.30004, "accuracy_min": 0.1, "accuracy_per_edge": [0.1, 0.50008], "selected": [[0, 9], [10]]},
+            {"accuracy": 0.5, "accuracy_min": 0.25, "accuracy_per_edge": [0.25, None], "selected": [[1], []]},
+        )
+    )
+    assert run["accuracy"] == [3000, 5000]
+    assert run["worst"] == [1000, 2500]
+    assert run["edges"] == [[1000, 5001], [2500, None]]
+    assert run["sites"] == [10, 10]
+    assert run["selected"] == [f"{1 + 2**9 + 2**10:x}", "2"]
+    assert run["traffic"] == {
+        "client-train": [2_000_000, 4_000_000],
+        "client-evaluate": [40_000, 80_000],
+        "cloud-train": [250_000, 500_000],
+    }
+    assert run["seconds"] is None
+    assert run["beliefs"] is None
+    assert (run["seed"], run["planned"], run["last"]) == (0, 2, 2)
+
+
+def test_an_assignment_is_written_where_it_changes() -> None:
+    labels = [[0, 1], [0, 1], [1, 1], [1, 1]]
+    run = changed(fake(rounds=4, edges=2), *({"assignment": label} for label in labels))
+    assert of(run)["assignment"] == [(1, [0, 1]), (3, [1, 1])]
+
+
+def test_costs_of_devices_add_up() -> None:
+    run = changed(fake(rounds=3), *({"simulated_seconds": seconds} for seconds in (1.5, 2.25, 0.25)))
+    assert of(run)["seconds"] == [1.5, 3.75, 4]
+
+
+def test_beliefs_are_a_character_each() -> None:
+    beliefs = [[0.0, 0.5], [1.0, None]]
+    assert of(changed(fake(rounds=1), {"beliefs": beliefs}))["beliefs"] == ["#?[#"]
+
+
+def test_gaps_keep_their_round_and_their_limit() -> None:
+    gaps = {"clusters": [0, 3], "gap": [[0.0, 0.123456], [0.123456, None]], "limit": 0.21}
+    run = of(changed(fake(rounds=3), {}, {"gaps": gaps}, {"gaps": None}))
+    assert run["gaps"] == [
+        {"round": 2, "clusters": [0, 3], "gap": [[0, 0.12346], [0.12346, None]], "limit": 0.21},
+    ]
+
+
+def test_runs_on_the_same_data_share_its_class_mix() -> None:
+    mix = ["3 0 1", "0 2 2"]
+    runs = [changed(fake(name, edges=2), classes_per_edge=mix) for name in ("fed-bac", "fedbac-plus")]
+    found = document(summarized([*runs, fake("hierfavg")]))
+    assert found["mixes"] == [[[3, 0, 1], [0, 2, 2]]]
+    assert [run["mix"] for run in found["runs"]] == [0, 0, None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"selected": [[10**12]]},
+        {"selected": [[-1]]},
+        {"selected": 3},
+        {"selected": [["0"]]},
+        {"beliefs": "no"},
+        {"gaps": "no"},
+        {"gaps": {"clusters": [1], "gap": 3}},
+        {"accuracy_per_edge": [float("nan")] * 5},
+    ],
+    ids=str,
+)
+def test_what_a_strange_record_says_is_left_out(change: dict[str, Any]) -> None:
+    embedded(document(summarized([changed(fake(rounds=1), change)])))
+
+
+def test_runs_of_earlier_versions_lack_only_what_they_did_not_write() -> None:
+    run = fake(rounds=2)
+    records = [{key: value for key, value in record.items() if key != "selected"} for record in run.records]
+    found = of(replace(run, records=records))
+    assert (found["selected"], found["beliefs"], found["gaps"], found["mix"]) == (None, None, [], None)
+    assert found["accuracy"]
+
+
+def test_a_real_run_has_everything() -> None:
+    settings = ["task.num_edges=4", "task.clients_per_edge=2", "method.clustering.period=1", "task.data_fraction=0.3"]
+    run = fedbac.run("fedbac-plus", "planted", num_rounds=2, settings=settings)
+    found = document(summarized([run]))
+    (shown,) = found["runs"]
+    assert [len(row) for row in found["mixes"][0]] == [10] * 4
+    assert sum(map(sum, found["mixes"][0])) > 1000
+    assert len(shown["selected"]) == len(shown["beliefs"]) == 2
+    assert {len(text) for text in shown["beliefs"]} == {8}
+    assert [look["round"] for look in shown["gaps"]] == [1]  # nobody moves after the last round
+    assert len(shown["gaps"][0]["gap"]) == 4
+
+
+def test_a_page_of_all_methods_stays_small() -> None:
+    one = fake(rounds=200, edges=10, beliefs=[[0.5] * 10] * 10, selected=[[0, 3, 7]] * 10)
+    text = embedded(document(summarized([renamed(one, name) for name in METHODS])))
+    assert len(text) < 4_000_000
+    assert len(json.loads(text)["runs"]) == len(METHODS) > 40

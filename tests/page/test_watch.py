@@ -1,0 +1,222 @@
+"""The live page: it follows folders that others write, for any number of readers, and lets nobody else in."""
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac.report.following import Follower
+from fedbac.runs.store import RunFolder
+from tests.page.growing import Growing, played
+from tests.test_cli import COMMAND, SMALL, Shell
+from tests.test_cli import fedbac as fedbac  # the fixture
+
+live = pytest.importorskip("fedbac.report.live", reason="the extra 'watch' is not installed")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return played(tmp_path_factory.mktemp("source") / "run")
+
+
+@pytest.fixture
+def run(source: Path, tmp_path: Path) -> Growing:
+    return Growing(source, tmp_path / "runs" / "first")
+
+
+def rounds_shown(follower: Follower) -> list[int]:
+    return [len(run["accuracy"]) for run in follower.shown.document["runs"]]
+
+
+# ------------------------------------------------------------------------------------------------- following
+
+
+def test_it_shows_what_is_written_and_not_half_a_line(run: Growing) -> None:
+    follower = Follower(lambda: [run.folder])
+    assert rounds_shown(follower) == []
+    assert "No round is finished yet" in follower.shown.parts["header"]
+    run.grow(2)
+    follower.refresh()
+    before = follower.shown
+    assert rounds_shown(follower) == [2]
+    assert before.document["status"] == "Live: 1 run, 0 finished; round 2 of 5 in all"
+    run.tear()
+    follower.refresh()
+    assert rounds_shown(follower) == [2]
+    assert "warn" not in follower.shown.parts["header"]
+
+
+def test_nothing_new_is_nothing_to_send(run: Growing) -> None:
+    run.grow()
+    follower = Follower(lambda: [run.folder])
+    before = follower.shown
+    follower.refresh()
+    assert follower.shown is before
+
+
+def test_runs_come_and_go(run: Growing, source: Path, tmp_path: Path) -> None:
+    run.grow(5)
+    folders = [run.folder]
+    follower = Follower(lambda: folders)
+    second = Growing(source, tmp_path / "runs" / "second")
+    second.grow(3)
+    folders.append(second.folder)
+    follower.refresh()
+    assert rounds_shown(follower) == [5, 3]
+    assert follower.shown.document["status"] == "Live: 2 runs, 1 finished; round 8 of 10 in all"
+    del folders[0]
+    follower.refresh()
+    assert rounds_shown(follower) == [3]
+
+
+def test_a_damaged_run_is_named_and_the_others_are_shown(run: Growing, tmp_path: Path) -> None:
+    run.grow(2)
+    broken = tmp_path / "runs" / "<b>broken"
+    broken.mkdir()
+    (broken / "config.yaml").write_text("experiment: 3\n")
+    follower = Follower(lambda: [run.folder, RunFolder(broken)])
+    assert rounds_shown(follower) == [2]
+    assert "&lt;b&gt;broken" in follower.shown.parts["header"]
+
+
+# --------------------------------------------------------------------------------------------------- serving
+
+
+class Reader(contextlib.ExitStack):
+    """Reads from a server by hand, so that any header can be sent; closes what it opened at its end."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.port = int(address.split(":")[2].strip("/"))
+
+    def _ask(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self.callback(connection.close)
+        connection.request("GET", path, headers=headers)
+        return self.enter_context(connection.getresponse())
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, str, http.client.HTTPResponse]:
+        answer = self._ask(path, headers)
+        return answer.status, answer.read().decode(), answer
+
+    def stream(self, after: str = "") -> http.client.HTTPResponse:
+        return self._ask(f"/events?after={after}", {})
+
+
+def event(stream: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return the next event of a stream."""
+    while True:
+        line = stream.readline()
+        assert line, "the stream has ended"
+        if line.startswith(b"data: "):
+            found: dict[str, Any] = json.loads(line[6:])
+            return found
+
+
+@pytest.fixture
+def reader(run: Growing) -> Iterator[Reader]:
+    run.grow()
+    server = live.Live(lambda: [run.folder])
+    with server.beside(), Reader(server.address) as reader:
+        yield reader
+
+
+def test_every_reader_gets_new_rounds(run: Growing, reader: Reader) -> None:
+    first, second = reader.stream(), reader.stream()
+    seen = event(first)
+    assert [len(one["accuracy"]) for one in seen["document"]["runs"]] == [1]
+    assert event(second) == seen
+    second.close()  # a page that is closed takes nothing from the others
+    run.grow()
+    after = event(first)
+    assert [len(one["accuracy"]) for one in after["document"]["runs"]] == [2]
+    again = reader.stream(after=after["document"]["version"])  # a page that knows this is sent only what comes later
+    run.grow()
+    assert [len(one["accuracy"]) for one in event(again)["document"]["runs"]] == [3]
+
+
+def test_the_page_has_what_there_is_and_its_own_script_only(reader: Reader) -> None:
+    status, text, answer = reader.get()
+    assert status == 200
+    assert "data-live" in text
+    assert "fedbac-plus" in text
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::1]", ""])
+def test_other_names_for_this_machine_are_refused(reader: Reader, host: str) -> None:
+    """A page from elsewhere whose name leads to 127.0.0.1 must not read runs."""
+    for path in ("/", "/events"):
+        status, text, _ = reader.get(path, Host=host)
+        assert status == 400
+        assert "fedbac" not in text
+    assert reader.get("/", Host="localhost")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/config.yaml", "/../config.yaml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"])
+def test_no_path_leads_to_a_file(reader: Reader, path: str) -> None:
+    assert reader.get(path)[0] == 404
+
+
+def test_it_is_reached_from_this_machine_only_and_a_taken_port_is_named(run: Growing) -> None:
+    server = live.Live(lambda: [run.folder])
+    host, port = server.socket.getsockname()
+    assert host == "127.0.0.1"
+    with pytest.raises(ValueError, match=f"--port {port}: it cannot be used .*; choose another one"):
+        live.Live(lambda: [run.folder], port)
+    server.socket.close()
+
+
+def test_an_open_page_does_not_hold_up_the_end_and_sees_the_last_round(run: Growing) -> None:
+    run.grow()
+    server = live.Live(lambda: [run.folder])
+    with Reader(server.address) as reader:
+        with server.beside():
+            stream = reader.stream()
+            event(stream)
+            run.grow(4)
+        assert [len(one["accuracy"]) for one in event(stream)["document"]["runs"]] == [5]
+        assert stream.read() == b"\n"
+
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: Path) -> None:
+    run.grow()
+    with subprocess.Popen(
+        [*COMMAND, "watch", str(tmp_path / "runs")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", said)
+        with Reader(address) as reader:
+            assert event(reader.stream())["document"]["runs"]
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "runs are not affected" in out
+
+
+def test_run_live_says_where_and_ends_with_the_run(fedbac: Shell) -> None:
+    text = fedbac("run", "hierfavg", "--rounds", "1", "--live", "--out", "a", *SMALL)
+    assert re.search(r"Live page: http://127\.0\.0\.1:\d+/ \(it ends with the run\)", text)
+    assert text.index("Live page:") < text.index("Report:") < text.index("The live page has ended")
+
+
+def test_watch_names_what_is_missing(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nowhere: there is no such folder" in fedbac("watch", "nowhere", code=2)
+    monkeypatch.delitem(sys.modules, "fedbac.report.live")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "the live page needs: pip install 'fedbac[watch]'" in fedbac("watch", ".", code=2)
