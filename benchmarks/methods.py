@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedbac import METHODS, configure, play
+from fedbac import METHODS, configure
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
+from fedbac.runs.play import play
 
 REFERENCE = "hierfavg"
 
@@ -56,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     runtime = parse(Runtime, {"device": options.device})
     names = [REFERENCE, *(name for name in options.methods if name != REFERENCE)]
-    experiments = {name: configure(name, options.task, num_rounds=options.rounds + 1) for name in names}
+    experiments = {name: configure(name, options.task, rounds=options.rounds + 1) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(options.turns):
         for name, experiment in experiments.items():
