@@ -32,7 +32,7 @@ ENGINES = {
 def measure(method: str, num_edges: int, num_clients: int, num_rounds: int) -> list[dict[str, Any]]:
     settings = [f"task.num_edges={num_edges}", f"task.clients_per_edge={num_clients // num_edges}"]
     settings += ["task.partition.dirichlet_server=1000", "task.partition.dirichlet_client=1000"]
-    experiment = configure(method, num_rounds=num_rounds + 1, settings=settings)
+    experiment = configure(method, rounds=num_rounds + 1, settings=settings)
     federation = assemble(experiment)
     edges = [connect(experiment, federation, runtime) for runtime in ENGINES.values()]
     running = [

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="settings")
     args = parser.parse_args()
     everyone = method("singletons", task(args.task)).model_copy(update={"selection": Random()})
-    experiment = configure(everyone, args.task, seed=args.seed, num_rounds=max(args.rounds), settings=args.settings)
+    experiment = configure(everyone, args.task, seed=args.seed, rounds=max(args.rounds), settings=args.settings)
     federation = assemble(experiment)
     edges = connect(experiment, federation, Runtime(workers=1))
     num_edges = experiment.task.num_edges

@@ -15,10 +15,11 @@ from statistics import median
 
 import torch
 
-from fedbac import METHODS, configure, play
+from fedbac import METHODS, configure
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.local import describe
+from fedbac.runs.play import play
 
 REFERENCE = "hierfavg"
 OWN_KERNELS = ("native", "cuda-fused")
@@ -59,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     runtime = parse(Runtime, {"device": options.device})
     names = [REFERENCE, *(name for name in options.methods if name != REFERENCE)]
-    experiments = {name: configure(name, options.task, num_rounds=options.rounds + 1) for name in names}
+    experiments = {name: configure(name, options.task, rounds=options.rounds + 1) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     trainer: dict[str, str] = {}
     for turn in range(options.turns):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbac import Dataset, configure, play
+from fedbac import Dataset, configure
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.data import load
@@ -28,6 +28,7 @@ from fedbac.federation import assemble
 from fedbac.gpu.driver import Module
 from fedbac.gpu.network import GROUP
 from fedbac.runs.configure import Inputs
+from fedbac.runs.play import play
 
 
 def data(folder: Path | None) -> tuple[Dataset, bool]:
@@ -99,7 +100,7 @@ def main() -> None:
             times.active = False
             times.events.clear()
         experiment = configure(
-            name, "cifar10", num_rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
+            name, "cifar10", rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
         )
         profile = cProfile.Profile()
         if args.profile:

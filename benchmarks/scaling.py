@@ -73,7 +73,7 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         f"method.clustering.num_clusters={args.clusters}",
     ]
     inputs = Inputs(dataset=data, shards=shards)
-    experiment = configure(args.method, num_rounds=args.rounds, settings=settings, inputs=inputs)
+    experiment = configure(args.method, rounds=args.rounds, settings=settings, inputs=inputs)
     parties = assemble(experiment, dataset=data, shards=shards)
     edges = connect(experiment, parties, Runtime(device=args.device, memory_gib=args.memory))
     clock = Clock()

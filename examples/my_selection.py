@@ -52,6 +52,6 @@ if __name__ == "__main__":
     fedbac.SELECTION.register(LargestFirst)  # so that a saved configuration that names it can be read again
     task = fedbac.task("demo")
     method = fedbac.method("fed-bac", task).model_copy(update={"name": "largest-first", "selection": LargestFirst()})
-    run = fedbac.run(method, task, num_rounds=3)
+    run = fedbac.run(method, task, rounds=3)
     for record in run.records:
         print(f"round {record['round']}: accuracy {record['accuracy']:.3f}, edge 0 trained {record['selected'][0]}")

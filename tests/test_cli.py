@@ -247,7 +247,7 @@ def test_lists(fedbac: Shell) -> None:
     assert "cifar10-severe" in fedbac("tasks")
     assert "fashion-mnist-mini" in fedbac("data", "list")
     shown = fedbac("show", "ifca", "--set", "task.rounds=7")
-    assert yaml.safe_load(shown)["task"]["rounds"] == 7
+    assert yaml.safe_load(shown)["experiment"]["task"]["rounds"] == 7
 
 
 def test_missing_data_lists_the_places(fedbac: Shell) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_demo_shows_the_papers_order() -> None:
     task = fedbac.task("demo")
     accuracy = {
-        name: fedbac.run(name, task, num_rounds=8, device="cpu").records[-1]["accuracy"]
+        name: fedbac.run(name, task, rounds=8, device="cpu").records[-1]["accuracy"]
         for name in ("fed-bac", "ifca", "hierfavg")
     }
     assert accuracy["fed-bac"] > accuracy["ifca"] + 0.05

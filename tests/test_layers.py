@@ -23,6 +23,7 @@ LAYERS = [
     {"engines"},
     {"presets"},
     {"runs", "report"},
+    {"api"},
     {"fedbac_paper", "cli"},
     {"__main__"},
 ]
@@ -31,7 +32,7 @@ COLUMNS = {"topology", "clustering", "selection", "sharing", "personalization"}
 ALGORITHM = {"core", "rounds", "local", "engines"}
 """What serves every method, and so may know none."""
 ALLOWED_ONLY_IN = {
-    "matplotlib": {"report", "fedbac_paper"},
+    "matplotlib": {"report", "fedbac_paper", "api"},
     "typer": {"cli", "fedbac_paper"},
     "loky": {"local", "runs"},
     "cloudpickle": {"local"},

@@ -159,7 +159,7 @@ def test_colour_of_a_method_does_not_depend_on_company(three: list[Run]) -> None
 
 def measuring(name: str, *settings: str, stated: bool = True) -> Run:
     """Return a made-up run of a preset with settings, as today's version writes its folder, or as earlier ones did."""
-    experiment = configure(name, "demo", num_rounds=2, settings=settings)
+    experiment = configure(name, "demo", rounds=2, settings=settings)
     splits = {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs}
     config: dict[str, Any] = {"experiment": experiment.model_dump(mode="json"), "measured_on": splits}
     if not stated:

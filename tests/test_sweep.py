@@ -62,7 +62,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_stop_lets_rounds_finish_and_begins_no_run(jobs: int, tmp_path: Path) -> None:
     found = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (), (0, 1, 2), 500, SMALL, tmp_path)
-    sweep.lay_out(found, ALONE)
+    sweep.lay_out(found, ALONE, parent=tmp_path)
     folders = [point.folder for point in found]
     stop = Stop()
     for done in sweep.run_all(folders, ALONE, jobs, None, stop=stop):

@@ -1,5 +1,6 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
+from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
 from fedbac.clustering import (
     Agglomerative,
     CosineSplits,
@@ -21,7 +22,10 @@ from fedbac.errors import (
     CheckpointError,
     ConfigError,
     DataNotFoundError,
+    EngineError,
+    Error,
     FederationError,
+    NotEnoughMemoryError,
     OutputError,
     PartitionError,
     PolicyError,
@@ -43,8 +47,7 @@ from fedbac.personalization import (
 from fedbac.presets.methods import METHODS, method
 from fedbac.presets.tasks import TASKS, task
 from fedbac.runs.configure import configure
-from fedbac.runs.play import load, play, resume, run
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder
 from fedbac.selection import (
     COCS,
     Contextual,
@@ -98,6 +101,8 @@ __all__ = [
     "Dataset",
     "Distill",
     "DistillAdaptive",
+    "EngineError",
+    "Error",
     "Evaluation",
     "Evidence",
     "Exchange",
@@ -126,6 +131,7 @@ __all__ = [
     "Moment",
     "NoState",
     "Noise",
+    "NotEnoughMemoryError",
     "OnceOverfitted",
     "Oort",
     "OutputError",
@@ -137,6 +143,7 @@ __all__ = [
     "Personal",
     "PersonalHead",
     "Phase",
+    "Playing",
     "PolicyError",
     "PowerOfChoice",
     "Pull",
@@ -146,6 +153,7 @@ __all__ = [
     "RunFolder",
     "RunFolderError",
     "RunInUseError",
+    "Runs",
     "Runtime",
     "Settings",
     "Shards",
@@ -159,11 +167,14 @@ __all__ = [
     "Training",
     "TwoHeads",
     "__version__",
+    "compare",
     "configure",
     "load",
     "method",
     "play",
+    "report",
     "resume",
     "run",
+    "sweep",
     "task",
 ]

@@ -1,17 +1,19 @@
 """The errors of fedbac, one tree.
 
-ValueError
-  ConfigError            a configuration that cannot run; names the field, the value and what is allowed
-  PartitionError         no partition of the data meets the stated minimum sizes
-  PolicyError            a policy answered what cannot be done; names the policy and what is expected
-FederationError          what the world does
-  DataNotFoundError      a data set is in none of the places tried
-  EngineError            a distributed engine cannot be reached or gave up
-  NotEnoughMemoryError   not even one client can be trained in the memory there is
-  OutputError            a file cannot be written; what was there before still is
-  RunFolderError         a run folder that cannot be used as asked
-    RunInUseError        another process is writing to it
-    CheckpointError      no checkpoint in it can be read
+Error
+  ConfigError              a configuration that cannot run; names the field, the value and what is allowed
+  PartitionError           no partition of the data meets the stated minimum sizes
+  PolicyError              a policy answered what cannot be done; names the policy and what is expected
+  FederationError          what the world does
+    DataNotFoundError      a data set is in none of the places tried
+    EngineError            a distributed engine cannot be reached or gave up
+    NotEnoughMemoryError   not even one client can be trained in the memory there is
+    OutputError            a file cannot be written; what was there before still is
+    RunFolderError         a run folder that cannot be used as asked
+      RunInUseError        another process is writing to it
+      CheckpointError      no checkpoint in it can be read
+
+The first three are ValueErrors too.
 """
 
 import difflib
@@ -21,19 +23,23 @@ LONGEST_QUOTE = 200
 """Characters of a value that a message repeats."""
 
 
-class ConfigError(ValueError):
+class Error(Exception):
+    """Anything that fedbac raises on purpose; its message says what is wrong and what to do."""
+
+
+class ConfigError(Error, ValueError):
     """A configuration that cannot run; the message names the field, the value and what is allowed."""
 
 
-class PartitionError(ValueError):
+class PartitionError(Error, ValueError):
     """No partition of the data meets the stated minimum sizes."""
 
 
-class PolicyError(ValueError):
+class PolicyError(Error, ValueError):
     """A policy answered what cannot be done; the message names the policy and what is expected."""
 
 
-class FederationError(Exception):
+class FederationError(Error):
     """Something outside the program went wrong."""
 
 

@@ -21,10 +21,13 @@ class Federation:
     """What the cloud, the edges and the clients of one experiment consist of."""
 
     dataset: Dataset
+    """The examples that are used: a sample, where the task uses a fraction of the data."""
     shards: Shards
     sites: tuple[Site, ...]
     examples: Examples
     build: models.Build
+    source_sha256: str | None = None
+    """The hash of all the data, where a sample is used."""
 
     @property
     def network(self) -> nn.Module:
@@ -55,7 +58,9 @@ def assemble(
     task = experiment.task
     if dataset is None:
         dataset = data.load(task.dataset, data_folder)
+    source_sha256 = None
     if task.data_fraction < 1:
+        source_sha256 = dataset.fingerprint
         dataset = dataset.sample(task.data_fraction, experiment.seed)
     if task.augment is not None and dataset.x_train.ndim != 4:
         raise ConfigError(
@@ -65,7 +70,9 @@ def assemble(
     if experiment.method.network is not None:  # a study of capacity brings its own, whatever the task's is
         network = None
     recipe = experiment.method.network or task.network
-    build = models.builder(recipe, network, dataset.x_train.shape[1:], dataset.num_classes, experiment.seed)
+    build = models.builder(
+        recipe, network, dataset.x_train.shape[1:], dataset.num_classes, experiment.seed, dataset.largest_token
+    )
     if shards is None:
         shards = data.partition(
             dataset.y_train, dataset.y_test, dataset.num_classes, task.clients(), task.partition, experiment.seed
@@ -85,6 +92,7 @@ def assemble(
         sites=sites,
         examples=Examples(dataset, shards, task.training, task.augment, experiment.seed, dataset.normalization()),
         build=build,
+        source_sha256=source_sha256,
     )
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ def replacing(path: Path, sync_folder: bool = True) -> Iterator[Path]:
     with explained(path):
         try:
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            mode = stat.S_IMODE(partial.stat().st_mode)  # as the umask has it
             yield partial
+            partial.chmod(mode)  # a library may have put a file of its own there, which only its owner may read
             sync(partial)
             os.replace(partial, path)
             if sync_folder:

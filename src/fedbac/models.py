@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
-from fedbac.core.settings import Settings, Width
+from fedbac.core.settings import BareKind, Settings, Width
 from fedbac.errors import ConfigError
 
 LENET_WIDTHS = (6, 16, 120, 84)
@@ -87,16 +87,29 @@ class Custom(Settings):
         )
 
 
-NetworkChoice = Annotated[LeNet5 | Perceptron | Custom, Field(discriminator="kind")]
+NetworkChoice = Annotated[LeNet5 | Perceptron | Custom, Field(discriminator="kind"), BareKind]
 UserNetwork = nn.Module | Callable[[], nn.Module]
 Build = Callable[[int], nn.Module]
 """``build(i)`` returns the i-th independently initialized network of a run."""
 
 
 def builder(
-    network: LeNet5 | Perceptron | Custom, user: UserNetwork | None, shape: tuple[int, ...], num_classes: int, seed: int
+    network: LeNet5 | Perceptron | Custom,
+    user: UserNetwork | None,
+    shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    largest_token: int | None = None,
 ) -> Build:
-    """Return the function that makes a run's networks, after checking once that one fits the data."""
+    """Return the function that makes a run's networks, after checking once that one fits the data.
+
+    ``largest_token`` is given where examples are tokens.
+    """
+    if largest_token is not None and user is None and not isinstance(network, Custom):
+        raise ConfigError(
+            f"task.network: {network.kind} reads numbers, but the examples are tokens (int64); pass a network of your "
+            "own that begins with an embedding (network=...), or give images as uint8"
+        )
 
     def build(index: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -111,7 +124,7 @@ def builder(
                 f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
                 f"{MAX_WEIGHTS:,}; make it narrower, or pass a network of your own in Python"
             )
-    _check_output(build(0), shape, num_classes)
+    _check_output(build(0), shape, num_classes, largest_token)
     return build
 
 
@@ -134,11 +147,16 @@ def _renew(user: UserNetwork) -> nn.Module:
     return module
 
 
-def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int) -> None:
+def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int, largest_token: int | None = None) -> None:
     module.eval()
+    examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
     with torch.no_grad():
         try:
-            logits = module(torch.zeros(2, *shape))
+            logits = module(examples)
+        except IndexError as error:
+            raise ConfigError(
+                f"network: it cannot read the token {largest_token} ({error}); its embedding needs more rows"
+            ) from error
         except RuntimeError as error:
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
     if not isinstance(logits, Tensor):

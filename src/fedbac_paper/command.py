@@ -133,7 +133,7 @@ def _run(
     out.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished, {len(todo)} to go", highlight=False)
     if not todo:
         return False, False
-    sweep.lay_out(todo, runtime)
+    sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
     stop, late, failures = Stop(), False, dict[Path, Exception]()
     with stop.caught(), progress_bars() as bars:
         board = Board(todo, jobs, bars)

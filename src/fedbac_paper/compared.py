@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fedbac
 from fedbac.config.experiment import Method
 from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
-from fedbac.report.table import NONE, duration, human_bytes, percent
-from fedbac.runs.play import load
 from fedbac.runs.store import Run
 
 TASK = "devices"
@@ -58,6 +57,8 @@ def outdated(found: Mapping[str, Any]) -> list[str]:
 
 def section(results: Path) -> list[str]:
     """Return what docs/methods.md says of all methods on one task; nothing before they were compared."""
+    from fedbac.report.table import duration  # the report draws, so it is slow to import
+
     file = results / "compared.json"
     if not file.exists():
         return []
@@ -104,6 +105,8 @@ def reasons(speed: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def table(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a Markdown table, best accuracy first; ``speed`` holds what ``benchmarks/methods.py`` wrote."""
+    from fedbac.report.table import NONE, duration, human_bytes, percent
+
     machines = " | ".join(f"round ({results['machine']})" for results in speed)
     lines = [
         f"| method | accuracy (%) | worst edge (%) | total bytes | simulated time | clusters | {machines} |",
@@ -127,7 +130,7 @@ def table(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[
 def main() -> None:
     """Keep the numbers of a folder of runs."""
     folder, file = map(Path, sys.argv[1:])
-    runs = [load(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
+    runs = [fedbac.load(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(kept(runs), indent=1) + "\n", encoding="utf-8")
 

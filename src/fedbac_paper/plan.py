@@ -83,7 +83,7 @@ def experiment_of(cell: Cell, seed: int, change: Pass) -> Experiment:
     """Return the experiment of a cell with one seed."""
     fixed = CALIBRATED[cell.dataset] if cell.calibrated else ()
     settings = [*fixed, *cell.settings, *change.overrides()]
-    return configure(cell.method, cell.task, seed=seed, num_rounds=change.rounds, settings=settings)
+    return configure(cell.method, cell.task, seed=seed, rounds=change.rounds, settings=settings)
 
 
 def point_of(cell: Cell, seed: int, change: Pass, parent: Path) -> Point:

@@ -176,9 +176,11 @@ def test_the_error_names_the_minimum_the_worst_and_the_remedy() -> None:
         split(clients=(10, 10), dirichlet_client=0.01, min_client_samples=100, max_attempts=7)
     message = str(caught.value)
     assert "min_client_samples=100 failed in 7 of 7 attempts: the smallest client had 0 examples at worst" in message
-    assert "raise dirichlet_client" in message
+    assert "raise task.partition.dirichlet_client" in message
     assert "min_edge_test" not in message
-    with pytest.raises(PartitionError, match=r"min_edge_test=330 failed in 5 of 5 attempts.*raise dirichlet_server"):
+    with pytest.raises(
+        PartitionError, match=r"min_edge_test=330 failed in 5 of 5 .*raise task\.partition\.dirichlet_server"
+    ):
         split(clients=(1, 1, 1), dirichlet_server=0.05, min_edge_test=330, max_attempts=5)
 
 

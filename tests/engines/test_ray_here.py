@@ -53,7 +53,7 @@ def test_an_actor_with_much_data_is_made_again(here: Any) -> None:
 
     inputs = Inputs(dataset=toy(size=28, train=6000))
     settings = ["task.num_edges=2", "task.training.epochs=1", "task.network={kind: mlp, hidden: [64]}"]
-    experiment = configure("hierfavg", worker.TASK, num_rounds=3, settings=settings, inputs=inputs)
+    experiment = configure("hierfavg", worker.TASK, rounds=3, settings=settings, inputs=inputs)
     alone = finish(play(experiment, inputs=inputs, runtime=Runtime(workers=1, device="cpu")))
     federation = assemble(experiment, dataset=inputs.dataset)
     edges = RayEdges(experiment, federation, HERE)

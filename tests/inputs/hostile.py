@@ -13,14 +13,13 @@ import numpy as np
 
 import fedbac
 from fedbac.cli.main import main
-from fedbac.cli.playing import MENDABLE
 from fedbac.cli.terminal import shown
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.config.text import to_yaml
 from fedbac.data import Shards, load
 from fedbac.errors import visible
-from fedbac.runs.configure import read_experiment
+from fedbac.runs.configure import configure, runtime_in
 from fedbac.runs.sweep import grid
 from fedbac_paper.pages import page
 from fedbac_paper.results import read_results, write_results
@@ -83,7 +82,7 @@ class Attacks:
         kind = rng.choice(list(self.kinds))
         try:
             self.kinds[kind](rng)
-        except MENDABLE as error:
+        except fedbac.Error as error:
             if len(str(error)) > LONGEST_MESSAGE:
                 return f"input {seed} ({kind}): a message of {len(str(error))} characters"
         except Exception as error:  # everything else is a finding
@@ -102,7 +101,9 @@ class Attacks:
 
     def file(self, rng: Random) -> None:
         text = to_yaml(rng.choice(list(self.trees.values())))
-        read_experiment(self.write("config.yaml", mutated(rng, text)))
+        path = self.write("config.yaml", mutated(rng, text))
+        configure(path)
+        runtime_in(path)
 
     def task(self, rng: Random) -> None:
         text = to_yaml(rng.choice(list(self.trees.values()))["experiment"]["task"])

@@ -78,7 +78,7 @@ def test_names_of_every_day_are_plain() -> None:
 
 
 def test_python_s_arguments_are_held_to_the_same() -> None:
-    wrong: dict[str, Any] = {"num_rounds": 10**9, "seed": -1, "workers": 10**6, "memory_gib": 1e300, "method": []}
+    wrong: dict[str, Any] = {"rounds": 10**9, "seed": -1, "workers": 10**6, "memory_gib": 1e300, "method": []}
     for name, value in wrong.items():
         with pytest.raises(ConfigError):
             fedbac.run(**{"method": "fed-bac", "task": "demo", name: value})
@@ -122,7 +122,7 @@ def test_a_batch_has_room_for_what_clients_hold_not_for_what_was_asked(monkeypat
 
     monkeypatch.setattr(engines, "make_trainer", vmapped)
     settings = ["task.training.batch_size=1000000", "task.network={kind: mlp}"]
-    done = fedbac.run("hierfavg", "demo", num_rounds=1, dataset=data, shards=shards, settings=settings)
+    done = fedbac.run("hierfavg", "demo", rounds=1, dataset=data, shards=shards, settings=settings)
     assert done.records[0]["failed"] == []
 
 

@@ -15,7 +15,7 @@ SMALL = [
 
 def played(folder: Path, method: str = "fedbac-plus", rounds: int = 5) -> Path:
     """Play a run of some rounds, in no time, and return its folder."""
-    fedbac.run(method, num_rounds=rounds, settings=SMALL, dataset=toy(size=8), out=folder, device="cpu", workers=1)
+    fedbac.run(method, rounds=rounds, settings=SMALL, dataset=toy(size=8), out=folder, device="cpu", workers=1)
     return folder
 
 

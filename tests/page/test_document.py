@@ -110,7 +110,7 @@ def test_runs_of_earlier_versions_lack_only_what_they_did_not_write() -> None:
 
 def test_a_real_run_has_everything() -> None:
     settings = ["task.num_edges=4", "task.clients_per_edge=2", "method.clustering.period=1", "task.data_fraction=0.3"]
-    run = fedbac.run("fedbac-plus", "planted", num_rounds=2, settings=settings)
+    run = fedbac.run("fedbac-plus", "planted", rounds=2, settings=settings)
     found = document(summarized([run]))
     (shown,) = found["runs"]
     assert [len(row) for row in found["mixes"][0]] == [10] * 4

@@ -17,7 +17,8 @@ from fedbac.local import LoopTrainer, PoolTrainer, pool
 from fedbac.personalization import Shared
 from fedbac.runs import crew, sweep
 from fedbac.runs.crew import Crew
-from fedbac.runs.store import RunFolder, Tail
+from fedbac.runs.store import RunFolder
+from fedbac.runs.tail import Tail
 from tests.processes import LINUX, workers
 from tests.support import deal, federate
 from tests.test_cli import COMMAND

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedbac.config.experiment import Experiment, Method, Task, Training
-from fedbac.config.explain import override, parse
+from fedbac.config.explain import changes_of, override, parse
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, RunFolderError
 from fedbac.presets.tasks import TASKS
@@ -163,7 +163,7 @@ def test_a_new_group_of_settings_at_its_default_changes_no_hash(method: str) -> 
     assert later.method.column == later.task.training.column == later.column == Column()
     assert identity(later) == identity(today)
     bent = [
-        parse(LaterExperiment, override(later.model_dump(mode="json"), [f"{path}.bend.strength=0.5"]))
+        parse(LaterExperiment, override(later.model_dump(mode="json"), changes_of([f"{path}.bend.strength=0.5"])))
         for path in ("column", "method.column", "task.training.column")
     ]
     assert len({identity(today), *map(identity, bent)}) == 4

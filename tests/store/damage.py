@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 import fedbac
-from fedbac.cli.playing import MENDABLE
 from fedbac.config.experiment import Task, Training
 from fedbac.data import toy
 from fedbac.report import final, outcome, write_report
@@ -64,7 +63,7 @@ def play_examples(folder: Path) -> Examples:
             stop.wanted = True
             finish(playing)
     folders = {name: folder / name for name in ("finished", "stopped")}
-    shown = {name: fedbac.load(path) for name, path in folders.items()}
+    shown: dict[str, Run] = {name: fedbac.load(path) for name, path in folders.items()}
     return Examples(folders, shown, end, weights(folders["finished"]))
 
 
@@ -224,7 +223,7 @@ def complaint(examples: Examples, name: str, damaged: Path, page: bool = False) 
 def _attempt(what: str, attempt: Callable[[], str | None]) -> str | None:
     try:
         found = attempt()
-    except MENDABLE as error:
+    except fedbac.Error as error:
         sentence = str(error)
         return f"{what}: an error without words" if not sentence.strip() else None
     except Exception as error:

@@ -17,8 +17,8 @@ import fedbac
 from fedbac.errors import CheckpointError, ConfigError, RunFolderError
 from fedbac.runs import checkpoints
 from fedbac.runs.configure import experiment_in
-from fedbac.runs.play import finish, play_folder
-from fedbac.runs.store import RunFolder
+from fedbac.runs.play import finish, play, play_folder
+from fedbac.runs.store import Run, RunFolder
 from tests.store.damage import INPUTS, ROUNDS, STOPPED, Examples, complaint, damage, play_examples, weights
 
 EACH = 30
@@ -39,7 +39,7 @@ def stopped(examples: Examples, tmp_path: Path) -> Path:
     return Path(shutil.copytree(examples.folders["stopped"], tmp_path / "stopped"))
 
 
-def resumed(folder: Path) -> fedbac.Run:
+def resumed(folder: Path) -> Run:
     return finish(play_folder(RunFolder(folder), INPUTS))
 
 
@@ -159,7 +159,7 @@ def test_another_trainer_is_mentioned(stopped: Path, caplog: pytest.LogCaptureFi
     folder = RunFolder(stopped)
     experiment, runtime = experiment_in(folder, with_data=True)
     other = runtime.model_copy(update={"trainer": "torch"})
-    finish(fedbac.play(experiment, folder=folder, runtime=other, inputs=INPUTS, continued=True))
+    finish(play(experiment, folder=folder, runtime=other, inputs=INPUTS, continued=True))
     assert "may round differently" in caplog.text
 
 

@@ -14,6 +14,7 @@ from fedbac import METHODS, Runtime
 from fedbac.core.world import World
 from fedbac.data import toy
 from fedbac.runs.configure import Inputs
+from fedbac.runs.play import play
 from tests.support import NO_GPU, without
 from tests.unit.tiny import tiny_task
 
@@ -26,12 +27,12 @@ def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -
     small = tiny_task(num_edges=6, clients_per_edge=3, world=HARD, rounds=3, **task)
     experiment = fedbac.configure(preset, small, settings=LINKS, inputs=inputs)
     runtime = Runtime(device=device, workers=1)
-    playing = fedbac.play(experiment, folder=folder, runtime=runtime, inputs=inputs)
+    playing = play(experiment, folder=folder, runtime=runtime, inputs=inputs)
     next(playing)
     next(playing)
     playing.close()
     resumed = fedbac.resume(folder, dataset=inputs.dataset)
-    return resumed.records, list(fedbac.play(experiment, runtime=runtime, inputs=inputs))
+    return resumed.records, list(play(experiment, runtime=runtime, inputs=inputs))
 
 
 @pytest.mark.parametrize("preset", METHODS)

@@ -16,7 +16,7 @@ from fedbac.report import write_report
 from fedbac.runs import sweep
 from fedbac.runs.configure import configure
 from fedbac.runs.play import finish, play
-from fedbac.runs.store import RunFolder
+from fedbac.runs.store import Run, RunFolder
 from tests.store.damage import INPUTS, TASK
 
 ALONE = fedbac.Runtime(workers=1, device="cpu")
@@ -38,7 +38,7 @@ def run(two_rounds: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(two_rounds, tmp_path / "run"))
 
 
-def resume(folder: Path) -> fedbac.Run:
+def resume(folder: Path) -> Run:
     return finish(play(EXPERIMENT, folder=folder, inputs=INPUTS, runtime=ALONE, continued=True))
 
 
@@ -140,7 +140,7 @@ def test_a_comparison_killed_while_it_was_laid_out_says_what_is_missing(
 
     monkeypatch.setattr(RunFolder, "write_config", killed)
     with pytest.raises(KeyboardInterrupt):
-        sweep.lay_out(points, ALONE)
+        sweep.lay_out(points, ALONE, parent=tmp_path / "c")
     monkeypatch.undo()
     names = [point.folder.path.name for point in points]
     assert len(reporting.run_folders([tmp_path / "c"])) == 2
@@ -161,7 +161,7 @@ def test_a_damaged_list_is_made_anew(tmp_path: Path) -> None:
     for content in ("{", "7", "[" * 3000, '[1, "a"]'):
         (tmp_path / "runs.json").write_text(content)
         points = [sweep.Point(EXPERIMENT, RunFolder(tmp_path / name), ()) for name in ("a", "b")]
-        sweep.lay_out(points, ALONE)
+        sweep.lay_out(points, ALONE, parent=tmp_path)
         assert json.loads((tmp_path / "runs.json").read_text()) == ["a", "b"]
         assert len(reporting.run_folders([tmp_path])) == 2
 

@@ -20,10 +20,11 @@ from safetensors.torch import load_file
 import fedbac
 from fedbac.data import toy
 from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUseError
-from fedbac.runs.configure import Inputs, configure, read_experiment
+from fedbac.runs.configure import Inputs, configure, runtime_in
 from fedbac.runs.play import finish, play
 from fedbac.runs.stopping import Interrupted, Stop, interrupting
-from fedbac.runs.store import RunFolder, Tail, differences
+from fedbac.runs.store import RunFolder, differences
+from fedbac.runs.tail import Tail
 from tests.made_up_runs import fake
 from tests.store import worker
 
@@ -156,9 +157,10 @@ def test_killed_between_any_two_writes(moment: str, copy: Path, whole: Path) -> 
 
 
 def test_a_run_repeats_from_its_configuration_alone(whole: Path, tmp_path: Path) -> None:
-    experiment, runtime = read_experiment(whole / "config.yaml", with_data=True)
+    inputs, file = Inputs(dataset=toy(size=8)), whole / "config.yaml"
+    experiment, runtime = configure(file, inputs=inputs), runtime_in(file)
     folder = RunFolder(tmp_path / "again")
-    finish(play(experiment, folder=folder, runtime=runtime, inputs=Inputs(dataset=toy(size=8))))
+    finish(play(experiment, folder=folder, runtime=runtime, inputs=inputs))
     assert_same(folder.path, whole)
 
 
@@ -357,9 +359,7 @@ def test_a_custom_network_must_be_given_again(tmp_path: Path) -> None:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
     data = toy(size=8)
-    fedbac.run(
-        "hierfavg", worker.TASK, out=tmp_path, dataset=data, network=small, num_rounds=2, workers=1, device="cpu"
-    )
+    fedbac.run("hierfavg", worker.TASK, out=tmp_path, dataset=data, network=small, rounds=2, workers=1, device="cpu")
     with pytest.raises(ConfigError, match="network of your own"):
         fedbac.resume(tmp_path, dataset=data)
     assert len(fedbac.resume(tmp_path, dataset=data, network=small).records) == 2

@@ -10,7 +10,7 @@ from fedbac.config.experiment import Task, Training
 from fedbac.data import toy
 from fedbac.runs import play as playing
 from fedbac.runs.configure import Inputs, configure
-from fedbac.runs.store import RunFolder
+from fedbac.runs.store import Run, RunFolder
 
 ROUNDS = 14
 TASK = Task(
@@ -47,7 +47,7 @@ network, phases that rest."""
 SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
 
 
-def row(name: str, folder: Path) -> Generator[dict[str, Any], None, fedbac.Run]:
+def row(name: str, folder: Path) -> Generator[dict[str, Any], None, Run]:
     """Play a row of Table I in a folder of its own, round by round."""
     inputs = Inputs(dataset=toy(size=8))
     experiment = configure(name, SHORT, settings=ROWS[name], inputs=inputs)

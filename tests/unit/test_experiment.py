@@ -28,7 +28,7 @@ from fedbac import (
     run,
 )
 from fedbac.config.experiment import Runtime
-from fedbac.config.explain import override, parse
+from fedbac.config.explain import changes_of, override, parse
 from fedbac.models import Custom
 from fedbac.runs import play
 from tests.unit.tiny import tiny_run, tiny_task
@@ -316,19 +316,19 @@ def test_learning_rate_decays_from_the_second_round() -> None:
 
 def test_override_reads_values_as_yaml_and_makes_missing_groups() -> None:
     tree = {"a": {"b": 1, "c": 2}, "d": None}
-    out = override(tree, ["a.b=0.1", "d.e=true", "f.g.h=[1, 2]", "a.c=null", "x=p=q"])
+    out = override(tree, changes_of(["a.b=0.1", "d.e=true", "f.g.h=[1, 2]", "a.c=null", "x=p=q"]))
     assert out == {"a": {"b": 0.1, "c": None}, "d": {"e": True}, "f": {"g": {"h": [1, 2]}}, "x": "p=q"}
     assert tree == {"a": {"b": 1, "c": 2}, "d": None}
 
 
 def test_the_last_of_two_settings_wins() -> None:
-    assert override({}, ["a=1", "a=2"]) == {"a": 2}
+    assert override({}, changes_of(["a=1", "a=2"])) == {"a": 2}
 
 
 @pytest.mark.parametrize("assignment", ["task.rounds", "=3", ""])
 def test_a_setting_must_be_an_assignment(assignment: str) -> None:
     with pytest.raises(ConfigError, match="path=value"):
-        override({}, [assignment])
+        override({}, changes_of([assignment]))
 
 
 def test_a_value_is_not_a_group() -> None:
@@ -339,7 +339,7 @@ def test_a_value_is_not_a_group() -> None:
 @pytest.mark.parametrize("value", ["[1", "{a: ", "'open", "a: b: c", "0x_"])
 def test_a_value_that_is_no_yaml_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"--set .task\.rounds.*not readable YAML"):
-        override({}, [f"task.rounds={value}"])
+        override({}, changes_of([f"task.rounds={value}"]))
 
 
 def test_settings_reach_the_experiment() -> None:
@@ -349,7 +349,7 @@ def test_settings_reach_the_experiment() -> None:
         "method.clustering.period=7",
         "evaluation.last_rounds=2",
     ]
-    experiment = configure("fed-bac", "demo", seed=5, num_rounds=9, settings=settings)
+    experiment = configure("fed-bac", "demo", seed=5, rounds=9, settings=settings)
     assert experiment.seed == 5
     assert (experiment.task.rounds, experiment.task.num_edges) == (9, 4)
     assert experiment.task.training.learning_rate == 1e-3

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 import fedbac
-from fedbac import Ask, Contextual, Evidence, LatencyUCB, Method, NoState, PowerOfChoice, Random, Runtime, Task
+from fedbac import Ask, Contextual, Evidence, LatencyUCB, Method, NoState, PowerOfChoice, Random, Task
 from fedbac.core.queries import Query, Seconds
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.core.world import World
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
-from fedbac.runs.configure import Inputs
 from tests.support import without
 from tests.unit.tiny import tiny_data, tiny_run, tiny_task
 
@@ -60,9 +59,7 @@ def test_presets_cope_with_clients_that_drop_out_are_late_or_away(method: Method
 @pytest.mark.parametrize("method", [methods()[name] for name in OTHERS], ids=OTHERS)
 def test_policies_without_a_preset_resume_exactly(method: Method, tmp_path: Path) -> None:
     task = tiny_task(world=HARD, rounds=4)
-    inputs = Inputs(tiny_data())
-    experiment = fedbac.configure(choosy(method), task, inputs=inputs)
-    playing = fedbac.play(experiment, folder=tmp_path, runtime=Runtime(device="cpu", workers=1), inputs=inputs)
+    playing = fedbac.play(choosy(method), task, dataset=tiny_data(), out=tmp_path, device="cpu", workers=1)
     next(playing)
     next(playing)
     playing.close()

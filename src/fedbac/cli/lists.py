@@ -7,7 +7,17 @@ import typer
 from rich.table import Table
 
 from fedbac import data
-from fedbac.cli.terminal import DataOption, SetOption, TaskOption, out, say, shown
+from fedbac.cli.terminal import (
+    METHOD_HELP,
+    DataOption,
+    SetOption,
+    TaskOption,
+    data_names,
+    method_names,
+    out,
+    say,
+    shown,
+)
 from fedbac.config.text import to_yaml
 from fedbac.presets import methods as rows
 from fedbac.presets import tasks as known
@@ -57,14 +67,15 @@ def _describe(name: str) -> None:
 
 
 def show(
-    method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods).")],
-    task: TaskOption = known.DEFAULT_TASK,
+    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
+    task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
 ) -> None:
-    """Print a method's whole configuration on a task, as it would be run."""
+    """Print a method on a task with every setting: a file that run, compare and sweep take in place of a method."""
     experiment = configure(method, task, settings=settings)
-    typer.echo(f"# {rows.known()[method].__doc__}")
-    typer.echo(to_yaml(experiment.model_dump(mode="json")), nl=False)
+    if method in rows.known():
+        typer.echo(f"# {rows.known()[method].__doc__}")
+    typer.echo(to_yaml({"experiment": experiment.model_dump(mode="json")}), nl=False)
 
 
 def tasks() -> None:
@@ -97,7 +108,7 @@ def data_list(data_folder: DataOption = None) -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).")],
+    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).", autocompletion=data_names)],
     folder: Annotated[
         Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac finds it.")
     ] = None,

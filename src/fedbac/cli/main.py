@@ -13,9 +13,8 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from fedbac.cli import lists, reporting, running, watching
-from fedbac.cli.playing import MENDABLE
 from fedbac.cli.terminal import err, say
-from fedbac.errors import visible
+from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
 from fedbac_paper.command import reproduce
@@ -23,7 +22,6 @@ from fedbac_paper.command import reproduce
 app = typer.Typer(
     help="Three-tier federated learning with clustered personalization and learned decisions.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (
@@ -80,7 +78,7 @@ def main() -> None:
         except Interrupted:
             say("Stopped at once; all complete rounds are saved. The same command resumes.", err)
             sys.exit(130)
-        except MENDABLE as error:
+        except Error as error:
             _fail(str(error))
         except MemoryError:
             _fail("there is not enough memory; use fewer or smaller edges, clients or networks")

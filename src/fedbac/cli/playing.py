@@ -11,14 +11,13 @@ from rich.progress import Progress
 
 from fedbac.cli.terminal import err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
-from fedbac.errors import ConfigError, FederationError, PartitionError, PolicyError, visible
+from fedbac.errors import Error, visible
 from fedbac.runs import sweep
 from fedbac.runs.stopping import Interrupted, Stop
-from fedbac.runs.store import Run, Tail
+from fedbac.runs.store import Run
 from fedbac.runs.sweep import Point
+from fedbac.runs.tail import Tail
 
-MENDABLE = (ConfigError, PartitionError, PolicyError, FederationError)
-"""Errors that a person can do something about: a message, not a traceback."""
 FEW = 10
 """Up to so many runs have a line each; more share one."""
 SAY_SECONDS = 60
@@ -63,7 +62,7 @@ def show_failures(failures: Mapping[Path, Exception]) -> None:
     """Show every error once, with the runs that it ended; also the traceback of one that should not be."""
     together: dict[str, list[str]] = {}
     for path, error in failures.items():
-        text = str(error) if isinstance(error, MENDABLE) else "".join(traceback.format_exception(error))
+        text = str(error) if isinstance(error, Error) else "".join(traceback.format_exception(error))
         together.setdefault(text.strip(), []).append(path.name)
     for text, names in together.items():
         err.print(f"[bold red]failed:[/] {shown(', '.join(names))}", highlight=False, soft_wrap=True)

@@ -9,8 +9,10 @@ import typer
 from fedbac.cli.playing import play_all
 from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
 from fedbac.cli.terminal import (
+    METHOD_HELP,
+    METHODS_HELP,
     MOST_JOBS,
-    TASK_HELP,
+    SEED_HELP,
     AddressOption,
     DataOption,
     DeviceOption,
@@ -24,6 +26,7 @@ from fedbac.cli.terminal import (
     TaskOption,
     TrainerOption,
     WorkersOption,
+    method_names,
     say_if_runs_take_turns,
 )
 from fedbac.cli.watching import LiveOption, shown_live
@@ -32,17 +35,17 @@ from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
 from fedbac.local import num_cores
 from fedbac.presets import methods, tasks
-from fedbac.runs.configure import configure, experiment_in, reached, read_experiment
+from fedbac.runs.configure import configure, experiment_in, is_file, reached, runtime_in
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import Point, grid, lay_out
 
 
 def run(
-    method: Annotated[str, typer.Argument(help="A method's name (see: fedbac methods) or a run's config.yaml.")],
-    task: Annotated[str | None, typer.Option("--task", help=f"{TASK_HELP} Default: {tasks.DEFAULT_TASK}.")] = None,
+    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
+    task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of every random draw. Default: 0.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help=SEED_HELP)] = None,
     rounds: RoundsOption = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
     workers: WorkersOption = None,
@@ -58,17 +61,9 @@ def run(
     live: LiveOption = False,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
-    if method.endswith((".yaml", ".yml")):
-        if task is not None:
-            raise ConfigError(f"--task: {method} has its task already; change it with --set task....")
-        changes = [*settings, *([] if seed is None else [f"seed={seed}"])]
-        changes += [] if rounds is None else [f"task.rounds={rounds}"]
-        experiment, runtime = read_experiment(method, changes)
-        source = experiment.task.dataset
-    else:
-        named = task or tasks.DEFAULT_TASK
-        experiment = configure(method, named, seed=seed or 0, num_rounds=rounds, settings=settings)
-        runtime, source = Runtime(), Path(named).stem
+    experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
+    runtime = runtime_in(method) if is_file(method) else Runtime()
+    source = experiment.task.dataset if is_file(method) else Path(task or tasks.DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
     runtime = reached(runtime, address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
@@ -84,12 +79,13 @@ def run(
 
 def compare(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[METHOD...]", help="Methods to compare (see: fedbac methods).")
+        list[str] | None,
+        typer.Argument(metavar="[METHOD...]", help=METHODS_HELP, autocompletion=method_names),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Compare all methods.")] = False,
-    task: TaskOption = tasks.DEFAULT_TASK,
+    task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
-    seeds: SeedsOption = [0],  # noqa: B006
+    seeds: SeedsOption = [],  # noqa: B006
     rounds: RoundsOption = None,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
@@ -108,34 +104,34 @@ def compare(
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )
-    parent = out_folder or Path("runs") / shortened(f"compare-{Path(task).stem}")
+    parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
-        return method if len(seeds) == 1 else f"{method}-seed{seed}"
+        return method if len(seeds) <= 1 else f"{method}-seed{seed}"
 
     points = grid(names, task, (), (), seeds, rounds, settings, parent, named)
-    lay_out(points, runtime, overwrite)
+    lay_out(points, runtime, overwrite, parent)
     runs = play_all(points, parent, data_folder=data_folder)
     conclude(runs, parent)
     _fail_if(len(runs) < len(points))
 
 
 def sweep(
-    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Methods to run (see: fedbac methods).")],
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help=METHODS_HELP, autocompletion=method_names)],
     axes: Annotated[
         list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="Values of a setting to try. Repeatable.")
     ] = [],  # noqa: B006
     listed: Annotated[
         list[str], typer.Option("--point", metavar="'PATH=V PATH=V'", help="Settings of one point. Repeatable.")
     ] = [],  # noqa: B006
-    task: TaskOption = tasks.DEFAULT_TASK,
+    task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
-    seeds: SeedsOption = [0],  # noqa: B006
+    seeds: SeedsOption = [],  # noqa: B006
     rounds: RoundsOption = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=MOST_JOBS, help="Runs at a time. Default: one per core.")
     ] = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
     engine: Annotated[str, typer.Option("--engine", help="simulator, or ray (runs anywhere on a cluster).")] = (
         "simulator"
@@ -146,7 +142,7 @@ def sweep(
     overwrite: OverwriteOption = False,
 ) -> None:
     """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
-    parent = out_folder or Path("runs") / shortened(f"sweep-{Path(task).stem}")
+    parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
     points = grid(names, task, axes, listed, seeds, rounds, settings, parent)
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
@@ -154,7 +150,7 @@ def sweep(
     own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1)
     spread = _changed(Runtime(), device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
-    lay_out(points, own, overwrite)
+    lay_out(points, own, overwrite, parent)
     runs = play_all(points, parent, data_folder=data_folder, jobs=jobs, spread=spread)
     conclude_sweep(runs, parent)
     _fail_if(len(runs) < len(points))
@@ -181,6 +177,12 @@ def resume(
     runs = play_all(points, folder, data_folder=data_folder)
     conclude(runs, folder)
     _fail_if(len(runs) < len(points))
+
+
+def _source(names: Sequence[str], task: str | None) -> str:
+    """Return what the folder of several runs is named after: the task, or the file that has it."""
+    file = next((name for name in names if is_file(name)), None)
+    return Path(file or task or tasks.DEFAULT_TASK).stem
 
 
 def _changed(runtime: Runtime, **choices: object) -> Runtime:

@@ -1,8 +1,10 @@
 """What the commands share: the two consoles, progress bars, and the options that several of them take."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from glob import escape as escape_glob
+from glob import glob
 from pathlib import Path
 from typing import Annotated
 
@@ -12,20 +14,56 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedbac import data
 from fedbac.errors import visible
+from fedbac.presets import methods, tasks
 
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
 MOST_JOBS = 1024
-TASK_HELP = "A task's name (see: fedbac tasks) or a .yaml file."
-TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP)]
+METHOD_HELP = "A method's name (see: fedbac methods), a file of fedbac show, or a run's config.yaml."
+METHODS_HELP = "Names of methods (see: fedbac methods) or files; the others take the task of a file."
+SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
+
+
+def method_names(incomplete: str) -> list[str]:
+    """Complete the name of a method, or of a file that may hold one."""
+    return [*_names(methods.known(), incomplete), *_files(incomplete)]
+
+
+def task_names(incomplete: str) -> list[str]:
+    """Complete the name of a task, or of a file that may hold one."""
+    return [*_names(tasks.TASKS, incomplete), *_files(incomplete)]
+
+
+def data_names(incomplete: str) -> list[str]:
+    """Complete the name of a data set."""
+    return _names([entry.name for entry in data.available()], incomplete)
+
+
+def _names(known: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in known if name.startswith(incomplete)]
+
+
+def _files(incomplete: str) -> list[str]:
+    return [path for path in glob(f"{escape_glob(incomplete)}*") if path.endswith((".yaml", ".yml"))]
+
+
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help=f"A task's name (see: fedbac tasks) or a .yaml file. Default: {tasks.DEFAULT_TASK}, or the file's.",
+        autocompletion=task_names,
+    ),
+]
 SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, e.g. task.rounds=9. Repeatable."),
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds T. Default: the task's.")]
-SeedsOption = Annotated[list[int], typer.Option("--seed", help="Seed of every random draw. Repeatable.")]
+SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native (our own kernels).")]
 EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray (an actor per edge).")]

@@ -1,7 +1,7 @@
 """Plain data → settings, and mistakes in words: which field, which value, what is allowed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -11,6 +11,9 @@ from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted, unknown
 
 S = TypeVar("S", bound=Settings)
+
+NO_SETTINGS = {"model_type", "model_attributes_type", "dict_type"}
+"""What pydantic calls a value where a group of settings belongs."""
 
 MOST_MISTAKES = 10
 """As many are listed; of more, how many there are."""
@@ -27,14 +30,44 @@ def parse(cls: type[S], data: Any, where: str = "") -> S:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
-def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the tree with each ``path=value`` set; values are read as YAML, so 0.1, true, null and [1, 2] work."""
+class Change(NamedTuple):
+    """A setting to change."""
+
+    path: str
+    value: Any
+    source: str
+    """Where a person wrote it, for messages."""
+
+
+def changes_of(settings: Mapping[str, Any] | Sequence[str]) -> list[Change]:
+    """Return settings given as ``{path: value}`` or as ``path=value`` texts, whose values are YAML: 0.1, null, [1]."""
+    if isinstance(settings, Mapping):
+        found = [Change(path, _plain(value), f"settings[{quoted(path)}]") for path, value in settings.items()]
+        if all(isinstance(change.path, str) and change.path for change in found):
+            return found
+    listed = isinstance(settings, Sequence) and not isinstance(settings, str)
+    if listed and all(isinstance(setting, str) for setting in settings):
+        return [_change(setting) for setting in settings]
+    raise ConfigError(f"settings: {quoted(settings)} is neither {{'path': value}} nor a list of 'path=value' texts")
+
+
+def _change(assignment: str) -> Change:
+    path, equals, text = assignment.partition("=")
+    source = f"--set {quoted(assignment)}"
+    if not equals or not path:
+        raise ConfigError(f"{source}: write it as path=value, for example task.training.batch_size=64")
+    return Change(path, parse_yaml(text, source), source)
+
+
+def _plain(value: Any) -> Any:
+    """Return settings handed over as objects in the plain form that files have."""
+    return value.model_dump(mode="json") if isinstance(value, Settings) else value
+
+
+def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
+    """Return the tree with each setting changed."""
     out = _copy(tree)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        source = f"--set {quoted(assignment)}"
-        if not equals or not path:
-            raise ConfigError(f"{source}: write it as path=value, for example task.training.batch_size=64")
+    for path, value, source in changes:
         *parents, leaf = path.split(".")
         node = out
         for parent in parents:
@@ -46,7 +79,6 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
             if not isinstance(child, dict):
                 raise ConfigError(f"{source}: {quoted(parent)} is a value, not a group of settings")
             node = child
-        value = parse_yaml(text, source)
         if leaf == "kind" and value != node.get("kind"):
             node.clear()  # the settings of one kind mean nothing to another
         node[leaf] = value
@@ -69,6 +101,10 @@ def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
         return f"{where}: " + unknown("field", path[-1], _fields_at(cls, detail["loc"][:-1]))
     if detail["type"] == "union_tag_invalid":
         return f"{where}: " + unknown("kind", detail["ctx"]["tag"], CHOSEN[path[-1]])
+    if detail["type"] == "union_tag_not_found":
+        return f"{where}: {quoted(value)} has no kind; give one of {', '.join(CHOSEN[path[-1]])}"
+    if detail["type"] in NO_SETTINGS and path and path[-1] in CHOSEN:
+        return f"{where}: {quoted(value)} is no choice; give a kind: {', '.join(CHOSEN[path[-1]])}"
     if detail["type"] in {"value_error", "unknown_kind", "missing"}:
         return f"{where}: {message.removeprefix('Value error, ')}" if path else message.removeprefix("Value error, ")
     return f"{where}: {quoted(value)} is not allowed: {message[0].lower()}{message[1:]}"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts
-from fedbac.core.settings import Settings
+from fedbac.core.settings import BareKind, Settings
 
 FLOAT_BYTES, INDEX_BYTES = 4, 4
 LEVELS = 127
@@ -75,6 +75,9 @@ class EightBits(Settings):
         return numbers + FLOAT_BYTES
 
 
+CodecChoice = Annotated[TopK | EightBits, Field(discriminator="kind"), BareKind]
+
+
 class Links(Settings):
     """How the four links of a method compress what is sent for training; none does by default.
 
@@ -82,10 +85,10 @@ class Links(Settings):
     is not lost: it is part of the next difference, or is added to the next change (error feedback).
     """
 
-    client_up: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
-    client_down: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
-    cloud_up: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
-    cloud_down: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
+    client_up: CodecChoice | None = None
+    client_down: CodecChoice | None = None
+    cloud_up: CodecChoice | None = None
+    cloud_down: CodecChoice | None = None
 
     def codec(self, tier: Literal["client", "cloud"], direction: Literal["down", "up"]) -> Codec | None:
         """Return the codec of a link."""

@@ -1,11 +1,11 @@
 """Frozen models of hyperparameters, the limits of their values, and the arrays that policies compute with."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedbac.errors import quoted
 
@@ -47,6 +47,14 @@ def plain_name(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(plain_name)]
+
+
+def _settings_of_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+BareKind = BeforeValidator(_settings_of_kind)
+"""Annotation of a field whose value is chosen by its ``kind``: the kind alone will do."""
 
 
 class Settings(BaseModel):

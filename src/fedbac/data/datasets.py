@@ -19,12 +19,15 @@ from fedbac.errors import ConfigError
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
+CLASSES = "labels must be classes, whole numbers from 0; regression is out of scope"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A labelled training set and test set.
 
-    Images are uint8 ``[N, C, H, W]``; floating-point examples have any shape ``[N, ...]`` and are used as they are.
+    Images are uint8 ``[N, C, H, W]``. Floating-point examples and int64 tokens have any shape ``[N, ...]`` and are used
+    as they are. Labels are classes, whole numbers from 0: regression is out of scope.
     """
 
     name: str
@@ -51,7 +54,7 @@ class Dataset:
     def from_arrays(
         cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, num_classes: int | None = None
     ) -> Self:
-        """Make a data set from arrays; uint8 images may also be ``[N, H, W]`` or channels-last.
+        """Make a data set from arrays; uint8 images may also be ``[N, H, W]`` or channels-last, tokens any integers.
 
         A uint8 array counts as channels-last when its last axis is 1 or 3 and its second axis is neither. Without
         ``num_classes`` it is the largest label plus one.
@@ -74,6 +77,12 @@ class Dataset:
         x_test, y_test = _materialize(name, "test", test)
         return cls.from_arrays(name, x_train, y_train, x_test, y_test, num_classes)
 
+    def __repr__(self) -> str:
+        """Say in one line what is in it."""
+        shape, kind = "×".join(map(str, self.x_train.shape[1:])), self.x_train.dtype
+        size = f"{len(self.y_train):,} training and {len(self.y_test):,} test examples"
+        return f"Dataset({self.name!r}: {size} of {kind} {shape or 'numbers'}, {self.num_classes} classes)"
+
     def sample(self, fraction: float, seed: int) -> Self:
         """Return a data set with this share of every class, at least one example of each, drawn at random."""
         parts: list[Array] = []
@@ -95,8 +104,15 @@ class Dataset:
                 digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    @property
+    def largest_token(self) -> int | None:
+        """The largest token; None where examples are no tokens."""
+        if self.x_train.dtype != np.int64:
+            return None
+        return int(max(self.x_train.max(initial=0), self.x_test.max(initial=0)))
+
     def normalization(self) -> tuple[Floats, Floats] | None:
-        """Return the mean and standard deviation per channel of ``x_train / 255``, or None for floating-point data.
+        """Return the mean and standard deviation per channel of ``x_train / 255``, or None where data are no images.
 
         A constant channel gets deviation 1, so that dividing by it is safe.
         """
@@ -129,9 +145,14 @@ def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
         )
     if x.dtype == np.uint8:
         if x.ndim != 4:
-            raise ConfigError(f"{where} images have shape {x.shape}; uint8 images must be [N, C, H, W]")
+            raise ConfigError(
+                f"{where} images have shape {x.shape}; uint8 images must be [N, C, H, W] (give tokens as int64)"
+            )
+    elif x.dtype == np.int64:
+        if x.min() < 0:
+            raise ConfigError(f"{where} tokens go down to {x.min()}; tokens must be whole numbers from 0")
     elif not np.issubdtype(x.dtype, np.floating):
-        raise ConfigError(f"{where} examples are {x.dtype}; give uint8 images or floating-point numbers")
+        raise ConfigError(f"{where} examples are {x.dtype}; give uint8 images, floating-point numbers or int64 tokens")
     elif not np.isfinite(x).all():
         raise ConfigError(f"{where} examples hold NaN or infinite values; remove or replace them")
 
@@ -139,7 +160,7 @@ def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
 def _labels(name: str, field: str, y: Array) -> Array:
     y = np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer):
-        raise ConfigError(f"data set {name!r}: {field} is {y.dtype}; labels must be whole numbers from 0")
+        raise ConfigError(f"data set {name!r}: {field} is {y.dtype}; {CLASSES}")
     return y.astype(np.int64)
 
 
@@ -149,6 +170,8 @@ def _channels_first(x: Array) -> Array:
         x = x[:, np.newaxis]
     elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = np.moveaxis(x, 3, 1)
+    if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8:
+        x = x.astype(np.int64)
     # torch warns about sharing the memory of a read-only array, so such an array is copied.
     return np.require(x, requirements=("C", "W"))
 
@@ -164,9 +187,7 @@ def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array,
         try:
             labels.append(operator.index(y))
         except TypeError:
-            raise ConfigError(
-                f"data set {name!r}: {split} label {index} is {y!r}; labels must be whole numbers"
-            ) from None
+            raise ConfigError(f"data set {name!r}: {split} label {index} is {y!r}; {CLASSES}") from None
     shapes = {example.shape for example in examples}
     if len(shapes) != 1:
         raise ConfigError(

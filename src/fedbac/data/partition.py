@@ -21,6 +21,8 @@ from fedbac.errors import ConfigError, PartitionError
 Concentration = Annotated[float, Field(ge=1e-6, le=1e9)]
 Mode = Literal["class_normalized", "per_class"]
 
+MIX = "task.partition.dirichlet"
+
 
 class Partition(Settings):
     """How the data is spread over edges and clients."""
@@ -65,8 +67,8 @@ def partition(
         raise ConfigError(f"clients_per_edge={list(clients_per_edge)}: there must be an edge, and each needs a client")
     if (config.edge_distributions or 1) > len(clients_per_edge):
         raise ConfigError(
-            f"partition.edge_distributions={config.edge_distributions}: there are only {len(clients_per_edge)} edges; "
-            "choose at most that many"
+            f"task.partition.edge_distributions={config.edge_distributions}: there are only {len(clients_per_edge)} "
+            "edges; choose at most that many"
         )
     train_C = _tally(y_train, num_classes, "y_train")
     test_C = _tally(y_test, num_classes, "y_test")
@@ -206,12 +208,12 @@ def _check_feasible(num_train: int, num_test: int, clients_per_edge: Sequence[in
     if num_clients * config.min_client_samples > num_train:
         raise PartitionError(
             f"{num_train} training examples cannot give {num_clients} clients min_client_samples="
-            f"{config.min_client_samples} each; use fewer clients or a lower partition.min_client_samples"
+            f"{config.min_client_samples} each; use fewer clients or a lower task.partition.min_client_samples"
         )
     if num_edges * config.min_edge_test > num_test:
         raise PartitionError(
             f"{num_test} test examples cannot give {num_edges} edges min_edge_test={config.min_edge_test} each; "
-            "use fewer edges or a lower partition.min_edge_test"
+            "use fewer edges or a lower task.partition.min_edge_test"
         )
 
 
@@ -219,17 +221,18 @@ def _why_not(smallest: Sequence[tuple[int, int]], config: Partition) -> str:
     clients, tests = zip(*smallest, strict=True)
     reasons = []
     for field, minimum, values, what, fix in (
-        ("min_client_samples", config.min_client_samples, clients, "client", "dirichlet_client or dirichlet_server"),
-        ("min_edge_test", config.min_edge_test, tests, "edge's test set", "dirichlet_server"),
+        ("min_client_samples", config.min_client_samples, clients, "client", f"{MIX}_client or {MIX}_server"),
+        ("min_edge_test", config.min_edge_test, tests, "edge's test set", f"{MIX}_server"),
     ):
         num_failed = sum(value < minimum for value in values)
         if num_failed:
             reasons.append(
                 f"{field}={minimum} failed in {num_failed} of {len(values)} attempts: the smallest {what} had "
-                f"{min(values)} examples at worst and {max(values)} at best; lower partition.{field} or raise {fix}"
+                f"{min(values)} examples at worst and {max(values)} at best; lower task.partition.{field} or raise "
+                + fix
             )
     return (
         "no partition meets the minimum sizes. "
         + ". ".join(reasons)
-        + ". Fewer clients or a higher max_attempts also help."
+        + ". Fewer clients or a higher task.partition.max_attempts also help."
     )

@@ -61,7 +61,7 @@ def fetch(name: str, folder: Folder | None = None) -> Path:
         except (OSError, OutputError, ValueError) as error:  # no network or no disk space; a checksum that differs
             raise DataNotFoundError(
                 f"could not download {download.url} into {target}: {error}\n"
-                f"Try again later, or get the files in another way: {_ways(name, source)}."
+                f"Try again later, or get the files in another way and {_by_hand(source)}."
             ) from error
     return target
 
@@ -123,10 +123,12 @@ def _what_is_missing(source: Source, place: Path | None) -> str:
 
 
 def _ways(name: str, source: Source) -> str:
-    return (
-        f"run `fedbac data get {name}`, or set FEDBAC_DATA or --data to a folder that holds "
-        f"{' or '.join(dict.fromkeys(layout.label for layout in source.layouts))}"
-    )
+    return f"run `fedbac data get {name}`, or {_by_hand(source)}"
+
+
+def _by_hand(source: Source) -> str:
+    labels = dict.fromkeys(layout.label for layout in source.layouts)
+    return f"set FEDBAC_DATA or --data to a folder that holds {' or '.join(labels)}"
 
 
 def _read(name: str, source: Source, place: Path, layout: Layout) -> Dataset:

@@ -133,9 +133,9 @@ class Examples:
         )
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, floats as they are."""
+        """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, others as they are."""
         if self.normalization is None:
-            return x.float()
+            return x.float() if x.is_floating_point() else x
         if x.device not in self._statistics:
             mean, std = (torch.from_numpy(value).reshape(-1, 1, 1).to(x.device) for value in self.normalization)
             self._statistics[x.device] = mean, std

@@ -135,7 +135,14 @@ def _summarize(run: Run) -> Run:
 
 def _identity(run: Run) -> str:
     experiment = {key: value for key, value in run.config.get("experiment", {}).items() if key != "seed"}
-    return json.dumps([experiment, look_up(run.config, "data.sha256")], sort_keys=True, default=str)
+    return json.dumps([experiment, data_of(run)], sort_keys=True, default=str)
+
+
+def data_of(run: Run) -> str | None:
+    """Return the hash of the data set; of a fraction of it, the hash of the whole, since each seed draws its own."""
+    sampled = look_up(run.config, "experiment.task.data_fraction", 1) != 1
+    found: str | None = look_up(run.config, "data.source_sha256" if sampled else "data.sha256")
+    return found
 
 
 def _method(run: Run) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.settings import FloatArray
-from fedbac.report.groups import Group, groups, last_rounds, look_up, numbers, summarized
+from fedbac.report.groups import Group, data_of, groups, last_rounds, look_up, numbers, summarized
 from fedbac.report.table import percent
 from fedbac.runs.store import Run
 
@@ -92,9 +92,7 @@ def _values(settings: Any, name: str) -> set[str]:
 
 def different(runs: Sequence[Run]) -> list[str]:
     """Return the settings, length apart, in which the runs' tasks differ: their accuracies are not comparable."""
-    tasks: list[dict[str, Any]] = [
-        {**look_up(run.config, "experiment.task", {}), "data": look_up(run.config, "data.sha256")} for run in runs
-    ]
+    tasks: list[dict[str, Any]] = [{**look_up(run.config, "experiment.task", {}), "data": data_of(run)} for run in runs]
     keys = sorted({key for task in tasks for key in task} - {"rounds", "targets"})
     return [key for key in keys if any(task.get(key) != tasks[0].get(key) for task in tasks)]
 

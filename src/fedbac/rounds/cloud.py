@@ -17,14 +17,13 @@ from fedbac.core.aggregation import average_by_owner
 from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
-    checked_exchange,
     checked_pair,
     checked_queries,
     checked_state,
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, predicting
-from fedbac.core.policies import Believing, Comparing, Exchange, Gaps, Noting, Teaching
+from fedbac.core.policies import Believing, Comparing, Gaps, Noting, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -45,6 +44,7 @@ from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
+from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import Memory, Remembered
@@ -104,10 +104,10 @@ class Round:
         trained = self._share(averaged, asked, readings)
         after, gaps = self._reassign(trained, asked, readings)
         labels, moved_N = trained.label_N, after.label_N != trained.label_N
-        judged = after if self.experiment.evaluation.point == "post_reassign" else trained
+        shown = after if self.experiment.evaluation.point == "post_reassign" else trained
         record = {
             "round": after.round,
-            **score(self.experiment, self.members, self.edges, self._predicting(judged), reports),
+            **score(self.experiment, self.members, self.edges, judged(self.experiment, self.members, shown), reports),
             "loss": _mean_loss(self.sites, reports),
             "notes": self._notes(after),
             "gaps": None if gaps is None else written_gaps(gaps),
@@ -128,41 +128,16 @@ class Round:
         return record, after
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
-        return Evidence(
-            round=round_,
-            num_rounds=self.experiment.task.rounds,
-            num_classes=self.sites[0].num_classes,
-            size_N=self.members.size_N,
-            readings=readings,
-            label_N=state.label_N,
-            used_K=state.used_K,
-        )
+        return evidence_of(self.experiment, self.members, state, round_, readings)
 
     def _exchange(self, state: State) -> tuple[State, Parts, Teaching | None]:
         """Let clusters share what they know; return the state, the parts that are sent down, and who teaches."""
-        exchange = self._exchanged(state)
+        exchange = exchanged(self.experiment, self.members, state)
         sent = self._mixed(state.parts, exchange.mix_KJ)
         return (replace(state, parts=sent) if exchange.kept else state), sent, exchange.teaching
 
-    def _exchanged(self, state: State) -> Exchange:
-        policy = self.method.sharing
-        answer = policy.act(state.sharing, self._evidence(state, state.round + 1, {}))
-        return checked_exchange(policy, answer, state.num_clusters, self.members.count)
-
-    def _predicting(self, state: State) -> State:
-        """Return the state with the networks that members predict with: those that they will be sent, if sharing says
-        so, and as the scheme blends them."""
-        parts = state.parts
-        if self.method.sharing.active:
-            exchange = self._exchanged(state)
-            parts = self._mixed(parts, exchange.mix_KJ) if exchange.judged else parts
-        return replace(state, parts=predicting(self.method.personalization, parts))
-
     def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
-        if mix_KJ is None:
-            return parts
-        owned = {part for part, spec in self.method.personalization.parts.items() if spec.scope == "cluster"}
-        return {part: trees.mix(stack, mix_KJ) if part in owned else stack for part, stack in parts.items()}
+        return mixed(self.method.personalization, parts, mix_KJ)
 
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Method, Runtime, Task
-from fedbac.config.explain import override, parse
+from fedbac.config.explain import Change, changes_of, override, parse
 from fedbac.config.text import read_yaml
 from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, unknown
 from fedbac.models import Custom, UserNetwork
 from fedbac.presets import methods, tasks
-from fedbac.runs.store import RunFolder, read_config
+from fedbac.runs.store import RunFolder, differences, read_config
+
+SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,37 @@ class Inputs:
     data_folder: Path | str | None = None
 
 
+Changes = Mapping[str, Any] | Sequence[str]
+"""Settings to change: ``{"task.training.epochs": 2}``, or ``["task.training.epochs=2"]``."""
+
+
 def configure(
-    method: str | Method,
-    task: str | Task | Path = tasks.DEFAULT_TASK,
+    method: str | Method | Path,
+    task: str | Task | Path | None = None,
     *,
-    seed: int = 0,
-    num_rounds: int | None = None,
-    settings: Sequence[str] = (),
+    seed: int | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    beside: Path | str | None = None,
 ) -> Experiment:
-    """Return the experiment that names, files and ``path=value`` settings describe, checked before any work."""
-    if not isinstance(method, str | Method):
-        raise ConfigError(f"method: {quoted(method)} is no method; give a name or a fedbac.Method")
-    listed = isinstance(settings, Sequence) and not isinstance(settings, str)
-    if not listed or not all(isinstance(setting, str) for setting in settings):
-        raise ConfigError(f"settings: {quoted(settings)} is no list of 'path=value' texts")
-    chosen = _task(task)
+    """Return the experiment that names, files and settings describe, checked before any work.
+
+    A method may be a file that ``fedbac show`` wrote, or a run's ``config.yaml``: it has its task and seed, and how it
+    is judged. ``beside`` is such a file to take these from for a method given by its name.
+    """
+    if not isinstance(method, str | Method | Path):
+        raise ConfigError(f"method: {quoted(method)} is no method; give a name, a file or a fedbac.Method")
+    wanted = changes_of(settings)
+    _refuse_contradictions(wanted, {"seed": seed, "task.rounds": rounds})
+    file = method if is_file(method) else beside
+    base = _stored(Path(str(file)), inputs) if file is not None else {}
+    if task is not None and "task" in base:
+        raise ConfigError(f"--task: {file} has its task already; change it with --set task.… (settings=)")
+    seed = base.get("seed", 0) if seed is None else seed
+    chosen = (
+        parse(Task, base["task"], "task") if "task" in base else _task(tasks.DEFAULT_TASK if task is None else task)
+    )
     changes: dict[str, Any] = {}
     if inputs.dataset is not None:
         if not isinstance(inputs.dataset, Dataset):
@@ -61,21 +78,60 @@ def configure(
             kind = type(inputs.network).__name__
             raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
         changes["network"] = Custom(name=getattr(inputs.network, "__name__", type(inputs.network).__name__))
-    if num_rounds is not None:
-        changes["rounds"] = num_rounds
+    if rounds is not None:
+        changes["rounds"] = rounds
     # Task settings come first: some methods look at the task.
     plain = chosen.model_dump(mode="json") | {
         key: value.model_dump() if isinstance(value, Custom) else value for key, value in changes.items()
     }
-    own = [setting for setting in settings if setting.startswith("task.")]
+    own = [change for change in wanted if change.path.startswith("task.")]
     final_task = parse(Task, override({"task": plain}, own)["task"], "task")
-    row = _checked(method) if isinstance(method, Method) else methods.method(method, final_task)
-    tree = {"seed": seed, "task": final_task, "method": row}
-    others = [setting for setting in settings if not setting.startswith("task.")]
+    if isinstance(method, Method):
+        row = _checked(method)
+    elif is_file(method):
+        row = parse(Method, base.get("method"), "method")
+    else:
+        row = methods.method(str(method), final_task)
+    tree = {**base, "seed": seed, "task": final_task, "method": row}
+    others = [change for change in wanted if not change.path.startswith("task.")]
     if not others:
         return parse(Experiment, tree)
-    plain_tree = {"seed": seed, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
+    plain_tree = {**tree, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
     return parse(Experiment, override(plain_tree, others))
+
+
+def is_file(name: object) -> bool:
+    """Whether a method or a task is given as a file."""
+    return isinstance(name, Path) or (isinstance(name, str) and name.endswith((".yaml", ".yml")))
+
+
+def common_file(names: Sequence[object], inputs: Inputs = Inputs()) -> Path | None:  # noqa: B008 (frozen)
+    """Return the file whose task and evaluation all methods of a comparison take; all files must agree on them."""
+    files = [Path(str(name)) for name in names if is_file(name)]
+    judged = [{key: _stored(file, inputs).get(key) for key in ("task", "evaluation")} for file in files]
+    for file, found in zip(files, judged, strict=True):
+        if found != judged[0]:
+            raise ConfigError(
+                f"{files[0]} and {file}: they have different tasks or evaluations "
+                f"({'; '.join(differences(judged[0], found)[:SHOWN_DIFFERENCES])}); make them alike to compare them"
+            )
+    return files[0] if files else None
+
+
+def _refuse_contradictions(wanted: Sequence[Change], given: Mapping[str, int | None]) -> None:
+    for path, value in given.items():
+        other = next((change for change in wanted if change.path == path), None)
+        if value is not None and other is not None:
+            name = path.rpartition(".")[2]
+            raise ConfigError(f"{name} is given twice, as {value} and by {other.source}; leave one of them out")
+
+
+def _stored(path: Path, inputs: Inputs) -> dict[str, Any]:
+    """Return the experiment in a file."""
+    config = read_config(path)
+    _refuse_lost_data(config, path, inputs.dataset is not None)
+    experiment: dict[str, Any] = config["experiment"]
+    return experiment
 
 
 def _checked(method: Method) -> Method:
@@ -97,19 +153,22 @@ def _task(task: str | Task | Path) -> Task:
         return tasks.task(task)
     if not isinstance(task, str | Path):
         raise ConfigError(f"task: {quoted(task)} is no task; give a name, a fedbac.Task, or the path of a .yaml file")
-    return parse(Task, read_yaml(Path(task)), "task")
+    tree = read_yaml(Path(task))
+    if isinstance(tree.get("experiment"), dict):  # a whole experiment, of which this is a part
+        tree = tree["experiment"].get("task", {})
+    return parse(Task, tree, "task")
 
 
-def read_experiment(
-    path: Path | str, settings: Sequence[str] = (), with_data: bool = False
-) -> tuple[Experiment, Runtime]:
-    """Return the experiment, with settings changed, and the runtime of a ``config.yaml``."""
-    return _experiment(read_config(Path(path)), Path(path), settings, with_data)
+def runtime_in(path: Path | str) -> Runtime:
+    """Return where and how the experiment in a file is to run."""
+    return parse(Runtime, read_config(Path(path)).get("runtime", {}), "runtime")
 
 
 def experiment_in(folder: RunFolder, with_data: bool = False) -> tuple[Experiment, Runtime]:
     """Return the experiment and the runtime of the run in a folder."""
-    return _experiment(folder.read_config(), folder.config_file, (), with_data)
+    config = folder.read_config()
+    _refuse_lost_data(config, folder.config_file, with_data)
+    return parse(Experiment, config["experiment"]), parse(Runtime, config.get("runtime", {}), "runtime")
 
 
 def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
@@ -122,12 +181,6 @@ def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
     return parse(Runtime, runtime.model_dump() | {"address": address}, "runtime")
 
 
-def _experiment(
-    config: Mapping[str, Any], source: Path, settings: Sequence[str], with_data: bool
-) -> tuple[Experiment, Runtime]:
+def _refuse_lost_data(config: Mapping[str, Any], source: Path, with_data: bool) -> None:
     if config.get("data", {}).get("given_in_python") and not with_data:
-        raise ConfigError(
-            f"{source}: the data of this run were given in Python; give them again, fedbac.resume(folder, dataset=...)"
-        )
-    experiment = parse(Experiment, override(config["experiment"], settings))
-    return experiment, parse(Runtime, config.get("runtime", {}), "runtime")
+        raise ConfigError(f"{source}: the data of this run were given in Python; give them again with dataset=...")

@@ -12,10 +12,10 @@ from fedbac.files import make_folder, read_json, write_whole
 NAME = "runs.json"
 
 
-def list_runs(parent: Path, names: Iterable[str]) -> None:
-    """Add names of run folders to the list of the folder that they are in."""
+def list_runs(parent: Path, names: Iterable[str], anew: bool = False) -> None:
+    """Add names of run folders to the list of the folder that they are in, or begin it ``anew``."""
     known = listed(parent)
-    wanted = list(dict.fromkeys([*known, *names]))
+    wanted = list(dict.fromkeys([*([] if anew else known), *names]))
     if wanted != known:
         write_whole(make_folder(parent) / NAME, json.dumps(wanted, indent=1) + "\n")
 

@@ -1,26 +1,24 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbac.config.experiment import Experiment, Method, Runtime, Task
-from fedbac.config.explain import parse
+from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
 from fedbac.core.state import State
-from fedbac.data import Dataset, Shards
 from fedbac.engines import check_room, connect
 from fedbac.errors import RunFolderError
 from fedbac.federation import Federation, assemble
 from fedbac.local import describe
-from fedbac.models import UserNetwork
-from fedbac.presets import tasks
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.runs.configure import Inputs, configure, experiment_in, reached
+from fedbac.runs.configure import Inputs, experiment_in
+from fedbac.runs.models import Models, models_of
+from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
 from fedbac.runs.summary import summarize
@@ -61,26 +59,29 @@ def play(
     check_room(experiment, federation)
     state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
+    frozen = _frozen(experiment, federation, inputs)
     config: dict[str, Any] = {
         "fedbac": __version__,
         "format": FORMAT,
-        "experiment": experiment.model_dump(mode="json"),
+        "experiment": frozen["experiment"],
         "runtime": runtime.model_dump(mode="json"),
         "trainer": edges.path,
         "machine": describe(edges.device),
-        "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
+        "data": frozen["data"] | _source(federation),
+        "written": written(),
         "measured_on": {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs},
         **_class_mix(federation),
     }
-    frozen = {"experiment": config["experiment"], "data": config["data"]}
     records: list[Record] = []
     try:
         state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with _held(folder):
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, continued, overwrite)
+                config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
             for record, after in rounds(experiment, federation.sites, edges, state):
                 records.append(record)
+                state = after
                 if folder is not None:
                     folder.append(record, after, frozen)
                 yield record
@@ -91,7 +92,21 @@ def play(
                 folder.write_summary(summary)
     finally:
         edges.close()
-    return Run(folder.path if folder else None, config, records, summary)
+    models = models_of(experiment, federation, state, records)
+    return Run(folder.path if folder else None, config, records, summary, models)
+
+
+def _frozen(experiment: Experiment, federation: Federation, inputs: Inputs) -> dict[str, Any]:
+    """Return what must not change during a run."""
+    return {
+        "experiment": experiment.model_dump(mode="json"),
+        "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
+    }
+
+
+def _source(federation: Federation) -> dict[str, str]:
+    """Return the hash of all the data where each seed uses a sample of its own, by which seeds are of one task."""
+    return {} if federation.source_sha256 is None else {"source_sha256": federation.source_sha256}
 
 
 def _class_mix(federation: Federation) -> dict[str, list[str]]:
@@ -112,7 +127,7 @@ def _held(folder: RunFolder | None) -> Iterator[None]:
 def _open(
     folder: RunFolder,
     state: State,
-    config: Mapping[str, Any],
+    config: dict[str, Any],
     frozen: Mapping[str, Any],
     continued: bool,
     overwrite: bool,
@@ -126,7 +141,8 @@ def _open(
         folder.clear()
     state, records = folder.restore(state, frozen)
     if not records:
-        folder.write_config(config)
+        before = folder.read_config() if folder.has_run() else {}
+        folder.write_config(config | {"written": before.get("written", config["written"])})
         return state, records
     began = folder.read_config().get("trainer")
     if began != config["trainer"]:
@@ -157,58 +173,16 @@ def finish(playing: Generator[Record, None, Run]) -> Run:
             return run
 
 
-def run(
-    method: str | Method = "fed-bac",
-    task: str | Task | Path = tasks.DEFAULT_TASK,
-    *,
-    seed: int = 0,
-    num_rounds: int | None = None,
-    settings: Sequence[str] = (),
-    out: Path | str | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-    workers: int | None = None,
-    memory_gib: float | None = None,
-    trainer: str = "auto",
-    dataset: Dataset | None = None,
-    shards: Shards | None = None,
-    network: UserNetwork | None = None,
-    data_folder: Path | str | None = None,
-) -> Run:
-    """Run one method on one task and return the run; with ``out`` it is also saved and can be resumed."""
-    inputs = Inputs(dataset, shards, network, data_folder)
-    experiment = configure(method, task, seed=seed, num_rounds=num_rounds, settings=settings, inputs=inputs)
-    return finish(
-        play(
-            experiment,
-            folder=RunFolder(out) if out is not None else None,
-            runtime=parse(
-                Runtime,
-                {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer},
-                "runtime",
-            ),
-            inputs=inputs,
-            overwrite=overwrite,
-        )
+def saved_models(folder: RunFolder, inputs: Inputs = Inputs()) -> Models:  # noqa: B008 (frozen)
+    """Return the models of the run in a folder, from its last checkpoint."""
+    experiment, _ = experiment_in(folder, with_data=inputs.dataset is not None)
+    federation = assemble(
+        experiment,
+        dataset=inputs.dataset,
+        shards=inputs.shards,
+        network=inputs.network,
+        data_folder=inputs.data_folder,
     )
-
-
-def resume(
-    folder: Path | str,
-    *,
-    dataset: Dataset | None = None,
-    shards: Shards | None = None,
-    network: UserNetwork | None = None,
-    data_folder: Path | str | None = None,
-    address: str | None = None,
-) -> Run:
-    """Resume the run in a folder and return it; data and networks given in Python, and an address, are given again."""
-    place, inputs = RunFolder(folder), Inputs(dataset, shards, network, data_folder)
-    experiment, runtime = experiment_in(place, with_data=dataset is not None)
-    runtime = reached(runtime, address, place.config_file)
-    return finish(play(experiment, folder=place, runtime=runtime, inputs=inputs, continued=True))
-
-
-def load(folder: Path | str) -> Run:
-    """Return a saved run."""
-    return RunFolder(folder).read()
+    template = start(experiment, federation.build, federation.sites)
+    records, state = folder.last(template, _frozen(experiment, federation, inputs))
+    return models_of(experiment, federation, state, records)

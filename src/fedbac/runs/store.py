@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedbac.errors import CheckpointError, ConfigError, OutputError, RunFolderEr
 from fedbac.files import read_json, remove, remove_partial, why, write_whole
 from fedbac.runs import checkpoints
 from fedbac.runs.naming import usable
-from fedbac.runs.records import Log, Record, Writer, read_log, record_in, root_of
+from fedbac.runs.records import Log, Record, Writer, read_log, root_of
 from fedbac.runs.summary import check_experiment, summarize
 
 FORMAT = 2
@@ -46,6 +46,8 @@ class Run:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     summary: dict[str, Any]
+    models: Any = field(default=None, repr=False, compare=False)
+    """The models of a run that has just been played (``fedbac.runs.models.Models``)."""
 
     @property
     def name(self) -> str:
@@ -114,6 +116,14 @@ class RunFolder:
         with self._disk():
             for path in (self.summary_file, self.checkpoints, self.rounds_file, self.config_file):
                 remove(path)
+
+    def leave(self) -> None:
+        """Remove what a run that was cleared leaves of its folder; the folder itself only if nothing else is there."""
+        with self._disk():
+            for path in (self.lock_file, self.path / "report.html"):
+                remove(path)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""
@@ -277,6 +287,20 @@ class RunFolder:
             )
         return template, self._begin(found, 0)
 
+    def last(self, template: State, experiment: Mapping[str, Any]) -> tuple[list[Record], State]:
+        """Return the records up to the newest checkpoint that can be trusted, and its state; nothing is changed."""
+        found = self._read_log(self.read_config())
+        troubles = []
+        for file in checkpoints.found(self.checkpoints):
+            try:
+                state = self._state(file, template, experiment, found)
+            except CheckpointError as error:
+                troubles.append(str(error))
+            else:
+                return found.records[: state.round], state
+        why_not = "; ".join(troubles) or "none was saved, or they were removed when it was finished"
+        raise CheckpointError(f"{self.path}: there is no checkpoint to take a model from ({why_not})")
+
     def _state(self, file: Path, template: State, experiment: Mapping[str, Any], found: Log) -> State:
         manifest = checkpoints.read_manifest(file)
         changed = differences(manifest.experiment, experiment)
@@ -335,38 +359,6 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(config.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} is {config[name]!r}, not settings; restore it, or remove that line")
     return config
-
-
-class Tail:
-    """The rounds in a folder as they are written by whomever; reads only what is new."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.file = folder.rounds_file
-        self.rounds, self.last, self._end = 0, b"", 0
-
-    def refresh(self) -> int:
-        """Return how many rounds are complete now."""
-        try:
-            size = self.file.stat().st_size
-            if size < self._end:  # what lay beyond the last checkpoint was cut off
-                self.rounds, self.last, self._end = 0, b"", 0
-            if size > self._end:
-                self._read_on()
-        except OSError:  # no file, or no longer
-            self.rounds, self.last, self._end = 0, b"", 0
-        return self.rounds
-
-    def _read_on(self) -> None:
-        with self.file.open("rb") as file:
-            file.seek(self._end)
-            *lines, _ = file.read().split(b"\n")
-        if lines:
-            self.rounds, self.last = self.rounds + len(lines), lines[-1]
-            self._end += sum(len(line) + 1 for line in lines)
-
-    def record(self) -> Record | None:
-        """Return the record of the last complete round that was seen; None if it cannot be read."""
-        return record_in(self.last)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -18,17 +18,20 @@ import numpy as np
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.errors import ConfigError, quoted
-from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.configure import SHOWN_DIFFERENCES, Inputs, common_file, configure, is_file
 from fedbac.runs.crew import Crew
-from fedbac.runs.listing import list_runs
+from fedbac.runs.listing import list_runs, listed
 from fedbac.runs.naming import shortened
 from fedbac.runs.play import play_folder
+from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder, Tail, differences
+from fedbac.runs.store import Run, RunFolder, differences
+from fedbac.runs.tail import Tail
 
 POLL_SECONDS = 0.2
 MOST_POINTS = 10_000
-SHOWN_DIFFERENCES = 3
+PLAIN, STRANGE = r"[\w.=+-]+", r"[^\w.=+-]+"
+"""Signs that names of folders consist of, and all others."""
 
 Submit = Callable[..., Any]
 """Starts a run elsewhere and returns its future."""
@@ -56,31 +59,39 @@ def full_name(method: str, settings: Sequence[str], seed: int) -> str:
     return "_".join([method, *map(_short, settings), f"seed{seed}"])
 
 
+def folder_name(text: str) -> str:
+    """Return a text as the name of a folder."""
+    return shortened(re.sub(STRANGE, "-", text))
+
+
 def grid(
-    names: Sequence[str], task: str | Path, axes: Sequence[str], listed: Sequence[str], seeds: Sequence[int],
+    names: Sequence[str], task: str | Path | None, axes: Sequence[str], listed: Sequence[str], seeds: Sequence[int],
     rounds: int | None, fixed: Sequence[str], parent: Path,
     named: Callable[[str, Sequence[str], int], str] = full_name,
 ) -> list[Point]:  # fmt: skip
     """Return every combination of methods, axis values and seeds, each checked before any of them runs.
 
     An axis is ``path=v1,v2,…``; a value with commas of its own is written in brackets. Where points are listed, each
-    as ``path=value path=value …``, one after another of them is combined with the axes.
+    as ``path=value path=value …``, one after another of them is combined with the axes. A method may be a file, whose
+    task the others take, and whose seed if none is given.
     """
     _refuse_repeats("METHOD", names)
     _refuse_repeats("--seed", map(str, seeds))
+    beside = common_file(names)
     choices: list[list[tuple[str, ...]]] = [[(value,) for value in _values(axis)] for axis in axes]
     if listed:
         choices.insert(0, [_point(point) for point in listed])
-    count = math.prod(map(len, (seeds, names, *choices)))
+    count = math.prod(map(len, (seeds or (None,), names, *choices)))
     if count > MOST_POINTS:
         raise ConfigError(f"--grid, --point, --seed: they make {count:,} runs; a sweep has at most {MOST_POINTS:,}")
     points = []
-    for seed, name, chosen in itertools.product(seeds, names, itertools.product(*choices)):
+    for seed, name, chosen in itertools.product(seeds or (None,), names, itertools.product(*choices)):
         settings = tuple(itertools.chain(*chosen))
-        experiment = configure(name, task, seed=seed, num_rounds=rounds, settings=[*fixed, *settings])
-        folder = RunFolder(parent / shortened(re.sub(r"[^\w.=+-]+", "-", named(name, settings, seed))))
+        experiment = configure(name, task, seed=seed, rounds=rounds, settings=[*fixed, *settings], beside=beside)
+        own = Path(name).stem if is_file(name) else name
+        folder = RunFolder(parent / folder_name(named(own, settings, experiment.seed)))
         points.append(Point(experiment, folder, settings))
-    _refuse_repeats("--grid, --point", (point.folder.path.name for point in points))
+    _refuse_repeats("METHOD, --grid, --point", (point.folder.path.name for point in points))
     return points
 
 
@@ -115,27 +126,45 @@ def _values(axis: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------- folders
 
 
-def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False) -> None:
+def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, parent: Path | None = None) -> None:
     """Write every point's configuration, so that all of them can be run, and resumed, from their folders alone.
 
     A folder that holds the same experiment already is resumed, wherever it ran before; one that holds another is
-    refused, unless it is to be overwritten. Nothing is written before all folders have been looked at.
+    refused, unless it is to be overwritten. Nothing is written before all folders have been looked at. ``parent`` is
+    the folder of a comparison or sweep, which lists its runs; where it is overwritten, runs that it listed and that
+    are not among these points are removed.
     """
     now = runtime.model_dump(mode="json")
     if not overwrite:
         for point in points:
             _refuse_another(point)
-    if len(points) > 1:
-        list_runs(points[0].folder.path.parent, [point.folder.path.name for point in points])
+    if parent is not None:
+        names = [point.folder.path.name for point in points]
+        if overwrite:
+            _remove_others(parent, names)
+        list_runs(parent, names, anew=overwrite)
     for point in points:
         with point.folder.locked():
             if overwrite:
                 point.folder.clear()
-            config: dict[str, Any] = {"experiment": point.experiment.model_dump(mode="json")}
+            config: dict[str, Any] = {"experiment": point.experiment.model_dump(mode="json"), "written": written()}
             if point.folder.has_run():
                 config = point.folder.read_config()
             if config.get("runtime") != now:
                 point.folder.write_config(config | {"runtime": now})
+
+
+def _remove_others(parent: Path, names: Sequence[str]) -> None:
+    """Remove the listed runs that are none of these; what is no run of this comparison, and no plain folder, stays."""
+    for name in listed(parent):
+        place = parent / name
+        ours = re.fullmatch(PLAIN, name) is not None and name != ".."  # whatever somebody wrote into the list
+        if name in names or not ours or place.is_symlink() or not RunFolder(place).has_run():
+            continue
+        folder = RunFolder(place)
+        with folder.locked():
+            folder.clear()
+        folder.leave()
 
 
 def _refuse_another(point: Point) -> None:

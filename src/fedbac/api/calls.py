@@ -1,0 +1,253 @@
+"""What to call: ``run``, ``compare``, ``sweep``, ``play``, ``resume``, ``load`` and ``report``."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbac.api.playing import Playing, Show, bar
+from fedbac.api.results import Run, Runs
+from fedbac.config.experiment import Experiment, Method, Runtime, Task
+from fedbac.config.explain import changes_of, parse
+from fedbac.data import Dataset, Shards
+from fedbac.errors import ConfigError, quoted
+from fedbac.models import UserNetwork
+from fedbac.runs import play as playing
+from fedbac.runs.configure import Changes, Inputs, common_file, configure, experiment_in, is_file, reached
+from fedbac.runs.store import Run as StoredRun
+from fedbac.runs.store import RunFolder
+from fedbac.runs.sweep import Point, folder_name, full_name, lay_out
+
+MethodLike = str | Method | Path
+TaskLike = str | Task | Path
+
+
+def run(
+    method: MethodLike = "fed-bac",
+    task: TaskLike | None = None,
+    *,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
+    seed: int | None = None,
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    memory_gib: float | None = None,
+    trainer: str = "auto",
+    data_folder: Path | str | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Run one method on one task and return the run; with ``out`` it is also saved and can be resumed.
+
+    ``method`` is a name, a ``Method``, or a file that ``fedbac show`` wrote. ``settings`` changes single settings:
+    ``{"task.training.epochs": 2}``. ``progress`` switches the bar on or off; by default it is on in a terminal and in
+    a notebook.
+    """
+    inputs = Inputs(dataset, shards, network, data_folder)
+    experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
+    runtime = _runtime(device, workers, memory_gib, trainer)
+    with bar(progress) as show:
+        return _play(experiment, runtime, inputs, out, overwrite, show).finish()
+
+
+def play(
+    method: MethodLike = "fed-bac",
+    task: TaskLike | None = None,
+    *,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
+    seed: int | None = None,
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    memory_gib: float | None = None,
+    trainer: str = "auto",
+    data_folder: Path | str | None = None,
+) -> Playing:
+    """Return an iterator over the rounds of a run: each record as soon as its round is done.
+
+    After the last, ``run`` of the iterator is what ``fedbac.run`` returns. The arguments are those of ``run``.
+    """
+    inputs = Inputs(dataset, shards, network, data_folder)
+    experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
+    return _play(experiment, _runtime(device, workers, memory_gib, trainer), inputs, out, overwrite, None)
+
+
+def compare(
+    methods: Sequence[MethodLike],
+    task: TaskLike | None = None,
+    *,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
+    seed: int | Sequence[int] | None = None,
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    memory_gib: float | None = None,
+    trainer: str = "auto",
+    data_folder: Path | str | None = None,
+    progress: bool | None = None,
+) -> Runs:
+    """Run several methods on the same task, one after another, and return the runs.
+
+    ``seed`` may be several: every method runs with each. With ``out`` each run is saved in a folder of its own there,
+    and what is there already of the same comparison is resumed. The other arguments are those of ``run``.
+    """
+    return sweep(
+        methods, task, dataset=dataset, shards=shards, network=network, rounds=rounds, settings=settings, seed=seed,
+        out=out, overwrite=overwrite, device=device, workers=workers, memory_gib=memory_gib, trainer=trainer,
+        data_folder=data_folder, progress=progress,
+    )  # fmt: skip
+
+
+def sweep(
+    methods: MethodLike | Sequence[MethodLike],
+    task: TaskLike | None = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
+    seed: int | Sequence[int] | None = None,
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    device: str = "auto",
+    workers: int | None = None,
+    memory_gib: float | None = None,
+    trainer: str = "auto",
+    data_folder: Path | str | None = None,
+    progress: bool | None = None,
+) -> Runs:
+    """Run every combination of methods, seeds and values of settings, one after another, and return the runs.
+
+    ``grid`` names the values to try: ``{"method.selection.fraction": [0.3, 0.8]}``. The other arguments are those of
+    ``compare``.
+    """
+    inputs = Inputs(dataset, shards, network, data_folder)
+    runtime = _runtime(device, workers, memory_gib, trainer)
+    names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
+    if not names:
+        raise ConfigError("methods: it is empty; name at least one")
+    parent = None if out is None else Path(out)
+    points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
+    if parent is not None:
+        lay_out([Point(e, RunFolder(folder), ()) for e, folder, _ in points if folder], runtime, overwrite, parent)
+    with bar(progress) as show:
+        return Runs(
+            _play(experiment, runtime, inputs, folder, False, show, label, continued=True).finish()
+            for experiment, folder, label in points
+        )
+
+
+def resume(
+    folder: Path | str,
+    *,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    data_folder: Path | str | None = None,
+    address: str | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Resume the run in a folder and return it; data and networks given in Python, and an address, are given again."""
+    place, inputs = RunFolder(folder), Inputs(dataset, shards, network, data_folder)
+    experiment, runtime = experiment_in(place, with_data=dataset is not None)
+    runtime = reached(runtime, address, place.config_file)
+    with bar(progress) as show:
+        return _play(experiment, runtime, inputs, folder, False, show, continued=True).finish()
+
+
+def load(folder: Path | str) -> Run:
+    """Return a saved run."""
+    return Run.of(RunFolder(folder).read())
+
+
+def report(runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
+    """Write the report of runs, one self-contained page, and return its path."""
+    from fedbac.report import write_report  # matplotlib is slow to import
+
+    return write_report([runs] if isinstance(runs, StoredRun) else list(runs), Path(path))
+
+
+def _play(
+    experiment: Experiment,
+    runtime: Runtime,
+    inputs: Inputs,
+    out: Path | str | None,
+    overwrite: bool,
+    show: Show | None,
+    label: str | None = None,
+    continued: bool = False,
+) -> Playing:
+    rounds = playing.play(
+        experiment, folder=out, runtime=runtime, inputs=inputs, overwrite=overwrite, continued=continued
+    )
+    return Playing(rounds, label or experiment.method.name, experiment.task.rounds, show)
+
+
+def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str) -> Runtime:
+    chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer}
+    return parse(Runtime, chosen, "runtime")
+
+
+def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:
+    if seed is None or isinstance(seed, int):
+        return [seed]
+    if isinstance(seed, str) or not isinstance(seed, Sequence | range) or not seed:
+        raise ConfigError(f"seed: {quoted(seed)} is neither a seed nor a list of some")
+    return list(seed)
+
+
+def _axes(grid: Mapping[str, Sequence[Any]] | None) -> list[list[tuple[str, Any]]]:
+    grid = {} if grid is None else grid
+    if not isinstance(grid, Mapping):
+        raise ConfigError(f"grid: {quoted(grid)} is no mapping from settings to lists of values")
+    for path, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"grid: {quoted(path)} must have a list of values, not {quoted(values)}")
+    return [[(path, value) for value in values] for path, values in grid.items()]
+
+
+def _points(
+    names: Sequence[MethodLike],
+    task: TaskLike | None,
+    axes: Sequence[Sequence[tuple[str, Any]]],
+    seeds: Sequence[int | None],
+    rounds: int | None,
+    settings: Changes,
+    inputs: Inputs,
+    parent: Path | None,
+) -> list[tuple[Experiment, Path | None, str]]:
+    """Return every combination, checked before any of them runs: its experiment, its folder and its label."""
+    beside = common_file(names, inputs)
+    fixed = {change.path: change.value for change in changes_of(settings)}
+    found = []
+    for seed, name, chosen in itertools.product(seeds, names, itertools.product(*axes)):
+        experiment = configure(
+            name, task, seed=seed, rounds=rounds, settings={**fixed, **dict(chosen)}, inputs=inputs, beside=beside
+        )
+        own = Path(str(name)).stem if is_file(name) else experiment.method.name
+        apart = [f"{path}={value}" for path, value in chosen]
+        alone = len(seeds) == 1 and not axes
+        folder = (
+            None if parent is None else parent / folder_name(own if alone else full_name(own, apart, experiment.seed))
+        )
+        found.append((experiment, folder, " ".join(full_name(own, apart, experiment.seed).split("_"))))
+    places = [folder for _, folder, _ in found if folder is not None]
+    if len(set(places)) < len(places):
+        raise ConfigError("methods, seed, grid: they name the same run twice; give every one once")
+    return found

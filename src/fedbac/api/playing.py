@@ -1,0 +1,113 @@
+"""Rounds as they are played, one after another; and a bar that shows how far they are."""
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from fedbac.api.results import Run
+from fedbac.errors import Error
+from fedbac.runs.store import Run as StoredRun
+
+Record = dict[str, Any]
+Show = Callable[[str, Record, int], None]
+"""Shows a round: the run's label, the record, and how many rounds there will be."""
+
+
+class Playing(Iterator[Record]):
+    """An iterator over the rounds of a run: each record comes once its round is done, and saved where it is.
+
+    After the last round ``run`` is the whole run. To stop early, leave the loop and call ``close``, or use ``with``.
+    """
+
+    def __init__(self, rounds: Generator[Record, None, StoredRun], label: str, total: int, show: Show | None) -> None:
+        self._rounds, self._label, self._total, self._show = rounds, label, total, show
+        self._run: Run | None = None
+
+    def __next__(self) -> Record:
+        try:
+            record = next(self._rounds)
+        except StopIteration as end:
+            if self._run is None:
+                self._run = Run.of(end.value)
+            raise StopIteration from None
+        if self._show is not None:
+            self._show(self._label, record, self._total)
+        return record
+
+    @property
+    def run(self) -> Run:
+        """The whole run, once all its rounds have been played."""
+        if self._run is None:
+            raise Error(f"{self._label}: its last round has not been played yet; go on to the end of the loop first")
+        return self._run
+
+    def finish(self) -> Run:
+        """Play all rounds that are left and return the run."""
+        for _ in self:
+            pass
+        return self.run
+
+    def close(self) -> None:
+        """Stop here; what was saved stays, and can be resumed."""
+        self._rounds.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@contextmanager
+def bar(wanted: bool | None) -> Iterator[Show | None]:
+    """Yield what shows rounds: a bar for every run, in a terminal or a notebook; nothing where nobody watches."""
+    notebook = _in_notebook()
+    if wanted is False or (wanted is None and not notebook and not sys.stderr.isatty()):
+        yield None
+        return
+    from rich.console import Console  # slow to import, and needed only here
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    console = Console(stderr=True, emoji=False, force_terminal=None if wanted is None else True)
+    progress = Progress(*columns, console=console, auto_refresh=not notebook)
+    tasks: dict[str, Any] = {}
+
+    def show(label: str, record: Record, total: int) -> None:
+        if label not in tasks:
+            tasks[label] = progress.add_task(label, total=total, note="")
+        note = f"accuracy {100 * record['accuracy']:.1f} %"
+        progress.update(tasks[label], completed=record["round"], note=note)
+        if notebook:
+            _display(progress)
+
+    if notebook:  # rich's own live display would need another package there
+        yield show
+        return
+    with progress:
+        yield show
+
+
+def _in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, whose cells show more than text."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def _display(progress: Any) -> None:
+    """Show progress in the cell, in place of what was shown of it before."""
+    from IPython.display import display
+
+    handle = getattr(progress, "fedbac_handle", None)
+    if handle is None:
+        progress.fedbac_handle = display(progress, display_id=True)
+    else:
+        handle.update(progress)

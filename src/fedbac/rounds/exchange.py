@@ -1,0 +1,54 @@
+"""How clusters share what they know: what members are sent, and what they predict with."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedbac.config.experiment import Experiment
+from fedbac.core import trees
+from fedbac.core.answers import checked_exchange
+from fedbac.core.parts import Parts, Personalization, predicting
+from fedbac.core.policies import Exchange
+from fedbac.core.queries import Evidence, Query
+from fedbac.core.settings import FloatArray
+from fedbac.core.state import State
+from fedbac.rounds.members import Members
+
+
+def evidence_of(
+    experiment: Experiment, members: Members, state: State, round_: int, readings: Mapping[Query, FloatArray]
+) -> Evidence:
+    """Return what the policies of the cloud are told of a state."""
+    return Evidence(
+        round=round_,
+        num_rounds=experiment.task.rounds,
+        num_classes=members.sites[0].num_classes,
+        size_N=members.size_N,
+        readings=readings,
+        label_N=state.label_N,
+        used_K=state.used_K,
+    )
+
+
+def exchanged(experiment: Experiment, members: Members, state: State) -> Exchange:
+    """Ask the sharing policy what clusters share before the round that follows a state."""
+    policy = experiment.method.sharing
+    answer = policy.act(state.sharing, evidence_of(experiment, members, state, state.round + 1, {}))
+    return checked_exchange(policy, answer, state.num_clusters, members.count)
+
+
+def mixed(scheme: Personalization, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
+    """Return the parts, those of clusters mixed."""
+    if mix_KJ is None:
+        return parts
+    owned = {part for part, spec in scheme.parts.items() if spec.scope == "cluster"}
+    return {part: trees.mix(stack, mix_KJ) if part in owned else stack for part, stack in parts.items()}
+
+
+def judged(experiment: Experiment, members: Members, state: State) -> State:
+    """Return the state with the networks that members predict with: those that they will be sent, if sharing says so,
+    and as the scheme blends them."""
+    scheme, parts = experiment.method.personalization, state.parts
+    if experiment.method.sharing.active:
+        exchange = exchanged(experiment, members, state)
+        parts = mixed(scheme, parts, exchange.mix_KJ) if exchange.judged else parts
+    return replace(state, parts=predicting(scheme, parts))

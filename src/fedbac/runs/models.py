@@ -1,0 +1,156 @@
+"""The models that a run ends with: for each edge, or client, the network that it is judged by."""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedbac.config.experiment import Experiment
+from fedbac.core import trees
+from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_parts, predict
+from fedbac.core.state import State
+from fedbac.errors import ConfigError
+from fedbac.federation import Federation
+from fedbac.rounds.exchange import judged
+from fedbac.rounds.holdings import holdings
+from fedbac.rounds.members import Members
+from fedbac.rounds.orders import Site
+from fedbac.rounds.scores import by_clients
+
+
+class Predictor(nn.Module):
+    """All networks that make a prediction together, from raw examples to logits.
+
+    Inputs are examples as they are in the data set: images as uint8 (or the same numbers, 0 to 255, as floats), which
+    are normalized here as they were for training; floating-point examples and tokens as they are.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(
+        self,
+        scheme: Personalization,
+        networks: Mapping[str, nn.Module],
+        normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None,
+    ) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.names = {network: f"{re.sub('[^0-9a-zA-Z_]', '_', network)}_network" for network in networks}
+        for network, module in networks.items():
+            self.add_module(self.names[network], module)
+        statistics = (None, None) if normalization is None else normalization
+        for name, value in zip(("mean", "std"), statistics, strict=True):
+            self.register_buffer(name, None if value is None else torch.from_numpy(value.reshape(-1, 1, 1).copy()))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of examples."""
+        if self.mean is not None and self.std is not None:
+            x = (x.float() / 255 - self.mean) / self.std
+        elif x.is_floating_point():
+            x = x.float()
+        return predict(self.scheme, self.scheme.terms, self._apply_network, x)
+
+    def _apply_network(self, network: str, x: Tensor) -> Tensor:
+        logits: Tensor = self.get_submodule(self.names[network])(x)
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """What the models of a run are made of."""
+
+    scheme: Personalization
+    network: nn.Module
+    parts: Parts
+    """Stacked, as they predict."""
+    rows: Sequence[Mapping[str, NDArray[np.int64]]]
+    """For each site, the row of every part that each of its clients uses."""
+    sites: Sequence[Site]
+    own: bool
+    """Whether clients of one edge may predict with different models."""
+    normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
+    example: Tensor
+    """One example of the data, to trace a model with."""
+
+    def of(self, edge: int | None, client: int | None) -> Predictor:
+        """Return the model of an edge, or of a client."""
+        site, place = self._find(edge, client)
+        chosen = {
+            part: trees.to(trees.take(stack, int(self.rows[site][part][place])), "cpu")
+            for part, stack in self.parts.items()
+        }
+        anatomy = Anatomy(self.scheme, self.network)
+        networks = {}
+        for name in anatomy.judged:
+            networks[name] = copy.deepcopy(self.network).cpu()
+            _load(networks[name], anatomy.assemble(chosen, name))
+        return Predictor(self.scheme, networks, self.normalization)
+
+    def _find(self, edge: int | None, client: int | None) -> tuple[int, int]:
+        if client is None:
+            edges = sorted(found for site in self.sites for found in site.edges)
+            _check("edge", edge, edges)
+            if self.own:
+                raise ConfigError(
+                    f"edge={edge}: with personalization {self.scheme.kind!r} every client has a model of its own; give "
+                    "client=... instead"
+                )
+            return next((m, 0) for m, site in enumerate(self.sites) if edge in site.edges)
+        if edge is not None:
+            raise ConfigError("model: give edge=... or client=..., not both")
+        _check("client", client, sorted(found for site in self.sites for found in site.clients))
+        return next((m, site.clients.index(client)) for m, site in enumerate(self.sites) if client in site.clients)
+
+
+def models_of(
+    experiment: Experiment, federation: Federation, state: State, records: Sequence[Mapping[str, Any]]
+) -> Models:
+    """Return the models of a run after its last complete round."""
+    scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
+    state = judged(experiment, members, as_judged(experiment, state, records))
+    parts = judged_parts(scheme)
+    held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(federation.sites)]
+    return Models(
+        scheme=scheme,
+        network=federation.network,
+        parts={part: state.parts[part] for part in parts},
+        rows=[{part: own[part].owner_R[own[part].row_N] for part in parts} for own in held],
+        sites=federation.sites,
+        own=by_clients(experiment.method),
+        normalization=federation.examples.normalization,
+        example=torch.from_numpy(federation.dataset.x_train[:1].copy()),
+    )
+
+
+def as_judged(experiment: Experiment, state: State, records: Sequence[Mapping[str, Any]]) -> State:
+    """Return the state with the clusters by which its last round was judged: unless the evaluation says otherwise,
+    those that members trained in, though they may have been given others since."""
+    if experiment.evaluation.point == "post_reassign" or not records:
+        return state
+    used = {cluster for record in records for cluster in record["assignment"]}
+    return replace(
+        state,
+        label_N=np.array(records[-1]["assignment"], dtype=state.label_N.dtype),
+        used_K=np.isin(np.arange(state.num_clusters), sorted(used)),
+    )
+
+
+def _load(network: nn.Module, params: Params) -> None:
+    """Copy weights and averaged buffers in; others, such as counters, stay."""
+    with torch.no_grad():
+        for name, value in [*network.named_parameters(), *network.named_buffers()]:
+            if name in params:
+                value.copy_(params[name])
+
+
+def _check(what: str, number: int | None, known: Sequence[int]) -> None:
+    if number not in known:
+        raise ConfigError(f"{what}={number}: there are {what}s {known[0]} to {known[-1]}; name one of them")
