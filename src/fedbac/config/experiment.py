@@ -332,3 +332,5 @@ class Runtime(Settings):
     """All edges in this process, or every edge an actor of Ray."""
     address: str | None = None
     """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """Where rounds are also shown as they finish."""

@@ -11,7 +11,14 @@ PLANTED = Partition(edge_distributions=4, validation_fraction=0.5)
 """Edges share four class mixes and have little to train on: half of what they hold is kept apart."""
 
 TASKS: dict[str, Task] = {
-    "demo": Task(rounds=25, partition=SEVERE, training=Training(epochs=3), targets=(0.6, 0.7, 0.8)),
+    "demo": Task(
+        num_edges=12,
+        clients_per_edge=4,
+        rounds=45,
+        partition=Partition(dirichlet_server=0.3, edge_distributions=4, validation_fraction=0.5),
+        training=Training(epochs=1, learning_rate=0.06),
+        targets=(0.6, 0.7),
+    ),
     "devices": Task(
         rounds=25,
         clients_per_edge=5,
@@ -31,9 +38,9 @@ TASKS: dict[str, Task] = {
     "svhn": Task(dataset="svhn", rounds=150, targets=(0.6, 0.7, 0.8, 0.85)),
     "svhn-severe": Task(dataset="svhn", rounds=150, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
 }
-"""The default is ``fashion-mnist-mini``. In ``devices`` clients differ in speed and bandwidth; in ``planted`` 20 edges
-share 4 class mixes; in ``noisy`` some clients hold wrong labels. All that are named after another data set need that
-one in full."""
+"""The default is ``fashion-mnist-mini``. In ``demo`` 12 edges share 4 class mixes and in ``planted`` 20 do; in
+``devices`` clients differ in speed and bandwidth; in ``noisy`` some clients hold wrong labels. All that are named after
+another data set need that one in full."""
 
 DEFAULT_TASK = "fashion-mnist-mini"
 

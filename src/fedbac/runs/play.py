@@ -22,6 +22,7 @@ from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
 from fedbac.runs.summary import summarize
+from fedbac.runs.tracking import Tracking
 from fedbac.version import __version__
 
 Record = dict[str, Any]
@@ -73,17 +74,22 @@ def play(
         **_class_mix(federation),
     }
     records: list[Record] = []
+    tracking: Tracking | None = None
     try:
         state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with _held(folder):
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, continued, overwrite)
                 config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
+            tracking = Tracking(runtime.track, folder and folder.path, config)
+            for record in records:
+                tracking.log(record)
             for record, after in rounds(experiment, federation.sites, edges, state):
                 records.append(record)
                 state = after
                 if folder is not None:
                     folder.append(record, after, frozen)
+                tracking.log(record)
                 yield record
                 if stop is not None and stop.wanted:
                     break
@@ -92,6 +98,8 @@ def play(
                 folder.write_summary(summary)
     finally:
         edges.close()
+        if tracking is not None:
+            tracking.close()
     models = models_of(experiment, federation, state, records)
     return Run(folder.path if folder else None, config, records, summary, models)
 

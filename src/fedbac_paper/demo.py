@@ -1,0 +1,73 @@
+"""The demo as the README shows it: a table and a figure, both from the same runs, kept in results/demo.json.
+
+make demo
+python -m fedbac_paper.demo runs/demo
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fedbac
+from fedbac.presets import tasks
+from fedbac.runs.store import Run
+
+TASK = "demo"
+SHOWN = ("accuracy (%)", "worst edge (%)", "clusters", "moves", "training bytes", "total bytes")
+KEPT, FIGURE = Path("results/demo.json"), Path("docs/images/demo-accuracy.svg")
+
+
+def kept(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what is kept of the demo: the numbers of the table, and what ran."""
+    from fedbac.report.groups import groups
+    from fedbac.report.table import seeds_table
+
+    header, rows = seeds_table(groups(runs))
+    return {
+        "task": runs[0].config["experiment"]["task"],
+        "machine": runs[0].config["machine"],
+        "seconds": sum(run.summary["seconds"] for run in runs),
+        "rows": {row[0]: dict(zip(header, row, strict=True)) for row in rows},
+    }
+
+
+def block(file: Path) -> str:
+    """Return the README's figure and table; refuse results of another task than the demo's."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    task = tasks.task(TASK)
+    if type(task).model_validate(found["task"]) != task:
+        raise SystemExit(f"{file} is of another task; run: make demo, then python -m fedbac_paper.demo runs/demo")
+    methods, seeds = list(found["rows"]), next(iter(found["rows"].values()))["seeds"]
+    head = f"{task.rounds} rounds, {task.num_edges} edges of {task.clients_per_edge} clients, {seeds} seeds"
+    lines = [
+        f"![Distributed accuracy of {len(methods)} methods over the rounds of the demo]({FIGURE})",
+        "",
+        f"| {head} | {' | '.join(f'`{name}`' for name in methods)} |",
+        "|---|" + "---:|" * len(methods),
+        *(f"| {title} | {' | '.join(found['rows'][name][title] for name in methods)} |" for title in SHOWN),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def mark(file: Path) -> str:
+    """Return what the figure carries, so that it can be told from one of other results."""
+    return f"results sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+
+
+def main() -> None:
+    """Keep the numbers of the demo's runs, and draw the figure."""
+    from fedbac.report import canvas, figures
+
+    runs = [fedbac.load(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/config.yaml"))]
+    KEPT.write_text(json.dumps(kept(runs), indent=1) + "\n", encoding="utf-8")
+    canvas.save(figures(runs)["accuracy"], FIGURE)
+    drawn = FIGURE.read_text(encoding="utf-8")
+    FIGURE.write_text(drawn.replace("</svg>", f"<!-- {mark(KEPT)} -->\n</svg>"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
