@@ -1,18 +1,21 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md and of
-README.md.
+docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md, of
+docs/methods/against-fluke.md and of README.md.
 
 python tools/make_docs.py [--check]
 """
 
 import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from pydantic_core import PydanticUndefined
+from scipy import stats
 
 from fedbac import data, models
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
@@ -124,7 +127,8 @@ def methods() -> str:
         "",
         "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show",
         "NAME` prints a row with every setting. Each name links to what the method does, where it comes from, and what",
-        "ours does otherwise. Written by `tools/make_docs.py`.",
+        "ours does otherwise. Seven of them are held to another package's in [against-fluke.md](methods/against-fluke.md).",
+        "Written by `tools/make_docs.py`.",
         "",
         "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
         "|---|---|---|---|---|---|---|",
@@ -190,6 +194,63 @@ def reproduced() -> str:
     return f"\n{index}\n\n## The claims in short\n\n{claims}\n\n"
 
 
+def against_fluke() -> str:
+    """Return what docs/methods/against-fluke.md begins with: the verdict and the tables."""
+    told = json.loads((RESULTS / "against-fluke.json").read_text(encoding="utf-8"))
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    agreeing: dict[bool, list[str]] = {False: [], True: []}
+    methods: dict[str, None] = {}
+    for row in told["rows"]:
+        changed, name = row["change"] is not None, _contest(row["method"], row["optimizer"])
+        ours, theirs = (100 * np.array(column) for column in zip(*row["seeds"].values(), strict=True))
+        apart = ours - theirs
+        noise = stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart))
+        agrees = bool(abs(apart.mean()) <= noise)
+        methods[name] = None
+        agreeing[changed] += [name] * agrees
+        cells = [
+            f"{ours.mean():.1f}",
+            f"{theirs.mean():.1f}",
+            f"{apart.mean():+.1f} ± {noise:.1f}",
+            "no yes".split()[agrees],
+        ]
+        lines[changed].append(f"| {' | '.join([name] + [row['change']] * changed + cells)} | {len(apart)} |")
+    others = [name for name in methods if name not in agreeing[False]]
+    mended = [name for name in others if name in agreeing[True]]
+    left = [name for name in others if name not in mended]
+    versions = told["versions"]
+    return "\n".join(
+        [
+            f"**Verdict.** {len(agreeing[False])} of {len(methods)} rows agree with fluke {versions['fluke']} within noise as "
+            f"both packages are: {_listed(agreeing[False])}. "
+            + (f"{_listed(mended)} agree once fluke's deviation is taken away. " if mended else "")
+            + (f"{_listed(left)} do not. " if left else "No difference is left unexplained. "),
+            "",
+            "Mean accuracy of clients on their own test data, %. The difference is the mean over seeds of ours less fluke's, ± the",
+            "half width of its 95 % interval, which is the noise: batches are the same, so seeds are paired.",
+            "",
+            "| method | fedbac | fluke | difference | within noise | seeds |",
+            "|---|---|---|---|---|---|",
+            *lines[False],
+            "",
+            "The same with one thing changed in fluke's code:",
+            "",
+            "| method | change in fluke | fedbac | fluke | difference | within noise | seeds |",
+            "|---|---|---|---|---|---|---|",
+            *lines[True],
+            "",
+        ]
+    )
+
+
+def _contest(method: str, optimizer: str) -> str:
+    return f"`{method}`" if optimizer == "plain" else f"`{method}`, {optimizer}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + "".join(names[-1:])
+
+
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
@@ -197,6 +258,7 @@ def texts() -> dict[Path, str]:
         DOCS / "settings.md": settings(),
         DOCS / "methods.md": methods(),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
+        DOCS / "methods" / "against-fluke.md": block(DOCS / "methods" / "against-fluke.md", against_fluke()),
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},

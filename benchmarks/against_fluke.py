@@ -1,0 +1,243 @@
+"""Our APFL, Ditto, FedPer, FedRep, FedBABU, FedRoD and FedALA against those of fluke, an independent simulator.
+
+    pip install torch==2.13.0                 # first, and torchvision of the same build
+    pip install -e '.[fluke]'
+    python benchmarks/against_fluke.py [--seeds 0 1 2 3 4] [--only apfl ditto] [--json results/against-fluke.json]
+
+Both get the same clients with the same examples, the same first network, cut before its last layer, and the same
+batches in the same order; everybody trains in every round, and averages are weighted by examples. Every client is
+measured on its own test data with what it has received after the last round. FedAvg is the control: it must come to
+the same accuracy, or the two did not get the same work.
+
+Rows marked with a change run fluke with one deviation taken away, to show that this makes the difference.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from fluke.algorithms.apfl import APFLClient, APFLServer
+from fluke.algorithms.ditto import DittoClient
+from fluke.algorithms.fedala import FedALAClient
+from fluke.algorithms.fedbabu import FedBABU, FedBABUClient, FedBABUServer
+from fluke.algorithms.fedper import FedPerClient, FedPerServer
+from fluke.algorithms.fedrep import FedRepClient, FedRepServer
+from fluke.algorithms.fedrod import FedRODClient
+from fluking import mended
+from fluking.running import Rival, run
+
+from fedbac import __version__, configure, play
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.engines import connect
+from fedbac.federation import assemble
+from fedbac.rounds.beginning import start
+from fedbac.rounds.cloud import rounds
+
+CLIENTS, ROUNDS, EPOCHS, TUNING = 20, 15, 2, 2
+"""``TUNING``: the last rounds, in which FedBABU fine-tunes."""
+TASK = (
+    f"task.num_edges={CLIENTS}",
+    "task.clients_per_edge=1",  # so that the accuracy of edges is that of clients
+    "task.partition.dirichlet_server=0.3",
+    "task.partition.validation_fraction=0.8",  # not used: fluke trains a hundred images a client in minutes
+    "task.partition.min_edge_test=20",
+    "task.network.width=0.5",
+    "task.training.batch_size=16",
+    f"task.training.epochs={EPOCHS}",
+    "task.training.learning_rate_decay=1",
+    "task.training.clip_norm=null",
+    "task.training.momentum_state=persist",  # as in fluke
+)
+OPTIMIZERS = {
+    "plain": ("task.training.learning_rate=0.05", "task.training.momentum=0", "task.training.weight_decay=0"),
+    "momentum": ("task.training.learning_rate=0.01", "task.training.momentum=0.9", "task.training.weight_decay=5e-4"),
+}
+SETTING = {"rounds": ROUNDS, "task": list(TASK), "optimizers": {name: list(own) for name, own in OPTIMIZERS.items()}}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method in both packages."""
+
+    name: str
+    preset: str
+    settings: tuple[str, ...] = ()
+    rival: Rival = field(default_factory=Rival)
+    passes: int = EPOCHS
+    """fluke's epochs of all phases in a round."""
+    rounds: int = ROUNDS
+    """fluke's, without those of fine-tuning."""
+    change: str | None = None
+    """What was changed in fluke's code."""
+    optimizers: tuple[str, ...] = ("plain",)
+
+
+FLAT = "method.topology.kind=flat"
+"""One site with everybody."""
+BY_CLIENTS = "method.personalization.owner=client"
+APFL = ("method.personalization.adaptive=false", "method.personalization.alpha=0.5")
+BABU: dict[str, Any] = {
+    "preset": "fedbabu",
+    "settings": (
+        "method.unit=client",
+        f"method.sharing.alone_rounds={TUNING}",
+        f"method.personalization.last={TUNING}",
+    ),
+    "rounds": ROUNDS - TUNING,
+}
+TUNED = {"mode": "full", "fine_tuning_epochs": TUNING * EPOCHS}
+PAIRS = (
+    Pair("fedavg", "fedavg", optimizers=tuple(OPTIMIZERS)),
+    Pair("fedper", "fedper", (BY_CLIENTS,), Rival(FedPerClient, FedPerServer, only_encoder=True)),
+    Pair(
+        "fedrep",
+        "fedrep-clients",
+        rival=Rival(FedRepClient, FedRepServer, only_encoder=True, options={"tau": 1}),
+        passes=EPOCHS + 1,
+    ),
+    Pair(
+        "ditto",
+        "ditto",
+        rival=Rival(DittoClient, options={"tau": EPOCHS, "lam": 1.0}),
+        passes=2 * EPOCHS,
+        optimizers=tuple(OPTIMIZERS),
+    ),
+    Pair(
+        "ditto",
+        "ditto",
+        rival=Rival(mended.SameSGDDitto, options={"tau": EPOCHS, "lam": 1.0}),
+        passes=2 * EPOCHS,
+        change="v trained by the optimizer of w",
+        optimizers=("momentum",),
+    ),
+    Pair("fedbabu", **BABU, rival=Rival(FedBABUClient, FedBABUServer, FedBABU, only_encoder=True, options=TUNED)),
+    Pair(
+        "fedbabu",
+        **BABU,
+        rival=Rival(FedBABUClient, FedBABUServer, mended.TunedFromMeanBABU, only_encoder=True, options=TUNED),
+        change="fine-tuning begins with the average",
+    ),
+    Pair("apfl", "apfl", APFL, Rival(APFLClient, APFLServer, options={"lam": 0.5})),
+    Pair("apfl", "apfl", APFL, Rival(mended.LearningAPFL, options={"lam": 0.5}), change="v learns through the blend"),
+    Pair(
+        "apfl",
+        "apfl",
+        APFL,
+        Rival(mended.FrozenAPFL, options={"lam": 0.5}),
+        change="the same, w in the blend as received",
+    ),
+    Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(FedRODClient)),
+    Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(mended.ZeroHeadROD), change="p begins at zero"),
+    Pair(
+        "fedrod",
+        "fedrod",
+        (BY_CLIENTS,),
+        Rival(mended.ZeroHeadAfterROD),
+        passes=2 * EPOCHS,
+        change="the same, p trained after the rest",
+    ),
+    Pair("fedala", "fedala", (BY_CLIENTS,), Rival(FedALAClient)),
+    Pair(
+        "fedala",
+        "fedala",
+        (BY_CLIENTS,),
+        Rival(mended.MeanGradientALA),
+        change="W learns from the mean gradient of the training",
+    ),
+)
+
+
+Rows = dict[tuple[str, str, str | None], dict[str, tuple[float, float]]]
+"""By method, optimizer and change: by seed, our accuracy and fluke's."""
+
+
+def experiment(pair: Pair, optimizer: str, seed: int) -> Experiment:
+    """Return what we run."""
+    settings = (*TASK, *OPTIMIZERS[optimizer], FLAT, *pair.settings)
+    return configure(pair.preset, "fashion-mnist-mini", seed=seed, num_rounds=ROUNDS, settings=settings)
+
+
+def ours(chosen: Experiment) -> float:
+    """Return the mean accuracy of clients after the last round."""
+    *_, last = play(chosen)
+    return float(last["accuracy"])
+
+
+def compare(pairs: Sequence[Pair], seeds: Sequence[int], rows: Rows) -> Iterator[str]:
+    """Run what is missing in the rows; after each, say what was found."""
+    for seed, pair in itertools.product(seeds, pairs):
+        for optimizer in pair.optimizers:
+            row = rows.setdefault((pair.name, optimizer, pair.change), {})
+            if str(seed) in row:
+                continue
+            chosen, began = experiment(pair, optimizer, seed), time.perf_counter()
+            same = rows.get((pair.name, optimizer, None), {}).get(str(seed))
+            mine = ours(chosen) if same is None else same[0]
+            theirs = mean(run(assemble(chosen), pair.rival, pair.rounds, pair.passes).accuracy_C)
+            row[str(seed)] = (mine, theirs)
+            took = time.perf_counter() - began
+            yield f"seed {seed}, {optimizer:8} {pair.name:7} {mine:.4f} {theirs:.4f} {took:3.0f} s {pair.change or ''}"
+
+
+def control(optimizer: str) -> float:
+    """Return the largest difference between the weights that FedAvg has averaged after one round."""
+    chosen = experiment(PAIRS[0], optimizer, seed=0)
+    federation, runtime = assemble(chosen), Runtime(device="cpu")
+    edges = connect(chosen, federation, runtime)
+    _, after = next(rounds(chosen, federation.sites, edges, start(chosen, federation.build, federation.sites)))
+    edges.close()
+    mine, theirs = after.parts["global"].values(), run(federation, Rival(), 1, EPOCHS).shared.parameters()
+    return max(float((ours[0] - value).abs().max()) for ours, value in zip(mine, theirs, strict=True))
+
+
+def read(file: Path) -> Rows:
+    """Return the rows of a file, none if there is no file."""
+    told = json.loads(file.read_text()) if file.exists() else {"setting": SETTING, "rows": []}
+    if told["setting"] != SETTING:
+        sys.exit(f"{file} was measured with other settings; give another file")
+    return {(row["method"], row["optimizer"], row["change"]): row["seeds"] for row in told["rows"]}
+
+
+def write(file: Path, rows: Rows, controls: dict[str, float]) -> None:
+    """Write the rows, in the order of the pairs."""
+    places = {(pair.name, pair.change): place for place, pair in enumerate(PAIRS)}
+    keys = sorted(rows, key=lambda key: (list(OPTIMIZERS).index(key[1]), places[key[0], key[2]]))
+    listed = [
+        {"method": method, "optimizer": optimizer, "change": change, "seeds": rows[method, optimizer, change]}
+        for method, optimizer, change in keys
+    ]
+    versions = {"fedbac": __version__, "fluke": version("fluke-fl"), "torch": torch.__version__.partition("+")[0]}
+    told = {"setting": SETTING, "versions": versions, "first_average": controls, "rows": listed}
+    file.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def main() -> None:
+    names = list(dict.fromkeys(pair.name for pair in PAIRS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--unchanged", action="store_true", help="leave out fluke with changes")
+    parser.add_argument("--json", type=Path, default=Path("results/against-fluke.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # on batches this small it is the slower one
+    rows = read(options.json)
+    pairs = [pair for pair in PAIRS if pair.name in options.only and not (options.unchanged and pair.change)]
+    controls = {optimizer: control(optimizer) for optimizer in OPTIMIZERS}
+    print("largest difference of FedAvg's weights after one round:", controls)
+    for told in compare(pairs, options.seeds, rows):
+        print(told, flush=True)
+        write(options.json, rows, controls)
+
+
+if __name__ == "__main__":
+    main()
