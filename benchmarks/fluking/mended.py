@@ -102,19 +102,13 @@ class ZeroHeadROD(FedRODClient):
                 nn.init.zeros_(value)
 
 
-class HeadAfterROD(FedRODClient):
-    """The personal head is trained after the body and the generic head, which keep still meanwhile."""
+class HeadFirstROD(FedRODClient):
+    """The personal head is trained before the body and the generic head, which keep still meanwhile."""
 
     def fit(self, override_local_epochs: int = 0) -> float:
         if self.optimizer is None:
             self.optimizer, self.scheduler = self._optimizer_cfg(self.model)
             self.optimizer_head, self.scheduler_head = self._optimizer_cfg(self.inner_model)
-        balanced = BalancedSoftmaxLoss(self.sample_per_class)
-        for _ in range(self.hyper_params.local_epochs):
-            for x, y in self.train_set:
-                self.optimizer.zero_grad()
-                balanced(y, self.model(x)).backward()
-                self.optimizer.step()
         for _ in range(self.hyper_params.local_epochs):
             for x, y in self.train_set:
                 with torch.no_grad():
@@ -123,10 +117,16 @@ class HeadAfterROD(FedRODClient):
                 self.optimizer_head.zero_grad()
                 self.hyper_params.loss_fn(generic + self.inner_model(seen), y).backward()
                 self.optimizer_head.step()
+        balanced = BalancedSoftmaxLoss(self.sample_per_class)
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                self.optimizer.zero_grad()
+                balanced(y, self.model(x)).backward()
+                self.optimizer.step()
         return 0.0
 
 
-class ZeroHeadAfterROD(ZeroHeadROD, HeadAfterROD):
+class ZeroHeadFirstROD(ZeroHeadROD, HeadFirstROD):
     """Both, as in ours."""
 
 
