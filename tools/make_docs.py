@@ -202,7 +202,7 @@ def against_fluke() -> str:
         ours, theirs = (100 * np.array(column) for column in zip(*seeds.values(), strict=True))
         apart = ours - theirs
         noise = float(stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart)))
-        agrees = abs(apart.mean()) <= noise
+        agrees = bool(abs(apart.mean()) <= noise)
         agreeing += [f"`{method}`"] * agrees
         cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")
         late.append(f"| `{method}` | {' | '.join(cells)} | {'yes' if agrees else 'no'} |")
