@@ -1,18 +1,21 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md and of
-README.md.
+docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md, of
+docs/methods/against-fluke.md and of README.md.
 
 python tools/make_docs.py [--check]
 """
 
 import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from pydantic_core import PydanticUndefined
+from scipy import stats
 
 from fedbac import data, models
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
@@ -124,7 +127,8 @@ def methods() -> str:
         "",
         "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show",
         "NAME` prints a row with every setting. Each name links to what the method does, where it comes from, and what",
-        "ours does otherwise. Written by `tools/make_docs.py`.",
+        "ours does otherwise. [Against fluke](methods/against-fluke.md) holds seven of them to another package's.",
+        "Written by `tools/make_docs.py`.",
         "",
         "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
         "|---|---|---|---|---|---|---|",
@@ -191,6 +195,71 @@ def reproduced() -> str:
     return f"\n{index}\n\n## The claims in short\n\n{claims}\n\n"
 
 
+WIDE = 2.0
+"""Points; half an interval that is wider could hide a difference that matters."""
+
+
+def against_fluke() -> str:
+    """Return what docs/methods/against-fluke.md begins with: the verdict and both tables."""
+    told = json.loads((RESULTS / "against-fluke.json").read_text(encoding="utf-8"))
+    late, agreeing = [], []
+    for method, seeds in told["late"].items():
+        ours, theirs = (100 * np.array(column) for column in zip(*seeds.values(), strict=True))
+        apart = ours - theirs
+        noise = float(stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart)))
+        agrees = "no" if abs(apart.mean()) > noise else "yes" if noise <= WIDE else "too wide to tell"
+        agreeing += [f"`{method}`"] * (agrees == "yes")
+        cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")
+        late.append(f"| `{method}` | {' | '.join(cells)} | {agrees} |")
+    early, same = [], set()
+    for found in told["early"]:
+        numbers = [f"{100 * found[key]:.2f}" for key in ("ours", "theirs", "apart")]
+        name = f"`{found['method']}`" + ", with momentum" * (found["optimizer"] == "momentum")
+        early.append(f"| {name} | {found['change'] or 'none'} | {' | '.join(numbers)} |")
+        if numbers[-1] == "0.00":
+            same.add((found["method"], found["change"] is not None))
+    named = {method: f"`{method}`" for method in told["late"]}
+    alike = [name for method, name in named.items() if (method, False) in same]
+    mended = [name for method, name in named.items() if (method, False) not in same and (method, True) in same]
+    left = [name for name in named.values() if name not in alike + mended]
+    setting, weights = told["setting"], max(told["first_average"].values())
+    return "\n".join(
+        [
+            "",
+            f"**Verdict.** With plain SGD, {len(alike)} of {len(named)} methods compute the same in both packages: "
+            f"{_listed(alike)}.",
+            f"{len(mended)} do once what ours does otherwise is done in fluke too: {_listed(mended)}.",
+            f"Without an explanation: {_listed(left) or 'none'}.",
+            f"After {setting['rounds']} rounds, {len(agreeing)} of {len(named)} are seen to be within noise: "
+            f"{_listed(agreeing)}.",
+            "",
+            f"The control: after one round the weights that FedAvg has averaged differ by {weights:.0e} at most.",
+            "",
+            f"After {setting['rounds']} rounds of plain SGD, seeds {_listed(list(told['late']['fedavg']))}: "
+            "mean accuracy of clients, %.",
+            "The difference is ours less fluke's, ± half its 95 % interval over seeds, which are paired.",
+            f"An interval of more than ± {WIDE:.0f} points says nothing about agreement.",
+            "",
+            f"| method | fedbac | fluke {told['versions']['fluke']} | difference | within noise |",
+            "|---|---|---|---|---|",
+            *late,
+            "",
+            f"After {setting['early']} rounds of seed 0, before rounding has grown, also with changes to fluke's code.",
+            "The last column is the mean over clients of the difference, whichever way, in points.",
+            "",
+            "| method | change in fluke | fedbac | fluke | clients apart |",
+            "|---|---|---|---|---|",
+            *early,
+            "",
+            "",
+        ]
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + "".join(names[-1:])
+
+
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
@@ -198,6 +267,7 @@ def texts() -> dict[Path, str]:
         DOCS / "settings.md": settings(),
         DOCS / "methods.md": methods(),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
+        DOCS / "methods" / "against-fluke.md": block(DOCS / "methods" / "against-fluke.md", against_fluke()),
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},

@@ -143,8 +143,9 @@ def test_own_networks_learn_through_the_blend(path: str, owner: str, training: T
 @every_path
 @every_owner
 def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str, owner: str) -> None:
-    """With momentum and weight decay, which wears a little of the shift off: the rest leaves no trace, though it is as
-    large as 15 for classes that a client lacks, which count not at all."""
+    """One's own is trained first, beside what was received. With momentum and weight decay, which wears a little of the
+    shift off: the rest leaves no trace, though it is as large as 15 for classes that a client lacks, which count not
+    at all."""
     scheme, training = TwoHeads.model_validate({"owner": owner}), RICH.model_copy(update={"weight_decay": 1e-3})
     played = two_rounds(path, scheme, training)
     federation = played.federation
@@ -160,10 +161,10 @@ def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str
 
         network = {**start["body"], **start["generic"]}
         trained = learn(network, Sgd(training), federation, client, balanced, tuple(network))
-        beside = {**trained, **start["personal"]}
+        beside = {**start["body"], **start["personal"]}
 
-        def summed(params: Params, x: Tensor, trained: Params = trained) -> Tensor:
-            return logits(trained, x) + logits(params, x)
+        def summed(params: Params, x: Tensor, network: Params = network) -> Tensor:
+            return logits(network, x) + logits(params, x)
 
         head = learn(beside, Sgd(training), federation, client, summed, HEAD)
         body.append({name: trained[name] for name in start["body"]})

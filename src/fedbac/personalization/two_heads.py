@@ -13,7 +13,7 @@ from fedbac.core.settings import Epochs, FloatArray, NumLayers, Settings
 from fedbac.errors import ConfigError
 from fedbac.personalization.arithmetic import column
 
-GENERIC, PERSONAL = 0, 1
+PERSONAL, GENERIC = 0, 1
 """The phases."""
 LEAST = 1e-6
 """Examples of a class that a client has at least for the balanced softmax: of none, the logarithm would be −∞, which
@@ -23,8 +23,9 @@ could not be taken back."""
 class TwoHeads(Settings):
     """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
 
-    Phase 1 trains φ and g by the balanced softmax: with ln(share of the class among the client's examples) added to
-    the logits of g. Phase 2 trains p by the plain loss of the sum, with φ and g still.
+    Phase 1 trains p by the plain loss of the sum, with φ and g as received: p will predict beside averages, to which
+    these are nearer than what the client makes of them. Phase 2 trains φ and g by the balanced softmax: with ln(share
+    of the class among the client's examples) added to the logits of g.
     """
 
     kind: Literal["two_heads"] = "two_heads"
@@ -61,10 +62,10 @@ class TwoHeads(Settings):
         return {part: trees.stack([one[part]] * owners[spec.scope]) for part, spec in self.parts.items()}
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train the body and the generic head, then the personal one beside it."""
+        """Train the personal head, then the body and the generic head."""
         return (
-            Phase(moves=("body", "generic"), terms=("generic",)),
             Phase(moves=("personal",), epochs=self.head_epochs),
+            Phase(moves=("body", "generic"), terms=("generic",)),
         )
 
     def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
@@ -88,13 +89,12 @@ class TwoHeads(Settings):
         }
 
     def _shifts(self, run: LocalRun, before_training: bool) -> tuple[FloatArray, FloatArray]:
-        """Return what is added to the bias of g, and to that of p, which runs beside what is left of the first."""
+        """Return what is added to the bias of g, and to that of p, beside which g stands shifted."""
         share_CK = np.maximum(run.count_CK, LEAST) / np.maximum(run.count_CK.sum(1, keepdims=True), 1)
         shift_CK: FloatArray = np.log(share_CK)
-        after_CK = shift_CK * run.left_FC[GENERIC][:, None]
         if before_training:
-            return shift_CK, -after_CK
-        return after_CK, -after_CK * run.left_FC[PERSONAL][:, None]
+            return shift_CK, -shift_CK
+        return shift_CK * run.left_FC[GENERIC][:, None], -shift_CK * run.left_FC[PERSONAL][:, None]
 
 
 def _shifted(head: Params, shift_CK: FloatArray) -> Params:

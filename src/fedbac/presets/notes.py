@@ -172,7 +172,7 @@ NOTES: dict[str, Note] = {
         "one body under a generic head, trained by the balanced softmax, and a head of each edge's own beside it",
         (
             EDGES_OWN,
-            "The personal head is trained after the body and the generic head, not in the same steps.",
+            "The personal head is trained before the body and the generic head, not in the same steps.",
             "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
             "The personal head is linear and begins at zero.",
         ),

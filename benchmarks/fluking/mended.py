@@ -1,0 +1,154 @@
+"""fluke's clients with one deviation taken away each, to show what makes a difference."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from fluke.algorithms.apfl import APFLClient
+from fluke.algorithms.ditto import DittoClient
+from fluke.algorithms.fedala import FedALAClient
+from fluke.algorithms.fedbabu import FedBABU
+from fluke.algorithms.fedrod import BalancedSoftmaxLoss, FedRODClient
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class LearningAPFL(APFLClient):
+    """v learns through the blend and is not replaced by it; the blend with the network for all predicts (the paper)."""
+
+    frozen = False
+    """Whether w in the blend is the network received, or the one that is being trained."""
+
+    def _blend(self, shared: nn.Module) -> dict[str, Tensor]:
+        share = self.hyper_params.lam
+        return {
+            name: share * own + (1 - share) * shared.get_parameter(name).detach()
+            for name, own in self.personalized_model.named_parameters()
+        }
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        if self.optimizer is None:
+            self.optimizer, self.scheduler = self._optimizer_cfg(self.model)
+            self.pers_optimizer, self.pers_scheduler = self._optimizer_cfg(self.personalized_model)
+        received, loss_fn = deepcopy(self.model), self.hyper_params.loss_fn
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                self.optimizer.zero_grad()
+                loss_fn(self.model(x), y).backward()
+                self.optimizer.step()
+                self.pers_optimizer.zero_grad()
+                blend = self._blend(received if self.frozen else self.model)
+                loss_fn(functional_call(self.model, blend, x), y).backward()
+                self.pers_optimizer.step()
+        return 0.0
+
+    def evaluate(self, evaluator: Any, test_set: Any) -> dict[str, float]:
+        blended = deepcopy(self.model)
+        blended.load_state_dict(self._blend(self.model))
+        return evaluator.evaluate(self._last_round, blended, test_set, device=self.device)
+
+
+class FrozenAPFL(LearningAPFL):
+    """The same with the network received in the blend, as in ours."""
+
+    frozen = True
+
+
+class PulledSGD(torch.optim.SGD):
+    """SGD with all its settings on the loss with the pull."""
+
+    def __init__(self, params: Any, lam: float, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.lam = lam
+
+    @torch.no_grad()
+    def step(self, shared: Any) -> None:
+        for own, other in zip(self.param_groups[0]["params"], shared, strict=True):
+            own.grad.add_(own - other, alpha=self.lam)
+        super().step()
+
+
+class SameSGDDitto(DittoClient):
+    """v is trained by the optimizer that trains w."""
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        if self.pers_optimizer is None:
+            settings = self._optimizer_cfg.optimizer_cfg
+            self.pers_optimizer = PulledSGD(self.personalized_model.parameters(), self.hyper_params.lam, **settings)
+            self.pers_scheduler = self._optimizer_cfg.scheduler(
+                self.pers_optimizer, **self._optimizer_cfg.scheduler_cfg
+            )
+        return super().fit(override_local_epochs)
+
+
+class TunedFromMeanBABU(FedBABU):
+    """Fine-tuning begins with the last average (the paper), not with what each client trained before it."""
+
+    def finalize(self) -> None:
+        self.server.broadcast_model(self.clients)
+        for client in self.clients:
+            client.receive_model()
+        super().finalize()
+
+
+class ZeroHeadROD(FedRODClient):
+    """The personal head begins at zero."""
+
+    def receive_model(self) -> None:
+        begins = self.inner_model is None
+        super().receive_model()
+        if begins:
+            for value in self.inner_model.parameters():
+                nn.init.zeros_(value)
+
+
+class HeadFirstROD(FedRODClient):
+    """The personal head is trained before the body and the generic head, which keep still meanwhile."""
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        if self.optimizer is None:
+            self.optimizer, self.scheduler = self._optimizer_cfg(self.model)
+            self.optimizer_head, self.scheduler_head = self._optimizer_cfg(self.inner_model)
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                with torch.no_grad():
+                    seen = self.model.encoder(x)
+                    generic = self.model.head(seen)
+                self.optimizer_head.zero_grad()
+                self.hyper_params.loss_fn(generic + self.inner_model(seen), y).backward()
+                self.optimizer_head.step()
+        balanced = BalancedSoftmaxLoss(self.sample_per_class)
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                self.optimizer.zero_grad()
+                balanced(y, self.model(x)).backward()
+                self.optimizer.step()
+        return 0.0
+
+
+class ZeroHeadFirstROD(ZeroHeadROD, HeadFirstROD):
+    """Both, as in ours."""
+
+
+class MeanGradientALA(FedALAClient):
+    """W learns from the mean gradient of local training, after it, as in ours; for SGD without momentum and decay."""
+
+    def adaptive_local_aggregation(self, server_model: nn.Module) -> None:
+        if self.weights is None:
+            self.weights = [torch.ones_like(value) for value in self.model.head.parameters()]
+        own, shared = self.model.head.parameters(), server_model.head.parameters()
+        self.away = [(there - here).detach() for here, there in zip(own, shared, strict=True)]
+        self.model.encoder.load_state_dict(server_model.encoder.state_dict())
+        for value, away, weight in zip(self.model.head.parameters(), self.away, self.weights, strict=True):
+            value.data.add_(weight * away)
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        start = [value.detach().clone() for value in self.model.head.parameters()]
+        loss = super().fit(override_local_epochs)
+        if self.weights is not None:
+            scale = self.hyper_params.eta / self._optimizer_cfg.optimizer_cfg.lr
+            for weight, away, before, after in zip(
+                self.weights, self.away, start, self.model.head.parameters(), strict=True
+            ):
+                weight.sub_(scale * (before - after.detach()) * away).clamp_(0, 1)
+        return loss
