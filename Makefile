@@ -1,4 +1,4 @@
-# make demo   Fed-BAC, IFCA and HierFAVG on the embedded data, with a report
+# make demo   four methods on the embedded data, with a report
 # make test   lint, types and every test
 # make install just the environment
 # make lock   raise requirements-dev.lock to the newest versions that pyproject.toml allows
@@ -30,7 +30,7 @@ $(STAMP)-dev: $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedbac compare fed-bac ifca hierfavg --task demo --seed 0 --seed 1 --out runs/demo --overwrite
+	$(BIN)/fedbac compare fedbac-plus ifca fed-bac hierfavg --task demo --out runs/demo --overwrite
 
 test: $(STAMP)-dev
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ from fedbac.cli.terminal import (
     SeedsOption,
     SetOption,
     TaskOption,
+    TrackOption,
     TrainerOption,
     WorkersOption,
     method_names,
@@ -59,13 +60,14 @@ def run(
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
     live: LiveOption = False,
+    track: TrackOption = None,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
     runtime = runtime_in(method) if is_file(method) else Runtime()
     source = experiment.task.dataset if is_file(method) else Path(task or tasks.DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(runtime, address, Path(method))
+    runtime = reached(_changed(runtime, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -96,6 +98,7 @@ def compare(
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
+    track: TrackOption = None,
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes what was interrupted."""
     if bool(names) == everything:
@@ -104,6 +107,7 @@ def compare(
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )
+    runtime = _changed(runtime, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -140,6 +144,7 @@ def sweep(
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
+    track: TrackOption = None,
 ) -> None:
     """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
@@ -147,7 +152,7 @@ def sweep(
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
-    own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1)
+    own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1, track=track)
     spread = _changed(Runtime(), device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     lay_out(points, own, overwrite, parent)

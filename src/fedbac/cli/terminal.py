@@ -68,6 +68,7 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda."
 TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native (our own kernels).")]
 EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray (an actor per edge).")]
 AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join. Default: a local one.")]
+TrackOption = Annotated[str | None, typer.Option("--track", help="Show rounds in tensorboard, mlflow or wandb too.")]
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="Threads or processes on the CPU. Default: one per core.")
 ]

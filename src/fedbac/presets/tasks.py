@@ -14,7 +14,7 @@ TASKS: dict[str, Task] = {
     "demo": Task(
         num_edges=12,
         clients_per_edge=4,
-        rounds=45,
+        rounds=40,
         partition=Partition(dirichlet_server=0.3, edge_distributions=4, validation_fraction=0.5),
         training=Training(epochs=1, learning_rate=0.06),
         targets=(0.6, 0.7),

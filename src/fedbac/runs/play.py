@@ -81,7 +81,7 @@ def play(
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, continued, overwrite)
                 config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
-            tracking = Tracking(runtime.track, folder and folder.path, config)
+            tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)
             for record, after in rounds(experiment, federation.sites, edges, state):

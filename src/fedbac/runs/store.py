@@ -31,6 +31,7 @@ from fedbac.runs import checkpoints
 from fedbac.runs.naming import usable
 from fedbac.runs.records import Log, Record, Writer, read_log, root_of
 from fedbac.runs.summary import check_experiment, summarize
+from fedbac.runs.tracking import OF_TRACKERS
 
 FORMAT = 2
 """Of the folder, in its config.yaml. Folders of format 1, which did not say so, have no checksums."""
@@ -116,6 +117,8 @@ class RunFolder:
         with self._disk():
             for path in (self.summary_file, self.checkpoints, self.rounds_file, self.config_file):
                 remove(path)
+            for name in OF_TRACKERS:
+                remove(self.path / name)
 
     def leave(self) -> None:
         """Remove what a run that was cleared leaves of its folder; the folder itself only if nothing else is there."""

@@ -6,6 +6,7 @@ A tracker is told of all rounds again when a run is resumed, so that none is mis
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from fedbac.rounds.metrics import total_bytes
 Record = Mapping[str, Any]
 log = logging.getLogger("fedbac")
 NUMBERS = {
-    "accuracy": "accuracy",
+    "accuracy/mean": "accuracy",
     "accuracy/worst_edge": "accuracy_min",
     "accuracy/best_edge": "accuracy_max",
     "accuracy/global": "accuracy_global",
@@ -26,6 +27,10 @@ NUMBERS = {
     "time/simulated_seconds": "simulated_seconds",
 }
 """What a tracker shows of a record, and where it stands there."""
+
+
+OF_TRACKERS = EVENTS, MLFLOW_RUN = "tensorboard", "mlflow-run"
+"""What trackers keep in a run's folder, which goes when the run is replaced."""
 
 
 class Tracker(Protocol):
@@ -56,19 +61,22 @@ class Tracking:
             return
         if folder is None:
             raise ConfigError(f"runtime.track: {kind!r} needs a folder to keep the run in; give out=")
-        self._try(lambda: setattr(self, "tracker", TRACKERS[kind](folder, config)))
+        self._try(partial(self._begin, kind, folder, config))
 
     def log(self, record: Record) -> None:
         """Show a round."""
         if self.tracker is not None:
-            self._try(lambda: self.tracker and self.tracker.log(record["round"], numbers(record)))
+            self._try(partial(self.tracker.log, record["round"], numbers(record)))
 
     def close(self) -> None:
         """Write what is left and let go."""
         if self.tracker is not None:
-            self._try(lambda: self.tracker and self.tracker.close())
+            self._try(self.tracker.close)
 
-    def _try(self, step: Callable[[], Any]) -> None:
+    def _begin(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
+        self.tracker = TRACKERS[kind](folder, config)
+
+    def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Error:
@@ -92,7 +100,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         writer = _import("tensorboard", lambda: __import__("torch.utils.tensorboard", fromlist=["SummaryWriter"]))
-        place = folder / "tensorboard"
+        place = folder / EVENTS
         for old in place.glob("events.out.tfevents.*"):  # everything is written again
             old.unlink()
         self.writer = writer.SummaryWriter(str(place))
@@ -113,7 +121,7 @@ class MLflow:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         mlflow = _import("mlflow", lambda: __import__("mlflow"))
         self.client = mlflow.MlflowClient()
-        known = folder / "mlflow-run"
+        known = folder / MLFLOW_RUN
         if known.exists():
             self.run = known.read_text(encoding="utf-8").strip()
             return
