@@ -27,6 +27,7 @@ NO_SCRIPT = (
     "The figures need JavaScript; text and tables do not. <code>fedbac report --figures FOLDER</code> writes figures "
     "as files."
 )
+"""Stands where the script puts the figures."""
 
 
 def write_report(runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
@@ -59,7 +60,7 @@ def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live:
             "<body>",
             "<main>",
             *above,
-            f'<div id="figures"><noscript><p class="note">{NO_SCRIPT}</p></noscript></div>',
+            f'<div id="figures"><p class="note">{NO_SCRIPT}</p></div>',
             *below,
             f"<footer>Made by fedbac. {ending}</footer>",
             "</main>",
