@@ -210,18 +210,18 @@ def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: 
     with server.beside():
         page = tab.open(server.address)
         expect(page.get_by_text("No round is finished yet.")).to_be_visible()
-        expect(page.locator(".grid").first).to_be_hidden()
+        expect(page.locator("#figures")).to_be_hidden()
         for done in (1, 2):
             next(playing)
             expect(page.locator("output")).to_have_text(f"{done} of {done}")
-            expect(page.locator(".live")).to_have_text(f"Live: 1 run, 0 finished; round {done} of 3 in all")
+            expect(page.locator("#live")).to_have_text(f"Live: 1 run, 0 finished; round {done} of 3 in all")
         expect(page.locator("h1 + .lead")).to_contain_text("fedbac-plus reaches")
         page.locator("#round").press("Home")  # who looks at an earlier round stays there
         next(playing)
         expect(page.locator("output")).to_have_text("1 of 3")
-        expect(page.locator(".live")).to_have_text("Live: 1 run, 1 finished; round 3 of 3 in all")
+        expect(page.locator("#live")).to_have_text("Live: 1 run, 1 finished; round 3 of 3 in all")
         assert tab.problems == []
         assert {re.sub(r"\?.*", "", url) for url in tab.requests} == {server.address, f"{server.address}events"}
     playing.close()
-    expect(page.locator(".live")).to_contain_text("This page keeps what it showed last")
+    expect(page.locator("#live")).to_contain_text("This page keeps what it showed last")
     expect(page.locator("#figure-accuracy svg")).to_be_visible()

@@ -146,7 +146,7 @@ def test_every_reader_gets_new_rounds(run: Growing, reader: Reader) -> None:
 def test_the_page_has_what_there_is_and_its_own_script_only(reader: Reader) -> None:
     status, text, answer = reader.get()
     assert status == 200
-    assert "data-live" in text
+    assert '<p id="live"' in text
     assert "fedbac-plus" in text
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
