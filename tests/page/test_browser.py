@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from fedbac.data import toy
 from fedbac.report import write_report
+from fedbac.report.live import Live
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
 from fedbac.runs.store import RunFolder
@@ -17,9 +20,6 @@ from tests.made_up_runs import fake, renamed
 from tests.page.growing import SMALL
 from tests.page.rich import rich, rich_runs
 from tests.test_report_page import HOSTILE
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-live = pytest.importorskip("fedbac.report.live", reason="the extra 'watch' is not installed")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it")
@@ -30,11 +30,11 @@ FIGURES = ["accuracy", "cost", "fairness", "clusters", "traffic", "flow", "edges
 class Tab:
     """A page, and what went wrong or was asked for while it was open."""
 
-    page: "playwright.Page"
+    page: Page
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
-    def open(self, address: str) -> "playwright.Page":
+    def open(self, address: str) -> Page:
         self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
@@ -44,15 +44,15 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator["playwright.Browser"]:
-    with playwright.sync_playwright() as driver:
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def tab(browser: "playwright.Browser") -> Iterator[Tab]:
+def tab(browser: Browser) -> Iterator[Tab]:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.set_default_timeout(20_000)
     yield Tab(page)
@@ -64,11 +64,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_report(rich_runs(), tmp_path_factory.mktemp("report") / "report.html").as_uri()
 
 
-def expect(locator: "playwright.Locator") -> "playwright.LocatorAssertions":
-    return playwright.expect(locator)
-
-
-def place(page: "playwright.Page", figure: str, mark: str, attribute: str) -> float:
+def place(page: Page, figure: str, mark: str, attribute: str) -> float:
     value = page.locator(f"#figure-{figure} {mark}").first.get_attribute(attribute)
     assert value is not None
     return float(value)
@@ -158,7 +154,7 @@ def test_a_run_is_chosen_and_figures_that_it_lacks_are_not_there(tab: Tab, repor
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: str) -> None:
+def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal["light", "dark"]) -> None:
     tab.page.set_viewport_size({"width": 400, "height": 800})
     tab.page.emulate_media(color_scheme=scheme)
     page = tab.open(report)
@@ -175,7 +171,7 @@ def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: str) ->
     assert ink == "rgb(28, 36, 48)", "paper is white"
 
 
-def test_without_a_script_there_is_still_text(browser: "playwright.Browser", report: str) -> None:
+def test_without_a_script_there_is_still_text(browser: Browser, report: str) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(report)
     expect(page.get_by_text("The figures need JavaScript")).to_be_visible()
@@ -205,7 +201,7 @@ def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: 
     inputs = Inputs(dataset=toy(size=8))
     experiment = configure("fedbac-plus", "planted", num_rounds=3, settings=SMALL, inputs=inputs)
     folder = RunFolder(tmp_path / "run")
-    server = live.Live(lambda: [folder] if folder.has_run() else [])
+    server = Live(lambda: [folder] if folder.has_run() else [])
     playing = play(experiment, folder=folder, inputs=inputs)
     with server.beside():
         page = tab.open(server.address)
