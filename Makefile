@@ -1,5 +1,7 @@
 # make demo   four methods on the embedded data, with a report
 # make test   lint, types and every test
+# make browser a Chromium for the tests of the page, where one can be installed
+# make screenshots those of the documentation, from a comparison that takes some minutes
 # make install just the environment
 # make lock   raise requirements-dev.lock to the newest versions that pyproject.toml allows
 PYTHON ?= python3
@@ -7,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test lock clean
+.PHONY: demo install test browser screenshots lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -32,12 +34,23 @@ $(STAMP)-dev: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/fedbac compare fedbac-plus ifca fed-bac hierfavg --task demo --out runs/demo --overwrite
 
-test: $(STAMP)-dev
+test: $(STAMP)-dev browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/make_docs.py --check
 	$(BIN)/pytest -n 2
+
+# Debian's, by root. Where that cannot be, for instance without a network, tests that need it are skipped.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=20
+browser:
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
+	$(APT) update && $(APT) install --no-install-recommends chromium > /dev/null; } || \
+	echo "There is no Chromium, and it could not be installed: tests of the page in a browser are skipped."
+
+screenshots: $(STAMP)-dev browser
+	$(BIN)/fedbac compare fedbac-plus fed-bac ifca hierfavg --task planted --rounds 20 --seed 0 --seed 1 --out runs/screenshots
+	$(BIN)/python tools/make_screenshots.py runs/screenshots
 
 # A fresh environment, so that nothing old stays; versions without their build (+cpu) fit every platform.
 lock:

@@ -14,15 +14,16 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fedbac.core.settings import FloatArray
 from fedbac.report import canvas
+from fedbac.report.groups import own_look
 from fedbac.report.theme import MUTED, Look
 from fedbac_paper.results import Curve, Results
 
 LOOKS = {
-    "hierfavg": Look.at(2),
-    "ifca": Look.at(1),
-    "paper-figures": Look.at(0),
-    "paper-text": replace(Look.at(0), dash="--"),
-    "fed-bac": replace(Look.at(0), dash=":"),
+    "hierfavg": own_look("hierfavg"),
+    "ifca": own_look("ifca"),
+    "paper-figures": own_look("fed-bac"),
+    "paper-text": replace(own_look("fed-bac"), dash="--"),
+    "fed-bac": replace(own_look("fed-bac"), dash=":"),
 }
 """Fed-BAC keeps its colour in all its readings, which differ in their dashes."""
 THOMPSON, RANDOM = Look.at(0), Look.at(6)

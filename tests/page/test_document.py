@@ -4,15 +4,18 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedbac
+from fedbac.data import Dataset, Shards
 from fedbac.presets.methods import METHODS
 from fedbac.report.document import document
 from fedbac.report.groups import summarized
 from fedbac.report.page import embedded
+from fedbac.runs import play
 from fedbac.runs.store import Run
-from tests.made_up_runs import fake, renamed
+from tests.made_up_runs import fake, renamed, with_task
 
 
 def changed(run: Run, *changes: dict[str, Any], **config: Any) -> Run:
@@ -126,3 +129,26 @@ def test_a_page_of_all_methods_stays_small() -> None:
     text = embedded(document(summarized([renamed(one, name) for name in METHODS])))
     assert len(text) < 4_000_000
     assert len(json.loads(text)["runs"]) == len(METHODS) > 40
+
+
+def test_a_run_writes_down_what_every_edge_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge 0 holds examples 0 to 3, edge 1 the others, one of them for validation."""
+    x, y = np.zeros((6, 4), dtype=np.float32), np.array([0, 0, 1, 2, 2, 2])
+    data = Dataset.from_arrays("five", x, y, x[:2], y[1:3])
+    groups = ([0, 1], [2, 3], [4]), ([], [], [5])
+    train, validation = (tuple(np.array(indices, dtype=np.int64) for indices in split) for split in groups)
+    shards = Shards(train, validation, (np.array([0]), np.array([1])), (range(2), range(2, 3)))
+    settings = ["task.num_edges=2", "task.clients_per_edge=[2, 1]", "task.network={kind: mlp, hidden: [2]}"]
+
+    def config() -> dict[str, Any]:
+        run = fedbac.run("hierfavg", num_rounds=1, settings=settings, dataset=data, shards=shards, workers=1)
+        return run.config
+
+    assert config()["classes_per_edge"] == ["2 1 1", "0 0 2"]
+    monkeypatch.setattr(play, "MOST_CLASS_TEXT", 9)
+    assert "classes_per_edge" not in config()
+
+
+def test_of_very_many_clients_nothing_is_said_of_single_ones() -> None:
+    run = with_task(fake(rounds=1, beliefs=[[0.5]] * 5), clients_per_edge=201)
+    assert (of(run)["selected"], of(run)["beliefs"]) == (None, None)

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from fedbac.report.following import Follower
+from fedbac.report.live import Live
 from fedbac.runs.store import RunFolder
 from tests.page.growing import Growing, played
 from tests.test_cli import COMMAND, SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # the fixture
-
-live = pytest.importorskip("fedbac.report.live", reason="the extra 'watch' is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,7 @@ def event(stream: http.client.HTTPResponse) -> dict[str, Any]:
 @pytest.fixture
 def reader(run: Growing) -> Iterator[Reader]:
     run.grow()
-    server = live.Live(lambda: [run.folder])
+    server = Live(lambda: [run.folder])
     with server.beside(), Reader(server.address) as reader:
         yield reader
 
@@ -146,7 +145,7 @@ def test_every_reader_gets_new_rounds(run: Growing, reader: Reader) -> None:
 def test_the_page_has_what_there_is_and_its_own_script_only(reader: Reader) -> None:
     status, text, answer = reader.get()
     assert status == 200
-    assert "data-live" in text
+    assert '<p id="live"' in text
     assert "fedbac-plus" in text
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -170,17 +169,17 @@ def test_no_path_leads_to_a_file(reader: Reader, path: str) -> None:
 
 
 def test_it_is_reached_from_this_machine_only_and_a_taken_port_is_named(run: Growing) -> None:
-    server = live.Live(lambda: [run.folder])
+    server = Live(lambda: [run.folder])
     host, port = server.socket.getsockname()
     assert host == "127.0.0.1"
     with pytest.raises(ValueError, match=f"--port {port}: it cannot be used .*; choose another one"):
-        live.Live(lambda: [run.folder], port)
+        Live(lambda: [run.folder], port)
     server.socket.close()
 
 
 def test_an_open_page_does_not_hold_up_the_end_and_sees_the_last_round(run: Growing) -> None:
     run.grow()
-    server = live.Live(lambda: [run.folder])
+    server = Live(lambda: [run.folder])
     with Reader(server.address) as reader:
         with server.beside():
             stream = reader.stream()

@@ -19,6 +19,8 @@ SCALE = 10_000
 """Of accuracies."""
 FIRST, LEVELS = ord("#"), ord("[") - ord("#")
 """The character of the belief 0, and how many steps lead from it to that of 1; none of them needs escaping."""
+MOST_CLIENTS = 1_000
+"""Rows that a figure of clients can have; of more, nothing about single clients is written."""
 DIGITS = 5
 """Significant ones, of bytes and seconds."""
 
@@ -45,7 +47,8 @@ def document(runs: Sequence[Run]) -> Json:
 
 def run_data(run: Run) -> Json:
     """Return what there is to show of one run."""
-    records = run.records
+    records, sites = run.records, site_sizes(run)
+    num_clients = sum(sites)
     return {
         "seed": look_up(run.config, "experiment.seed", 0),
         "planned": look_up(run.config, "experiment.task.rounds", len(records)),
@@ -54,9 +57,9 @@ def run_data(run: Run) -> Json:
         "worst": [_scaled(record["accuracy_min"]) for record in records],
         "edges": [[_scaled(accuracy) for accuracy in record["accuracy_per_edge"]] for record in records],
         "assignment": changes([record["assignment"] for record in records]),
-        "sites": site_sizes(run),
-        "selected": selections(records, sum(site_sizes(run))),
-        "beliefs": beliefs(records),
+        "sites": sites,
+        "selected": selections(records, num_clients),
+        "beliefs": beliefs(records) if num_clients <= MOST_CLIENTS else None,
         "traffic": traffic(records),
         "seconds": seconds(records),
         "gaps": gaps(records),
@@ -95,6 +98,8 @@ def site_sizes(run: Run) -> list[int]:
 def selections(records: Sequence[Mapping[str, Any]], num_clients: int) -> list[str] | None:
     """Return who was selected in each round; None where records do not say, or speak of clients that are not there."""
     known = range(num_clients)
+    if num_clients > MOST_CLIENTS:
+        return None
     try:
         clients_T = [[client for site in record["selected"] for client in site] for record in records]
     except (KeyError, TypeError):

@@ -20,6 +20,11 @@ OWN_COLOURS = ("fed-bac", "ifca", "hierfavg", "fedbac-plus", "fedavg", "local", 
 """Methods that have one of the palette's colours to themselves, in its order."""
 
 
+def own_look(method: str) -> Look:
+    """Return how a method that has a colour to itself is drawn, in reports and elsewhere."""
+    return Look.at(OWN_COLOURS.index(method))
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed only."""

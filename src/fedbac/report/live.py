@@ -5,6 +5,7 @@ It answers two addresses, the page and its events; no path of a request is ever 
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -21,6 +22,8 @@ from starlette.routing import Route
 from fedbac.errors import ConfigError
 from fedbac.report.following import TITLE, Find, Follower
 from fedbac.report.page import page, policy
+
+log = logging.getLogger("fedbac")
 
 HOST = "127.0.0.1"
 NAMES = ["127.0.0.1", "localhost"]
@@ -83,9 +86,12 @@ class Live:
     @asynccontextmanager
     async def _looking(self, app: Starlette) -> AsyncIterator[None]:
         async def look() -> None:
-            while True:
-                await asyncio.sleep(LOOK_SECONDS)
-                await asyncio.to_thread(self.follower.refresh)
+            try:
+                while True:
+                    await asyncio.sleep(LOOK_SECONDS)
+                    await asyncio.to_thread(self.follower.refresh)
+            except Exception:  # nobody waits for this task, and a page that stands still must not pass for a live one
+                log.exception("The live page no longer follows the runs; start it again.")
 
         task = asyncio.create_task(look())
         try:

@@ -23,10 +23,13 @@ SCRIPTS = ("draw.js", "state.js", "panels.js", "detail.js", "page.js")
 """In the order in which they need each other."""
 TITLE = "Federated learning report"
 ABOVE_FIGURES = ("header", "final")
+ABOVE_LIVE_FIGURES = ("header",)
+"""Who follows a run wants to see it; final numbers are not final yet."""
 NO_SCRIPT = (
     "The figures need JavaScript; text and tables do not. <code>fedbac report --figures FOLDER</code> writes figures "
     "as files."
 )
+"""Stands where the script puts the figures."""
 
 
 def write_report(runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
@@ -41,14 +44,16 @@ def write_report(runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
 
 def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live: bool = False) -> str:
     """Return the page with these parts of text and what the figures show; a live one listens to its server."""
+    first = ABOVE_LIVE_FIGURES if live else ABOVE_FIGURES
     text = {name: f'<section data-part="{name}">\n{html}\n</section>' for name, html in parts.items()}
-    above = [html for name, html in text.items() if name in ABOVE_FIGURES]
-    below = [html for name, html in text.items() if name not in ABOVE_FIGURES]
+    above = [html for name, html in text.items() if name in first]
+    below = [html for name, html in text.items() if name not in first]
+    status = ['<p id="live" role="status"></p>'] if live else []
     ending = "This page follows its server." if live else "This page is complete in itself and loads nothing."
     return "\n".join(
         [
             "<!DOCTYPE html>",
-            f'<html lang="en"{" data-live" if live else ""}>',
+            '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy(live)}">',
@@ -58,8 +63,9 @@ def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live:
             "</head>",
             "<body>",
             "<main>",
+            *status,
             *above,
-            f'<div id="figures"><noscript><p class="note">{NO_SCRIPT}</p></noscript></div>',
+            f'<div id="figures"><p class="note">{NO_SCRIPT}</p></div>',
             *below,
             f"<footer>Made by fedbac. {ending}</footer>",
             "</main>",

@@ -181,7 +181,7 @@ class Figure {
     this.width = Math.max(260, Math.floor(this.svg.parentElement.clientWidth));
     this.words.textContent = this.caption();
     this.svg.replaceChildren();
-    this.svg.setAttribute("aria-label", `${this.title}. ${this.words.textContent} Arrow keys move through it.`);
+    this.svg.setAttribute("aria-label", `${this.title}. Arrow keys move through it.`);
     this.base = add(this.svg, "g");
     this.over = add(this.svg, "g");
     this.draw(this);

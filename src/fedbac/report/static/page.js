@@ -10,7 +10,7 @@ const roundText = html("output", { htmlFor: "round" });
 const methodChips = html("div", { className: "chips" });
 const seedChips = html("div", { className: "chips" });
 const runChoice = html("select", { id: "run" });
-const live = html("p", { className: "live", role: "status", hidden: true });
+const live = document.getElementById("live"); // only where there is a server to follow
 
 /** Put together what does not change; parts that depend on the runs are filled in later. */
 function build() {
@@ -25,7 +25,6 @@ function build() {
     redraw(runFigures);
   });
   place.replaceChildren(
-    live,
     html("h2", {}, "Figures"),
     html("div", { id: "controls" }, html("label", { htmlFor: "round" }, "Round"), slider, roundText),
     html("fieldset", { id: "methods" }, html("legend", {}, "Methods"), methodChips, html("div", { className: "both" }, all, none)),
@@ -113,7 +112,7 @@ const redrawAll = () => redraw(figures);
 function show(document) {
   const before = JSON.stringify([data.groups.map((group) => group.label), data.runs.map((run) => run.label), seeds()]);
   take(document);
-  for (const child of place.children) if (child !== live) child.hidden = !data.runs.length;
+  place.hidden = !data.runs.length;
   const now = JSON.stringify([data.groups.map((group) => group.label), data.runs.map((run) => run.label), seeds()]);
   if (before !== now) fillControls();
   showRound();
@@ -122,8 +121,8 @@ function show(document) {
 
 /** Follow the server: parts of text and figures change when runs have new rounds. */
 function follow() {
+  live.textContent = data.status;
   const events = new EventSource(`events?after=${data.version}`);
-  live.hidden = false;
   events.addEventListener("message", (event) => {
     const { parts, document: fresh } = JSON.parse(event.data);
     for (const [name, text] of Object.entries(parts)) replacePart(name, text);
@@ -151,7 +150,4 @@ function replacePart(name, text) {
 
 build();
 show(JSON.parse(document.getElementById("document").textContent));
-if ("live" in document.documentElement.dataset) {
-  live.textContent = data.status;
-  follow();
-}
+if (live) follow();

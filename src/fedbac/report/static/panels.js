@@ -30,6 +30,7 @@ function drawCurves(figure, { xs, ys, x, y, height, step = false, ribbon = null,
   const texts = groups.map((group) => `${short(group.label, 22)}${ends ? ` ${ends(group)}` : ""}`);
   const right = labelled ? 24 + 6.6 * Math.max(0, ...texts.map((text) => text.length)) : 12;
   figure.size(height);
+  figure.element.classList.toggle("many", groups.length > MOST_LABELS);
   const [sx, sy] = figure.axes({ left: 46, right, top: 10, bottom: 44, x, y });
   const ended = [];
   for (const group of groups) {

@@ -1,0 +1,223 @@
+"""The page in a real browser: what it shows, and that every control does what it says."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from fedbac.data import toy
+from fedbac.report import write_report
+from fedbac.report.live import Live
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import play
+from fedbac.runs.store import RunFolder
+from tests.made_up_runs import fake, renamed
+from tests.page.growing import SMALL
+from tests.page.rich import rich, rich_runs
+from tests.test_report_page import HOSTILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it")
+FIGURES = ["accuracy", "cost", "fairness", "clusters", "traffic", "flow", "edges", "mix", "clients", "gaps"]
+
+
+@dataclass
+class Tab:
+    """A page, and what went wrong or was asked for while it was open."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def open(self, address: str) -> Page:
+        self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(address)
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.set_default_timeout(20_000)
+    yield Tab(page)
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report(rich_runs(), tmp_path_factory.mktemp("report") / "report.html").as_uri()
+
+
+def place(page: Page, figure: str, mark: str, attribute: str) -> float:
+    value = page.locator(f"#figure-{figure} {mark}").first.get_attribute(attribute)
+    assert value is not None
+    return float(value)
+
+
+def test_every_figure_is_drawn_without_errors_and_without_a_network(tab: Tab, report: str) -> None:
+    page = tab.open(report)
+    for name in FIGURES:
+        expect(page.locator(f"#figure-{name} svg")).to_be_visible()
+        assert page.locator(f"#figure-{name} svg path, #figure-{name} svg rect").count() > 2, name
+    assert page.locator("#figure-accuracy .bold").count() >= 3
+    expect(page.locator("#figure-accuracy")).to_contain_text("hierfavg 69.5 %")
+    assert tab.problems == []
+    assert tab.requests == [report]
+
+
+def test_the_round_moves_all_figures_together(tab: Tab, report: str) -> None:
+    page = tab.open(report)
+    slider = page.get_by_label("Round", exact=True)
+    expect(page.locator("output")).to_have_text("12 of 12")
+    line, frame = place(page, "accuracy", ".cursor", "x1"), place(page, "edges", ".frame", "x")
+    expect(page.locator("#figure-gaps")).to_contain_text("compared in round 6")
+    slider.focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+    expect(page.locator("output")).to_have_text("4 of 12")
+    assert place(page, "accuracy", ".cursor", "x1") < line
+    assert place(page, "edges", ".frame", "x") < frame
+    expect(page.locator("#figure-traffic")).to_contain_text("21.2 MB")  # 4 rounds of 5.29 MB
+    page.keyboard.press("End")
+    expect(page.locator("#figure-traffic")).to_contain_text("63.5 MB")
+    assert tab.problems == []
+
+
+def test_methods_and_seeds_are_switched_off_and_on(tab: Tab, report: str) -> None:
+    page = tab.open(report)
+    names = page.locator("#figure-accuracy .name")
+    expect(names).to_have_count(3)
+    page.get_by_label("fed-bac", exact=True).focus()
+    page.keyboard.press("Space")
+    expect(names).to_have_count(2)
+    expect(page.locator("#figure-traffic .name")).to_have_count(4)  # two methods, each with a number
+    thin = page.locator("#figure-accuracy .thin")
+    expect(thin).to_have_count(2)
+    page.get_by_label("1", exact=True).uncheck()
+    expect(thin).to_have_count(0)
+    page.get_by_role("button", name="None").click()
+    expect(names).to_have_count(0)
+    page.get_by_role("button", name="All").click()
+    expect(names).to_have_count(3)
+    assert tab.problems == []
+
+
+def test_values_are_shown_by_pointer_and_by_keyboard(tab: Tab, report: str) -> None:
+    page = tab.open(report)
+    tip = page.locator("#tip")
+    expect(tip).to_be_hidden()
+    page.locator("#figure-accuracy svg").hover(position={"x": 500, "y": 100})
+    expect(tip).to_contain_text(re.compile(r"Round \d+"))
+    expect(tip).to_contain_text(re.compile(r"hierfavg\d\d\.\d %, worst \d\d\.\d %"))
+    page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    page.get_by_label("Round", exact=True).focus()
+    for name in FIGURES:
+        page.locator(f"#figure-{name} svg").focus()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowDown")
+        expect(tip).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    expect(page.locator("output")).to_have_text("2 of 12")
+    page.locator("#figure-edges svg").focus()
+    page.keyboard.press("Home")
+    expect(tip).to_contain_text("Edge 1, round 1")
+    assert tab.problems == []
+
+
+def test_a_run_is_chosen_and_figures_that_it_lacks_are_not_there(tab: Tab, report: str) -> None:
+    page = tab.open(report)
+    page.get_by_label("Run", exact=True).select_option("hierfavg")
+    for name in ("flow", "mix", "gaps"):
+        expect(page.locator(f"#figure-{name}")).to_be_hidden()
+    expect(page.locator("#figure-edges")).to_be_visible()
+    page.get_by_label("Simulated time").check()
+    expect(page.locator("#figure-cost")).to_contain_text("simulated time (minutes)")
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal["light", "dark"]) -> None:
+    tab.page.set_viewport_size({"width": 400, "height": 800})
+    tab.page.emulate_media(color_scheme=scheme)
+    page = tab.open(report)
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    for name in FIGURES:  # drawn at the width there is, so that text keeps its size
+        drawn = page.locator(f"#figure-{name} svg").evaluate(
+            "svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
+        )
+        assert drawn == pytest.approx(1, abs=0.02), name
+    red = int(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"))
+    assert (red < 60) == (scheme == "dark")
+    page.emulate_media(media="print", color_scheme=scheme)
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert ink == "rgb(28, 36, 48)", "paper is white"
+
+
+def test_without_a_script_there_is_still_text(browser: Browser, report: str) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(report)
+    expect(page.get_by_text("The figures need JavaScript")).to_be_visible()
+    expect(page.get_by_role("table", name="Final numbers of every run")).to_be_visible()
+    page.close()
+
+
+def test_hostile_names_stay_text(tab: Tab, tmp_path: Path) -> None:
+    runs = [renamed(rich(), HOSTILE[0]), *(renamed(fake(rounds=2), name) for name in HOSTILE[1:])]
+    page = tab.open(write_report(runs, tmp_path / "report.html", title=HOSTILE[0]).as_uri())
+    expect(page.locator("#methods .chip").first).to_have_text(HOSTILE[0])
+    page.locator("#figure-accuracy svg").hover(position={"x": 50, "y": 100})
+    expect(page.locator("#tip")).to_contain_text(HOSTILE[1])
+    assert page.locator("img").count() == 0
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_that_has_just_begun_is_shown(tab: Tab, tmp_path: Path, rounds: int) -> None:
+    page = tab.open(write_report([fake("ifca", rounds=rounds)], tmp_path / "report.html").as_uri())
+    expect(page.locator("#figure-accuracy svg")).to_be_visible()
+    expect(page.locator("output")).to_have_text(f"{rounds} of {rounds}")
+    assert tab.problems == []
+
+
+def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: Path) -> None:
+    inputs = Inputs(dataset=toy(size=8))
+    experiment = configure("fedbac-plus", "planted", num_rounds=3, settings=SMALL, inputs=inputs)
+    folder = RunFolder(tmp_path / "run")
+    server = Live(lambda: [folder] if folder.has_run() else [])
+    playing = play(experiment, folder=folder, inputs=inputs)
+    with server.beside():
+        page = tab.open(server.address)
+        expect(page.get_by_text("No round is finished yet.")).to_be_visible()
+        expect(page.locator("#figures")).to_be_hidden()
+        for done in (1, 2):
+            next(playing)
+            expect(page.locator("output")).to_have_text(f"{done} of {done}")
+            expect(page.locator("#live")).to_have_text(f"Live: 1 run, 0 finished; round {done} of 3 in all")
+        expect(page.locator("h1 + .lead")).to_contain_text("fedbac-plus reaches")
+        page.locator("#round").press("Home")  # who looks at an earlier round stays there
+        next(playing)
+        expect(page.locator("output")).to_have_text("1 of 3")
+        expect(page.locator("#live")).to_have_text("Live: 1 run, 1 finished; round 3 of 3 in all")
+        assert tab.problems == []
+        assert {re.sub(r"\?.*", "", url) for url in tab.requests} == {server.address, f"{server.address}events"}
+    playing.close()
+    expect(page.locator("#live")).to_contain_text("This page keeps what it showed last")
+    expect(page.locator("#figure-accuracy svg")).to_be_visible()
