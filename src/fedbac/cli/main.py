@@ -3,18 +3,21 @@
 import io
 import logging
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import torch
 import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from fedbac.cli import lists, reporting, running
+from fedbac.cli import exporting, lists, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
+from fedbac.local import kernels
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
 from fedbac_paper.command import reproduce
@@ -31,6 +34,7 @@ for command in (
     reproduce,
     running.resume,
     reporting.report,
+    exporting.export,
     lists.methods,
     lists.show,
     lists.tasks,
@@ -41,7 +45,8 @@ app.add_typer(lists.data_app, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedbac {__version__}")
+        typer.echo(f"fedbac {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        typer.echo(f"kernels: {'; '.join(kernels())}")
         raise typer.Exit
 
 

@@ -1,11 +1,13 @@
 """Ctrl-C and SIGTERM: the first finishes the round and saves it, the second stops at once."""
 
 import logging
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fedbac.core.signals import handled_by
+from fedbac.core.signals import SIGNALS, handled_by
 
 log = logging.getLogger("fedbac")
 
@@ -25,10 +27,36 @@ class Stop:
             restore()  # before it is said, so that the next signal, however soon, is the second
             if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells start background jobs
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            log.warning("Stopping once this round is saved. Press Ctrl-C again to stop at once.")
 
-        with handled_by(handle) as restore:
+        with handled_by(handle) as restore, _acknowledged():
             yield
+
+
+@contextmanager
+def _acknowledged() -> Iterator[None]:
+    """Answer the first signal the moment it comes, by a thread: the main one, which handles it, may be in a kernel."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_answer, args=(reader,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def _answer(reader: int) -> None:
+    while number := os.read(reader, 1):  # nothing at the end
+        if number[0] in SIGNALS:
+            log.warning("Stopping once this round is saved. Press Ctrl-C again to stop at once.")
+            return
 
 
 class Interrupted(BaseException):
