@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -60,7 +59,7 @@ def export(
     else:
         text = _latex(runs) if format_ is Format.LATEX else _csv(runs, per)
         if out_file is None:
-            sys.stdout.write(text)
+            typer.echo(text, nl=False)
             return
         write_whole(out_file, text)
     say(f"Exported: {out_file}", err)

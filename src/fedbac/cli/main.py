@@ -78,7 +78,7 @@ def main() -> None:
     with _flushed():
         try:
             with interrupting():
-                app()
+                app(prog_name="fedbac")  # however it was started
         except Interrupted:
             say("Stopped at once; all complete rounds are saved. The same command resumes.", err)
             sys.exit(130)
