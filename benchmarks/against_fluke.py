@@ -171,7 +171,7 @@ Seeds = dict[str, tuple[float, float]]
 def experiment(pair: Pair, optimizer: str, seed: int, rounds: int = ROUNDS) -> Experiment:
     """Return what we run."""
     settings = (*TASK, *OPTIMIZERS[optimizer], FLAT, *pair.settings)
-    return configure(pair.preset, "fashion-mnist-mini", seed=seed, num_rounds=rounds, settings=settings)
+    return configure(pair.preset, "fashion-mnist-mini", seed=seed, rounds=rounds, settings=settings)
 
 
 def play_both(pair: Pair, optimizer: str, seed: int, rounds: int) -> tuple[FloatArray, FloatArray]:

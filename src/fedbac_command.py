@@ -6,14 +6,20 @@ import signal
 
 def main() -> None:
     """Import the command and run it."""
-    mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # background jobs ignore the signal
-    if mine:
-        signal.signal(signal.SIGINT, _leave)
+    mine = leave_on_interrupt()
     from fedbac.cli.main import main as command
 
     if mine:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command()
+
+
+def leave_on_interrupt() -> bool:
+    """Let Ctrl-C end the process without a traceback, unless it is ignored, as in background jobs; return whether."""
+    mine = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave)
+    if mine:
+        signal.signal(signal.SIGINT, _leave)
+    return mine
 
 
 def _leave(number: int, frame: object) -> None:

@@ -13,7 +13,7 @@ import fedbac
 from fedbac import CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "version", "_early"},
     {"files"},
     {"core"},
     {"data", "models", "topology", "native", "gpu"},

@@ -139,10 +139,37 @@ def test_same_method_with_other_settings_is_another_line(three: list[Run]) -> No
     method_ = three[0].config["experiment"]["method"] | {"cloud_weight": "uniform"}
     other = replace(three[0], config={"experiment": {**three[0].config["experiment"], "method": method_}})
     two = groups([three[0], other])
-    assert [group.label for group in two] == ["fed-bac", "fed-bac #2"]
+    assert [group.label for group in two] == ["fed-bac [cloud_weight=total]", "fed-bac [cloud_weight=uniform]"]
     assert two[0].look != two[1].look
     folders = [replace(run, folder=Path("runs") / name) for run, name in zip((three[0], other), "ab", strict=True)]
-    assert labels(folders) == ["fed-bac [a]", "fed-bac [b]"]
+    assert labels(folders) == ["fed-bac [cloud_weight=total]", "fed-bac [cloud_weight=uniform]"]
+    same = [replace(three[0], folder=Path("runs") / name / "x") for name in "ab"]
+    assert labels(same) == ["fed-bac [x] [runs/a/x]", "fed-bac [x] [runs/b/x]"], "nothing else tells them apart"
+    assert len(set(labels([three[0]] * 3))) == 3
+    assert not any("#" in label for label in (*labels(folders), *labels(same), *labels([three[0]] * 3)))
+
+
+def test_no_leader_is_named_before_the_final_accuracy_is_one() -> None:
+    short = [with_task(fake(name, rounds=9), rounds=9) for name in ("fed-bac", "ifca")]
+    assert outcome(short) == (
+        "Too early to name a leader: the final accuracy is the mean over the last 10 rounds "
+        "(evaluation.last_rounds), and the shortest run has 9 rounds."
+    )
+    assert final(short)[1] == -1, "nor is one printed in bold"
+    assert outcome(short[:1]).startswith("fed-bac reaches")
+    assert "leads" in outcome([fake(name, rounds=10) for name in ("fed-bac", "ifca")])
+
+
+def test_samples_of_different_seeds_are_one_task() -> None:
+    """Each seed draws its own fraction of the data, as it spreads them in its own way."""
+    runs = [with_task(fake("ifca", seed=seed), data_fraction=0.1) for seed in (0, 1)]
+    whole = {"source_sha256": "all of them"}
+    runs = [replace(run, config=run.config | {"data": whole | {"sha256": run.name}}) for run in runs]
+    (header, rows), _ = final(runs)
+    assert dict(zip(header, rows[0], strict=True))["seeds"] == "2"
+    assert "different tasks" not in outcome(runs)
+    other = replace(runs[1], config=runs[1].config | {"data": {"source_sha256": "others", "sha256": "x"}})
+    assert "different tasks" in outcome([runs[0], other])
 
 
 def test_colour_of_a_method_does_not_depend_on_company(three: list[Run]) -> None:

@@ -1,5 +1,6 @@
 """Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
 
+import fedbac._early  # noqa: F401 (what it does is done on import)
 from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
 from fedbac.clustering import (
     Agglomerative,

@@ -1,5 +1,5 @@
 """``python -m fedbac``: the command."""
 
-from fedbac.cli.main import main
+from fedbac_command import main
 
 main()

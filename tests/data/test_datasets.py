@@ -76,7 +76,7 @@ def test_read_only_arrays_are_copied_so_that_torch_can_share_them() -> None:
         ({"x_test": images(4, 4)[:6].astype(np.float32)}, "both must be alike"),
         ({"x_test": images(4, 4)[:0], "y_test": np.arange(0)}, "at least one"),
         ({"x_train": images(4)}, r"must be \[N, C, H, W\]"),
-        ({"x_train": images(4, 4).astype(int)}, "uint8 images or floating-point"),
+        ({"x_train": images(4, 4).astype(bool)}, "uint8 images, floating-point numbers or int64 tokens"),
     ],
 )
 def test_wrong_arrays_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

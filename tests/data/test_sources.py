@@ -159,6 +159,7 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
         fetch("cifar10")
     for expected in ("cs.toronto.edu", "no route", "FEDBAC_DATA", "cifar10.npz", str(tmp_path / "cache")):
         assert expected in str(caught.value)
+    assert "data get" not in str(caught.value), "that is what has just failed"
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_a_run_that_has_just_begun_is_shown(tab: Tab, tmp_path: Path, rounds: in
 
 def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: Path) -> None:
     inputs = Inputs(dataset=toy(size=8))
-    experiment = configure("fedbac-plus", "planted", num_rounds=3, settings=SMALL, inputs=inputs)
+    experiment = configure("fedbac-plus", "planted", rounds=3, settings=SMALL, inputs=inputs)
     folder = RunFolder(tmp_path / "run")
     server = Live(lambda: [folder] if folder.has_run() else [])
     playing = play(experiment, folder=folder, inputs=inputs)

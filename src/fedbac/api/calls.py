@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +179,9 @@ def load(folder: Path | str) -> Run:
 
 def report(runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
     """Write the report of runs, one self-contained page, and return its path."""
-    from fedbac.report import write_report  # matplotlib is slow to import
-
-    return write_report([runs] if isinstance(runs, StoredRun) else list(runs), Path(path))
+    package = import_module("fedbac.report")  # matplotlib is slow to import
+    written: Path = package(runs, path)  # type: ignore[operator]
+    return written
 
 
 def _play(

@@ -3,18 +3,21 @@
 import io
 import logging
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import torch
 import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from fedbac.cli import lists, reporting, running, watching
+from fedbac.cli import exporting, lists, reporting, running, watching
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
+from fedbac.local import kernels
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
 from fedbac_paper.command import reproduce
@@ -32,6 +35,7 @@ for command in (
     running.resume,
     reporting.report,
     watching.watch,
+    exporting.export,
     lists.methods,
     lists.show,
     lists.tasks,
@@ -42,7 +46,8 @@ app.add_typer(lists.data_app, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fedbac {__version__}")
+        typer.echo(f"fedbac {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        typer.echo(f"kernels: {'; '.join(kernels())}")
         raise typer.Exit
 
 
@@ -74,7 +79,7 @@ def main() -> None:
     with _flushed():
         try:
             with interrupting():
-                app()
+                app(prog_name="fedbac")  # however it was started
         except Interrupted:
             say("Stopped at once; all complete rounds are saved. The same command resumes.", err)
             sys.exit(130)

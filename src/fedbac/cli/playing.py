@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.progress import Progress
 
-from fedbac.cli.terminal import err, out, progress_bars, say, shown
+from fedbac.cli.terminal import ROOMY, err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.errors import Error, visible
 from fedbac.runs import sweep
@@ -143,5 +143,7 @@ def _rounds(point: Point) -> int:
 
 def _note(record: Mapping[str, Any]) -> str:
     clusters = int(record["active_clusters"])
-    text = f"accuracy {100 * record['accuracy']:.2f} %, {clusters} cluster{'s' if clusters > 1 else ''}"
+    text = f"{100 * record['accuracy']:.2f} %"
+    if not err.is_terminal or err.width >= ROOMY:
+        text = f"accuracy {text}, {clusters} cluster{'s' if clusters > 1 else ''}"
     return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")

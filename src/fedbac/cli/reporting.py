@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedbac.cli.terminal import out, say, shown
@@ -22,11 +24,13 @@ log = logging.getLogger("fedbac")
 
 PAGES = {".html", ".htm"}
 """How the name of the page may end."""
-WIDE = 125
-"""Columns of a terminal from which the final table has all its columns and one run per line."""
 TALL = 4
-"""Up to so many runs stand side by side in a narrower terminal; more have a line each, with fewer columns."""
-MAIN_COLUMNS = ("method", "seeds", "accuracy", "σ over edges", "worst edge")
+"""Up to so many runs may stand side by side where lines are too long; more have a line each, with fewer columns."""
+DROPPED = (
+    "moves", "clusters", "seconds", "dropped or late", "simulated time", "rounds to", "training bytes", "total bytes",
+    "σ over edges", "worst edge",
+)  # fmt: skip
+"""Columns that a table may lack for want of room, the first to go first."""
 
 
 def report(
@@ -106,7 +110,11 @@ def _show(runs: Sequence[Run], page: Path) -> None:
 
     (header, rows), best = final(runs)
     out.print()
-    out.print(_table(header, rows, best))
+    shown_table, missing = fitting(header, rows, best)
+    out.print(shown_table)
+    if missing:
+        names = ", ".join(map(shown, missing))
+        out.print(f"Left out, as the terminal is narrow: {names}. The report has them.", highlight=False)
     out.print(f"\n{shown(outcome(runs))}", highlight=False)
     for run in runs:
         wanted = run.config["experiment"]["task"]["rounds"]
@@ -117,20 +125,38 @@ def _show(runs: Sequence[Run], page: Path) -> None:
     say(f"Report: {page}")
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
-    if out.width >= WIDE:
-        return _line_each(header, rows, best)
-    if len(rows) <= TALL:
-        return _column_each(header, rows, best)
-    kept = [index for index, title in enumerate(header) if title.startswith(MAIN_COLUMNS)]
-    return _line_each([header[i] for i in kept], [[row[i] for i in kept] for row in rows], best)
+def fitting(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> tuple[Table, list[str]]:
+    """Return the table in the form that fits the terminal, and the columns that had to be left out of it."""
+    table = _line_each(header, rows, best)
+    if _fits(table):
+        return table, []
+    if len(rows) <= TALL and _fits(beside := _column_each(header, rows, best)):
+        return beside, []
+    order = [i for name in DROPPED for i, title in enumerate(header) if title.startswith(name)]
+    for count in range(len(order) + 1):
+        kept = [i for i in range(len(header)) if i not in order[:count]]
+        titles = [_broken(header[i], max(len(row[i]) for row in rows)) for i in kept]
+        table = _line_each(titles, [[row[i] for i in kept] for row in rows], best)
+        if _fits(table):
+            break
+    return table, [header[i] for i in sorted(order[:count])]
+
+
+def _broken(title: str, width: int) -> str:
+    """Return a title on as many lines as it needs above numbers of a width."""
+    return "\n".join(textwrap.wrap(title, max(10, width)))
+
+
+def _fits(table: Table) -> bool:
+    return Measurement.get(out, out.options.update(max_width=10_000), table).maximum <= out.width
 
 
 def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
     """One run, or method, per line."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
-        table.add_column(shown(title), justify="left" if index == 0 else "right", overflow="fold")
+        lines = "\n".join(map(shown, title.split("\n")))
+        table.add_column(lines, justify="left" if index == 0 else "right", overflow="fold")
     for index, row in enumerate(rows):
         table.add_row(*map(shown, row), style="bold green" if index == best else "")
     return table

@@ -1,6 +1,7 @@
 """What the commands share: the two consoles, progress bars, and the options that several of them take."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from glob import escape as escape_glob
@@ -18,10 +19,17 @@ from fedbac import data
 from fedbac.errors import visible
 from fedbac.presets import methods, tasks
 
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
 MOST_JOBS = 1024
+ROOMY = 100
+"""Columns of a terminal from which a line of progress has room for more than the accuracy."""
 METHOD_HELP = "A method's name (see: fedbac methods), a file of fedbac show, or a run's config.yaml."
 METHODS_HELP = "Names of methods (see: fedbac methods) or files; the others take the task of a file."
 SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
@@ -96,14 +104,30 @@ def progress_bars() -> Iterator[Progress]:
     """Yield progress bars; silent where nobody watches."""
     columns = (
         TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=30 if err.width >= 100 else 14),  # a full line would wrap when the terminal shows ^C
+        BarColumn(bar_width=30 if err.width >= ROOMY else 14),  # a full line would wrap when the terminal shows ^C
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     # On the console of warnings, which then appear above the bars instead of among them.
-    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+    with _no_key_echo(), Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         yield progress
+
+
+@contextmanager
+def _no_key_echo() -> Iterator[None]:
+    """Keep the terminal from writing ^C into a line of progress."""
+    if termios is None or not (err.is_terminal and sys.stdin.isatty()):
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def say_if_runs_take_turns(device: str, jobs: int) -> None:

@@ -100,6 +100,16 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def kernels() -> list[str]:
+    """Return in words which of our kernels are at hand, or why not."""
+    missing = native.missing()
+    cpu = f"CPU: native, {native.default_instruction_set()}" if missing is None else f"CPU: torch, as {missing}"
+    if not torch.cuda.is_available():
+        return [cpu, "GPU: none"]
+    kind = "native" if gpu.available() else "torch, for lack of the run-time compiler (NVRTC)"
+    return [cpu, f"GPU: {kind}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}"]
+
+
 def describe(device: torch.device) -> str:
     """Return in words the processor that does the work: the GPU's name, or the cores and model of the CPU."""
     if device.type == "cuda":
@@ -120,6 +130,7 @@ __all__ = [
     "PoolTrainer",
     "VmapTrainer",
     "describe",
+    "kernels",
     "make_trainer",
     "num_cores",
     "one_thread",

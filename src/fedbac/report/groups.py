@@ -4,7 +4,6 @@ import json
 import math
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.settings import FloatArray
+from fedbac.report.naming import distinct
 from fedbac.report.theme import SERIES, Look
 from fedbac.rounds import metrics
 from fedbac.runs.store import Run
@@ -79,8 +79,8 @@ def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a different label for every run: its name, with its folder or a number where names repeat."""
-    return _distinct([run.name for run in runs], [run.folder.name if run.folder else "" for run in runs])
+    """Return a different label for every run: its name, with what sets it apart where names repeat."""
+    return distinct([run.name for run in runs], runs, [run.folder.name if run.folder else "" for run in runs])
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
@@ -90,7 +90,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         members.setdefault(_identity(run), []).append(run)
     several = list(members.values())
     names = [_method(some[0]) if len(some) > 1 else some[0].name for some in several]
-    names = _distinct(names, list(map(_place, several)))
+    names = distinct(names, [some[0] for some in several], list(map(_place, several)))
     looks = _looks([_method(some[0]) for some in several])
     return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
 
@@ -160,20 +160,6 @@ def _place(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         names = {re.sub(r"[_-]seed\d+$", "", name) for name in names}
     return names.pop() if len(names) == 1 else ""
-
-
-def _distinct(names: Sequence[str], folders: Sequence[str]) -> list[str]:
-    repeated = {name for name, count in Counter(names).items() if count > 1}
-    named = [
-        f"{name} [{folder.removeprefix(f'{name}_')}]" if name in repeated and folder else name
-        for name, folder in zip(names, folders, strict=True)
-    ]
-    seen: Counter[str] = Counter()
-    out = []
-    for name in named:
-        seen[name] += 1
-        out.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
-    return out
 
 
 def _looks(methods: Sequence[str]) -> list[Look]:

@@ -19,7 +19,10 @@ def outcome(runs: Sequence[Run]) -> str:
     runs = summarized(runs)
     if different(runs):
         return f"{len(runs)} runs of different tasks: each accuracy stands for itself."
-    first, level, behind = _standing(groups(runs))
+    together = groups(runs)
+    if len(together) > 1 and (early := too_early(runs)) is not None:
+        return early
+    first, level, behind = _standing(together)
     if not level and not behind:
         return _alone(first)
     if level:
@@ -28,6 +31,19 @@ def outcome(runs: Sequence[Run]) -> str:
         close = _join([_score(group) for group in level])
         return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}."
     return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
+
+
+def too_early(runs: Sequence[Run]) -> str | None:
+    """Return why nobody can be said to lead yet: runs are shorter than what the final accuracy is a mean over."""
+    windows = {int(look_up(run.config, "experiment.evaluation.last_rounds", 10)) for run in runs}
+    shortest = min(len(run.records) for run in runs)
+    if shortest >= max(windows):
+        return None
+    rounds = f"{shortest} round{'' if shortest == 1 else 's'}"
+    return (
+        f"Too early to name a leader: the final accuracy is the mean over the last {max(windows)} rounds "
+        f"(evaluation.last_rounds), and the shortest run has {rounds}."
+    )
 
 
 def caveats(runs: Sequence[Run]) -> list[str]:

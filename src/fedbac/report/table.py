@@ -17,14 +17,16 @@ ACCURACY = "accuracy (%)"
 
 
 def final(runs: Sequence[Run]) -> tuple[Table, int]:
-    """Return the table that ends a command, and which of its rows is the best, or -1.
+    """Return the table that ends a command, and which of its rows is the best, or -1 where it is too early to say.
 
     One row per run; one per method, over its seeds, when a method ran with several.
     """
     together = groups(summarized(runs))
+    early = any(len(run.records) < int(look_up(run.config, "experiment.evaluation.last_rounds", 10)) for run in runs)
     if all(group.num_seeds == 1 for group in together):
-        return table(runs), best(runs) if len(runs) > 1 else -1
-    return seeds_table(together), _highest([group.accuracy for group in together]) if len(together) > 1 else -1
+        return table(runs), best(runs) if len(runs) > 1 and not early else -1
+    ranked = len(together) > 1 and not early
+    return seeds_table(together), _highest([group.accuracy for group in together]) if ranked else -1
 
 
 def table(runs: Sequence[Run]) -> Table:

@@ -1,0 +1,108 @@
+"""``fedbac export``: the numbers of runs for other programs."""
+
+import csv
+import io
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbac.api.rows import rows
+from fedbac.api.saving import pandas
+from fedbac.cli.reporting import run_folders
+from fedbac.cli.terminal import err, say
+from fedbac.errors import ConfigError, visible
+from fedbac.files import replacing, write_whole
+from fedbac.runs.store import Run
+
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "σ": r"$\sigma$", "–": "--",
+}  # fmt: skip
+
+
+class Format(StrEnum):
+    """What a file holds: every round (csv, parquet), or the final table (latex)."""
+
+    CSV = "csv"
+    LATEX = "latex"
+    PARQUET = "parquet"
+
+
+class Per(StrEnum):
+    """What a row is about."""
+
+    ROUND = "round"
+    EDGE = "edge"
+
+
+def export(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold run folders.")
+    ],
+    format_: Annotated[
+        Format, typer.Option("--format", help="csv and parquet: a row per round; latex: the final table (booktabs).")
+    ] = Format.CSV,
+    per: Annotated[Per, typer.Option("--per", help="Rows of csv and parquet: per round, or per round and edge.")] = (
+        Per.ROUND
+    ),
+    out_file: Annotated[Path | None, typer.Option("--out", help="The file. Default: print.")] = None,
+) -> None:
+    """Write the numbers of runs, finished or not, for other programs."""
+    runs = [run for run in (place.read() for place in run_folders(folders)) if run.records]
+    if not runs:
+        raise ConfigError(f"no complete round yet in {', '.join(map(str, folders))}")
+    if format_ is Format.PARQUET:
+        _write_parquet(runs, per, out_file)
+    else:
+        text = _latex(runs) if format_ is Format.LATEX else _csv(runs, per)
+        if out_file is None:
+            typer.echo(text, nl=False)
+            return
+        write_whole(out_file, text)
+    say(f"Exported: {out_file}", err)
+
+
+def _csv(runs: Sequence[Run], per: Per) -> str:
+    found = rows(runs, _labels(runs), per.value)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in found for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def _write_parquet(runs: Sequence[Run], per: Per, file: Path | None) -> None:
+    if file is None:
+        raise ConfigError("--out: a parquet file cannot be printed; name the file")
+    frame = pandas().DataFrame(rows(runs, _labels(runs), per.value))
+    try:
+        with replacing(file) as partial:
+            frame.to_parquet(partial, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
+
+
+def _latex(runs: Sequence[Run]) -> str:
+    from fedbac.report import final  # matplotlib is slow to import
+
+    (header, lines), best = final(runs)
+    written = [" & ".join(map(_escaped, header)) + r" \\", r"\midrule"]
+    for index, line in enumerate(lines):
+        cells = [rf"\textbf{{{_escaped(cell)}}}" if index == best else _escaped(cell) for cell in line]
+        written.append(" & ".join(cells) + r" \\")
+    columns = "l" + "r" * (len(header) - 1)
+    body = "\n".join([r"\toprule", *written, r"\bottomrule"])
+    return f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def _escaped(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in visible(text).replace("\n", " "))
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    from fedbac.report.groups import labels
+
+    return labels(runs)

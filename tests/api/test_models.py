@@ -1,0 +1,208 @@
+"""The models of a run predict as the evaluation says they do, are exported, and come back from a folder."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedbac
+from fedbac import METHODS, PERSONALIZATION, CheckpointError, ConfigError, Dataset
+from fedbac.config.experiment import Experiment
+from fedbac.config.explain import parse
+from fedbac.federation import assemble
+from fedbac.runs.models import Predictor
+from fedbac.runs.store import RunFolder
+from tests.support import Regular
+from tests.unit.tiny import tiny_run, tiny_task
+
+SCHEMES = {
+    "hierfavg": "shared",
+    "fedavg": "shared",
+    "ifca": "per_cluster",
+    "ifca-clients": "per_cluster",
+    "phe-fl": "per_cluster",
+    "fed-bac": "additive",
+    "fedbac-plus": "additive",
+    "ditto": "personal",
+    "ditto-edges": "personal",
+    "apfl": "interpolated",
+    "apfl-edges": "interpolated",
+    "fedrep": "personal_head",
+    "fedrep-clients": "personal_head",
+    "fedbabu": "late_head",
+    "fedrod": "two_heads",
+    "fedala": "adaptive_start",
+}
+
+
+FIVE: dict[str, Any] = {"num_edges": 5, "clients_per_edge": 3}
+
+
+def images(seed: int = 0) -> Dataset:
+    """Return images, which are normalized; of every class some are brighter."""
+    rng = np.random.default_rng(seed)
+    y_train, y_test = rng.integers(0, 4, 600), rng.integers(0, 4, 150)
+    x = [(rng.integers(0, 120, (len(y), 1, 8, 8)) + 30 * y[:, None, None, None]) for y in (y_train, y_test)]
+    return Dataset.from_arrays("images", x[0].astype(np.uint8), y_train, x[1].astype(np.uint8), y_test)
+
+
+def correct(model: nn.Module, data: Dataset, rows: Any) -> int:
+    with torch.no_grad():
+        said = model(torch.from_numpy(data.x_test[rows])).argmax(1)
+    return int((said == torch.from_numpy(data.y_test[rows])).sum())
+
+
+def accuracies(run: fedbac.Run, data: Dataset) -> list[float]:
+    """Return what the models get right of the test data of every edge, raw as they are in the data set."""
+    experiment = parse(Experiment, run.config["experiment"])
+    federation = assemble(experiment, dataset=data, network=None)
+    shards, shares = federation.shards, federation.examples.client_test
+    found = []
+    for edge, test in enumerate(shards.test):
+        if run.models.own:
+            with pytest.raises(ConfigError, match="every client has a model of its own; give client="):
+                run.model(edge=edge)
+            right = sum(correct(run.model(client=client), data, shares[client]) for client in shards.clients[edge])
+        else:
+            right = correct(run.model(edge=edge), data, test)
+        found.append(right / len(test))
+    return found
+
+
+def test_every_scheme_has_its_preset() -> None:
+    assert {METHODS[name](fedbac.task("demo")).personalization.kind for name in SCHEMES} == set(PERSONALIZATION.kinds)
+    assert set(SCHEMES.values()) == set(PERSONALIZATION.kinds)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_models_are_as_right_as_the_last_record_says(name: str) -> None:
+    data = images()
+    run = tiny_run(name, task=tiny_task(rounds=4, **FIVE), dataset=data)
+    assert accuracies(run, data) == pytest.approx(run.records[-1]["accuracy_per_edge"], abs=1e-12)
+
+
+@pytest.mark.parametrize("point", ["pre_reassign", "post_reassign"])
+def test_models_are_those_of_the_clusters_by_which_edges_were_judged(point: str) -> None:
+    data = images()
+    run = tiny_run(
+        "fed-bac",
+        "method.clustering.period=1",
+        f"evaluation.point={point}",
+        task=tiny_task(rounds=1, **FIVE),
+        dataset=data,
+    )
+    record = run.records[-1]
+    assert record["assignment"] != record["assignment_next"], "else both points are one"
+    assert accuracies(run, data) == pytest.approx(record["accuracy_per_edge"], abs=1e-12)
+
+
+def test_a_model_comes_back_from_a_finished_folder(tmp_path: Path) -> None:
+    run = fedbac.run(
+        "fed-bac",
+        "demo",
+        rounds=1,
+        out=tmp_path,
+        device="cpu",
+        settings={"task.network": "mlp", "task.training.epochs": 1},
+    )
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 1, 28, 28)).astype(np.uint8))
+    loaded = fedbac.load(tmp_path).model(edge=0)
+    assert torch.equal(loaded(x), run.model(edge=0)(x))
+    assert not loaded.training
+    other = run.model(edge=1)
+    assert not torch.equal(other(x), loaded(x))
+    other.load_state_dict(loaded.state_dict())
+    assert torch.equal(other(x), loaded(x))
+    run.models.parts.clear()  # what is in memory is not what a loaded run has
+    assert fedbac.load(tmp_path).model(client=3)(x).shape == (5, 10)
+
+
+def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+    data = images()
+    own = fedbac.run(
+        "hierfavg", tiny_task(rounds=1), dataset=data, network=lambda: Regular(), out=tmp_path, workers=1, device="cpu"
+    )
+    loaded = fedbac.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"were given in Python; give them again with dataset="):
+        loaded.model(edge=0)
+    with pytest.raises(ConfigError, match=r"network of your own; pass it again with network="):
+        loaded.model(edge=0, dataset=data)
+    with pytest.raises(fedbac.RunFolderError, match=r"data\.sha256"):
+        loaded.model(edge=0, dataset=images(seed=1), network=lambda: Regular())
+    found = loaded.model(edge=0, dataset=data, network=lambda: Regular())
+    x = torch.from_numpy(data.x_test)
+    assert torch.equal(found(x), own.model(edge=0)(x))
+    RunFolder(tmp_path).drop_checkpoints()
+    with pytest.raises(CheckpointError, match="no checkpoint to take a model from"):
+        fedbac.load(tmp_path).model(edge=0, dataset=data, network=lambda: Regular())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({}, "edge=None: there are edges 0 to 1"),
+        ({"edge": 5}, "edge=5: there are edges 0 to 1"),
+        ({"client": -1}, "client=-1: there are clients 0 to"),
+        ({"edge": 0, "client": 0}, "not both"),
+    ],
+)
+def test_whose_model_must_be_said(chosen: dict[str, Any], message: str) -> None:
+    run = tiny_run("hierfavg", task=tiny_task(rounds=1))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run.model(**chosen)
+
+
+@pytest.fixture(scope="module")
+def exported() -> fedbac.Run:
+    return tiny_run("fed-bac", task=tiny_task(rounds=1), dataset=images())
+
+
+def test_a_model_is_saved_as_weights_and_as_a_program(exported: fedbac.Run, tmp_path: Path) -> None:
+    model = exported.model(edge=1)
+    weights = load_file(exported.save_model(tmp_path / "edge.safetensors", edge=1))
+    fresh = exported.model(edge=0)
+    fresh.load_state_dict(weights)
+    x = torch.from_numpy(images().x_test)
+    assert torch.equal(fresh(x), model(x))
+    program = torch.export.load(exported.save_model(tmp_path / "edge.pt2", edge=1)).module()
+    assert torch.allclose(program(x), model(x), atol=1e-6)
+    with pytest.raises(ConfigError, match=r"\.safetensors, \.pt2, \.onnx"):
+        exported.save_model(tmp_path / "edge.pickle", edge=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edge.pt2", "edge.safetensors"]
+
+
+def test_a_model_is_saved_for_other_runtimes(exported: fedbac.Run, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    evaluator = pytest.importorskip("onnx.reference")
+    file = exported.save_model(tmp_path / "edge.onnx", edge=1)
+    onnx.checker.check_model(str(file))
+    x = images().x_test
+    (found,) = evaluator.ReferenceEvaluator(str(file)).run(None, {"examples": x})
+    expected = exported.model(edge=1)(torch.from_numpy(x)).detach().numpy()
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+def test_a_scheme_of_ones_own_may_name_its_networks_as_it_likes() -> None:
+    names = {"items": nn.Linear(2, 2), "a.b": nn.Linear(2, 2)}
+
+    class Odd:
+        kind = "odd"
+        terms = ("items", "a.b")
+
+    model = Predictor(Odd(), names, None)  # type: ignore[arg-type]
+    x = torch.ones(3, 2, dtype=torch.float64)
+    assert torch.equal(model(x), names["items"](x.float()) + names["a.b"](x.float()))
+    assert set(model.state_dict()) == {f"{name}_network.{w}" for name in ("items", "a_b") for w in ("weight", "bias")}
+
+
+def test_floats_are_used_as_they_are() -> None:
+    pixels = images()
+    data = Dataset.from_arrays("floats", pixels.x_train / 60, pixels.y_train, pixels.x_test / 60, pixels.y_test)
+    run = tiny_run("hierfavg", task=tiny_task(rounds=2), dataset=data)
+    assert not dict(run.model(edge=0).named_buffers())
+    assert accuracies(run, data) == pytest.approx(run.records[-1]["accuracy_per_edge"], abs=1e-12)
