@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbac.config.experiment import Experiment
+from fedbac.config.experiment import Experiment, Task
 from fedbac.core.links import Ledger
 from fedbac.presets.methods import method
-from fedbac.presets.tasks import task
+from fedbac.presets.tasks import SEVERE
 from fedbac.report import write_report
 from fedbac.rounds import metrics
 from fedbac.runs.store import Run
@@ -21,7 +21,7 @@ def fake(
     name: str = "fed-bac", *, seed: int = 0, rounds: int = 12, edges: int = 5, top: float | None = None, **changes: Any
 ) -> Run:
     """Return a run with made-up but realistic records; ``changes`` replace fields of every record."""
-    settings = task("demo").model_copy(update={"rounds": rounds, "num_edges": edges, "targets": (0.6, 0.7, 0.8, 0.85)})
+    settings = Task(rounds=rounds, num_edges=edges, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.85))
     experiment = Experiment(seed=seed, task=settings, method=method(name, settings))
     rng = np.random.default_rng([seed, *name.encode()])
     num_clusters = experiment.method.clustering.clusters(edges)
