@@ -1,13 +1,15 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md and of
-README.md.
+docs/settings/, docs/methods.md, docs/methods/, docs/claims.md, docs/reproduce/, and the marked blocks of
+docs/settings.md, docs/reproduce.md and README.md.
 
 python tools/make_docs.py [--check]
 """
 
 import inspect
+import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import yaml
 from pydantic_core import PydanticUndefined
 
 from fedbac import data, models
+from fedbac.config.choices import Choice
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
 from fedbac.core.codecs import EightBits, Links, TopK
@@ -31,28 +34,62 @@ from fedbac_paper.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+GENERATED = ("settings", "methods", "reproduce")
+"""Folders of docs/ that hold nothing but generated pages."""
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
-GROUPS: list[tuple[str, type[Settings]]] = [
-    ("task", Task),
-    ("task.partition", data.Partition),
-    ("task.training", Training),
-    ("task.noise", data.Noise),
-    ("task.augment", data.Augment),
-    ("task.world", World),
-    *((f"task.network, kind `{cls.model_fields['kind'].default}`", cls) for cls in (models.LeNet5, models.Perceptron)),
-    ("method", Method),
-    *((f"method.topology, kind `{kind}`", cls) for kind, cls in TOPOLOGY.kinds.items()),
-    *((f"method.clustering, kind `{kind}`", cls) for kind, cls in CLUSTERING.kinds.items()),
-    *((f"method.selection, kind `{kind}`", cls) for kind, cls in SELECTION.kinds.items()),
-    *((f"method.sharing, kind `{kind}`", cls) for kind, cls in SHARING.kinds.items()),
-    *((f"method.personalization, kind `{kind}`", cls) for kind, cls in PERSONALIZATION.kinds.items()),
-    ("method.links", Links),
-    *((f"a link, kind `{cls.model_fields['kind'].default}`", cls) for cls in (TopK, EightBits)),
-    ("method.measurement", Measurement),
-    ("evaluation", Evaluation),
-    ("runtime", Runtime),
-]
+Group = tuple[str, type[Settings]]
 
+
+def _kinds(column: str, choice: Choice, apart: Collection[str] = (), taken: bool = False) -> list[Group]:
+    """Return the kinds of a column: those that stand apart if they are taken, else the others."""
+    kinds = {kind: cls for kind, cls in choice.kinds.items() if (kind in apart) == taken}
+    return [(f"method.{column}, kind `{kind}`", cls) for kind, cls in kinds.items()]
+
+
+def _kind(path: str, cls: type[Settings]) -> Group:
+    return f"{path}, kind `{cls.model_fields['kind'].default}`", cls
+
+
+BY_UPDATES = ("cosine_splits", "agglomerative", "kmeans")
+BY_DEVICES = ("oort", "cs_ucb", "cocs", "resource_score")
+"""Kinds with a page of their own, since one page for the whole column would be too long."""
+PAGES: dict[str, tuple[str, list[Group]]] = {
+    "task": (
+        "the task: data, federation and training",
+        [
+            ("task", Task),
+            ("task.partition", data.Partition),
+            ("task.training", Training),
+            ("task.noise", data.Noise),
+            ("task.augment", data.Augment),
+            _kind("task.network", models.LeNet5),
+            _kind("task.network", models.Perceptron),
+        ],
+    ),
+    "world": ("simulated devices", [("task.world", World)]),
+    "method": (
+        "the method: its columns, topology, measurements and links",
+        [
+            ("method", Method),
+            *_kinds("topology", TOPOLOGY),
+            ("method.measurement", Measurement),
+            ("method.links", Links),
+            _kind("method.links.LINK", TopK),
+            _kind("method.links.LINK", EightBits),
+        ],
+    ),
+    "clustering": ("clusters by losses, or fixed", _kinds("clustering", CLUSTERING, BY_UPDATES)),
+    "clustering-by-updates": ("clusters by updates", _kinds("clustering", CLUSTERING, BY_UPDATES, taken=True)),
+    "selection": ("which clients train", _kinds("selection", SELECTION, BY_DEVICES)),
+    "selection-by-devices": ("which clients train, by devices", _kinds("selection", SELECTION, BY_DEVICES, taken=True)),
+    "sharing": ("what clusters give each other", _kinds("sharing", SHARING)),
+    "personalization": ("which networks predict, and who owns them", _kinds("personalization", PERSONALIZATION)),
+    "running": ("evaluation and runtime", [("evaluation", Evaluation), ("runtime", Runtime)]),
+}
+"""The pages of settings: what each is about, and its groups."""
+
+ANY_NUMBER = 1e30
+"""The largest number that any setting takes; it is named once, on the page of all settings."""
 TYPES = {
     "number": "number",
     "integer": "whole number",
@@ -63,26 +100,39 @@ TYPES = {
 }
 
 
-def settings() -> str:
-    """Return the page of all settings."""
+def settings_index() -> str:
+    """Return the list of all pages of settings."""
+    lines = ["", "| page | groups, and their kinds |", "|---|---|"]
+    for name, (about, groups) in PAGES.items():
+        kinds: dict[str, list[str]] = {}
+        for path, _ in groups:
+            group, _, kind = path.partition(", kind ")
+            kinds.setdefault(f"`{group}`", []).extend([kind] if kind else [])
+        listed = (f"{group}: {', '.join(some)}" if some else group for group, some in kinds.items())
+        lines.append(f"| [{about}](settings/{name}.md) | {'; '.join(listed)} |")
+    return "\n".join([*lines, "", ""])
+
+
+def settings(name: str) -> str:
+    """Return a page of settings."""
+    about, groups = PAGES[name]
     lines = [
-        "# Settings",
+        f"# Settings: {about}",
         "",
-        "Every setting of `config.yaml` and `--set PATH=VALUE`. (C.n) points at a question that the paper leaves open:",
-        "see [open-questions.md](open-questions.md). This page is written by `tools/make_docs.py`.",
+        "[All settings](../settings.md). (C.n) points at a question that the paper leaves open: see",
+        "[open questions](../open-questions.md). Written by `tools/make_docs.py`.",
     ]
-    for path, cls in GROUPS:
-        summary = inspect.cleandoc(cls.__doc__ or "")
-        lines += ["", f"## {path}", "", summary]
+    for path, cls in groups:
+        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or "")]
         fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
         if fields:
             lines += ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
         schema = cls.model_json_schema()
-        for name, field in fields.items():
+        for name_, field in fields.items():
             meaning = " ".join((field.description or "").split())
-            allowed = _allowed(schema["properties"].get(name, {}))
+            allowed = _allowed(schema["properties"].get(name_, {}))
             default = _default(field.get_default(call_default_factory=True))
-            lines.append(f"| `{name}` | {default} | {allowed} | {meaning} |")
+            lines.append(f"| `{name_}` | {default} | {allowed} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -103,7 +153,8 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
-    bounds = ", ".join(f"{sign}{schema[key]:g}" for key, sign in signs.items() if key in schema)
+    limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < ANY_NUMBER}
+    bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
     return f"{TYPES.get(schema.get('type', ''), '')} {bounds}".strip()
 
 
@@ -184,20 +235,28 @@ def block(path: Path, text: str) -> str:
     return f"{before}{begin}\n{text}{end}{after}"
 
 
-def reproduced() -> str:
-    """Return what docs/reproduce.md begins with: all pages, and the main claims in short."""
-    index, claims = overview.index(RESULTS, "reproduce"), overview.main_claims(RESULTS, "reproduce")
-    return f"\n{index}\n\n## The claims in short\n\n{claims}\n\n"
+def claims() -> str:
+    """Return the page of the main claims."""
+    return f"""# The claims in short
+
+The main claims of the paper and of this project, with the verdict on each. A page's name links to its evidence, its
+number of seeds and the rule of its verdicts. Fed-BAC is run in three [readings](reproduce.md#three-readings-of-fed-bac).
+Written by `tools/make_docs.py`.
+
+{overview.main_claims(RESULTS, "reproduce")}
+"""
 
 
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
     return {
-        DOCS / "settings.md": settings(),
+        DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
+        **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
         DOCS / "methods.md": methods(),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
-        DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
+        DOCS / "claims.md": claims(),
+        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
     }
@@ -206,7 +265,7 @@ def texts() -> dict[Path, str]:
 def stale() -> list[Path]:
     """Return the pages that are not current, are missing their figure, or have no results any more."""
     wanted = texts()
-    kept = set((DOCS / "reproduce").glob("*.md"))
+    kept = {path for folder in GENERATED for path in (DOCS / folder).glob("*.md")}
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
