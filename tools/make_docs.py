@@ -159,11 +159,11 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 
 FAMILIES = {
-    "plain": (plain, "One network for everybody"),
+    "plain": (plain, "One network for all"),
     "clustered": (clustered, "Clusters"),
-    "blending": (blending, "Blends, and edges that go their own way"),
-    "selecting": (selecting, "Who trains"),
-    "personal": (personal, "Parts of one's own"),
+    "blending": (blending, "Blends, and edges on their own"),
+    "selecting": (selecting, "Client selection"),
+    "personal": (personal, "Personal parts"),
     "additive": (additive, "Fed-BAC and its relatives"),
 }
 
@@ -201,11 +201,15 @@ def family(name: str) -> str:
     task = tasks.task(tasks.DEFAULT_TASK)
     for method in (method for method in METHODS if _family(method) == name):
         note = NOTES[method]
-        reading = " **Our reading:** a definition could not be found." if note.interpretation else ""
-        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"From: {note.reference}.", ""]
+        reading = (
+            " **This is our reading:** the original's full definition could not be found."
+            if note.interpretation
+            else ""
+        )
+        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"Source: {note.reference}.", ""]
         lines += [f"Settings: {_choices(METHODS[method](task))}."]
         if note.differences:
-            lines += ["", "What ours does otherwise:", "", *(f"- {difference}" for difference in note.differences)]
+            lines += ["", "Differences from the original:", "", *(f"- {difference}" for difference in note.differences)]
     return "\n".join(lines) + "\n"
 
 
@@ -240,8 +244,8 @@ def claims() -> str:
     return f"""# The claims in short
 
 The main claims of the paper and of this project, with the verdict on each. A page's name links to its evidence, its
-number of seeds and the rule of its verdicts. Fed-BAC is run in three [readings](reproduce.md#three-readings-of-fed-bac).
-Written by `tools/make_docs.py`.
+number of seeds and the rule of its verdicts. Fed-BAC is run in three
+[readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
 
 {overview.main_claims(RESULTS, "reproduce")}
 """
