@@ -28,8 +28,8 @@ RULES = "\n".join(
         f"test at the {_PERCENT} level. It **does not hold** if the mean has the opposite sign by the same test. "
         "Otherwise it is **not clear**.",
         "- **Claims of several parts** hold if each part holds. They do not hold if k parts fail at k times "
-        f"{_PERCENT} divided by the number of parts that are judged, for any k (Simes' test). A part that was not run leaves "
-        "a claim not clear.",
+        f"{_PERCENT} divided by the number of parts that are judged, for any k (Simes' test). A part that was not run "
+        "leaves a claim not clear.",
         "- **Errors**: “above” and “below” are wrongly said to hold, or wrongly said not to, at most "
         f"{100 * LEVEL:.0f} times in a hundred each. With three seeds and several parts even a large difference may "
         "stay not clear.",

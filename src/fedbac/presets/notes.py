@@ -69,24 +69,12 @@ NOTES: dict[str, Note] = {
             "The page of open questions lists what the paper leaves open, and what we chose.",
         ),
     ),
-    "paper-text": Note(
-        reference=PAPER,
-        summary="Fed-BAC with every choice as in the paper's text, including rewards on test data.",
-    ),
-    "paper-figures": Note(
-        reference=PAPER,
-        summary="Fed-BAC as the paper's figures show it: edges are reassigned in every round.",
-    ),
-    "fed-bac-random": Note(
-        reference=PAPER, summary="Fed-BAC without Thompson sampling: 80 % of the clients, at random."
-    ),
-    "fed-bac-full": Note(reference=PAPER, summary="Fed-BAC without selection: all clients train."),
-    "singletons": Note(
-        reference=OURS, summary="Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."
-    ),
-    "linucb-isolated": Note(
-        reference=OURS, summary="Fed-BAC without the shared network: clusters have nothing in common."
-    ),
+    "paper-text": Note(PAPER, "Fed-BAC with every choice as in the paper's text, including rewards on test data."),
+    "paper-figures": Note(PAPER, "Fed-BAC as the paper's figures show it: edges are reassigned in every round."),
+    "fed-bac-random": Note(PAPER, "Fed-BAC without Thompson sampling: 80 % of the clients, at random."),
+    "fed-bac-full": Note(PAPER, "Fed-BAC without selection: all clients train."),
+    "singletons": Note(OURS, "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."),
+    "linucb-isolated": Note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
     "fedbac-plus": Note(
         reference=OURS,
         summary="Clusters merge where their networks fit each other's data, share their networks once they have "
@@ -110,9 +98,7 @@ NOTES: dict[str, Note] = {
         summary="Edges average their clients, and the cloud averages the edges. The paper runs it with one edge "
         "average a round and all clients, which is FedAvg.",
     ),
-    "hierfavg-wide": Note(
-        reference=PAPER, summary="HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."
-    ),
+    "hierfavg-wide": Note(PAPER, "HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."),
     "hierfavg-periods": Note(
         reference=HIERFAVG,
         summary="HierFAVG with κ1 local epochs and κ2 = 2 edge averages for each cloud average.",
