@@ -1,7 +1,7 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings/, docs/methods.md, docs/methods/, docs/claims.md, docs/reproduce/, and the marked blocks of
-docs/settings.md, docs/reproduce.md and README.md.
+docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
+marked blocks of docs/settings.md, docs/reproduce.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -9,14 +9,17 @@ python tools/make_docs.py [--check]
 import inspect
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 from pydantic_core import PydanticUndefined
 
+import fedbac
 from fedbac import data, models
+from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
@@ -230,6 +233,75 @@ def _usual(policy: Settings, name: str) -> Any:
     return type(policy).model_fields[name].get_default(call_default_factory=True)
 
 
+def commands() -> str:
+    """Return the page of the command line: every command with its arguments and options."""
+    lines = [
+        "# Command line",
+        "",
+        "`fedbac COMMAND --help` prints the same. Exit status: 0 if all went well, 1 if something failed, 2 if the",
+        "command is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
+    ]
+    for name, command in _leaves(typer.main.get_command(app), "fedbac"):
+        lines += ["", f"## {name}", "", (command.help or "").strip()]
+        lines += ["", "| argument or option | meaning | default |", "|---|---|---|"]
+        for given in command.params:
+            label = f"`{(given.metavar or given.name) if given.param_type_name == 'argument' else given.opts[0]}`"
+            shown = given.default not in (None, False, [], ()) and not callable(given.default)
+            default = ", ".join(map(str, given.default)) if isinstance(given.default, list) else str(given.default)
+            meaning = " ".join((getattr(given, "help", None) or "").split()).replace("|", "\\|")
+            lines.append(f"| {label} | {meaning} | {f'`{default}`' if shown and not given.required else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Go through the commands that are no group of others."""
+    for sub, inner in getattr(command, "commands", {}).items():
+        yield from _leaves(inner, f"{name} {sub}")
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+API: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "api": ("Python API: running", "What you call to run, resume and read, data sets, and errors.", ()),
+    "api-methods": (
+        "Python API: methods and tasks",
+        "The classes that settings are made of. [Settings](settings.md) lists their fields.",
+        ("config.experiment", "topology", "clustering", "selection", "sharing", "personalization", "models"),
+    ),
+    "api-policies": (
+        "Python API: writing policies",
+        "What a policy or scheme of your own works with. [Your own policy](policies.md) shows how.",
+        ("core", "config.columns", "config.choices"),
+    ),
+}
+"""The pages of the API: title, first sentence, and the modules whose names each has; the first has all others."""
+
+
+def api(page_name: str) -> str:
+    """Return a page of the API, which the site fills from the docstrings."""
+    title, about, _ = API[page_name]
+    lines = [f"# {title}", "", f"{about} Written by `tools/make_docs.py`; the site shows the docstrings.", ""]
+    names = [name for name in fedbac.__all__ if not name.startswith("_") and _api_page(name) == page_name]
+    for name in sorted(names, key=lambda name: (_rank(getattr(fedbac, name)), name)):
+        lines += [f"::: fedbac.{name}", *(["    options:", "      members: false"] * (page_name == "api-methods")), ""]
+    return "\n".join(lines)
+
+
+def _api_page(name: str) -> str:
+    value = getattr(fedbac, name)
+    module = value.__module__ if inspect.isclass(value) or inspect.isfunction(value) else type(value).__module__
+    inside = module.removeprefix("fedbac.")
+    homes = (page for page, (_, _, prefixes) in API.items() if inside.startswith(prefixes))
+    return next((page for page in homes if API[page][2]), "api")
+
+
+def _rank(value: Any) -> int:
+    """Functions come first, then classes, errors and values."""
+    if inspect.isfunction(value):
+        return 0
+    return 3 if not inspect.isclass(value) else 2 if issubclass(value, Exception) else 1
+
+
 def block(path: Path, text: str) -> str:
     """Return a page with what stands between its two marks replaced."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -260,6 +332,8 @@ def texts() -> dict[Path, str]:
         DOCS / "methods.md": methods(),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         DOCS / "claims.md": claims(),
+        DOCS / "commands.md": commands(),
+        **{DOCS / f"{name}.md": api(name) for name in API},
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
