@@ -1,5 +1,6 @@
 # make demo   Fed-BAC, IFCA and HierFAVG on the embedded data, with a report
 # make test   lint, types and every test
+# make docs   the documentation as a site, in build/site
 # make install just the environment
 # make lock   raise requirements-dev.lock to the newest versions that pyproject.toml allows
 PYTHON ?= python3
@@ -7,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test lock clean
+.PHONY: demo install test docs lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -38,6 +39,10 @@ test: $(STAMP)-dev
 	$(BIN)/mypy
 	$(BIN)/python tools/make_docs.py --check
 	$(BIN)/pytest -n 2
+
+# Strict: a warning is an error. The variable silences an advertisement for another program.
+docs: $(STAMP)-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # A fresh environment, so that nothing old stays; versions without their build (+cpu) fit every platform.
 lock:
