@@ -36,6 +36,11 @@ def test_no_page_is_too_long(page: Path) -> None:
     assert words <= MOST_WORDS, f"{words} words; split the page, or fold long tables of a generated one"
 
 
+def test_every_setting_has_a_meaning() -> None:
+    rows = [line for page in (DOCS / "settings").glob("*.md") for line in page.read_text(encoding="utf-8").splitlines()]
+    assert [row for row in rows if row.startswith("| `") and row.endswith("|  |")] == []
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
 def test_links_outside_the_site_lead_to_files(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -5,12 +5,12 @@ from pathlib import Path
 from fedbac_paper.artefacts import ARTEFACTS, beyond
 from fedbac_paper.artefacts.ablation import IFCA_EACH, SINGLETONS
 from fedbac_paper.claims import by_id
-from fedbac_paper.pages import extent, heading, progress, tally
+from fedbac_paper.pages import heading, in_short, progress, tally
 from fedbac_paper.paper import READINGS, look_up, printed_as
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.tables import NONE, fixed, mean, std, table
 from fedbac_paper.tasks import SIX, task_name
-from fedbac_paper.verdicts import FEWEST_SEEDS, Verdict
+from fedbac_paper.verdicts import FEWEST_SEEDS
 
 FEW_SEEDS = "†"
 """Marks a mean over fewer seeds than a verdict needs."""
@@ -80,16 +80,6 @@ def main_claims(results_folder: Path, pages: str) -> str:
             table(["other claims", "verdict", "page"], others),
         ]
     )
-
-
-def in_short(verdict: Verdict) -> str:
-    """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
-    if verdict.word in {"not run", "too few seeds"}:
-        return f"**{verdict.word}**"
-    much = extent(verdict)
-    if verdict.word == "holds":
-        much = much.removeprefix("holds ")
-    return f"**{verdict.word}**, {much}".removesuffix(", ")
 
 
 def main_result(results_folder: Path) -> str:

@@ -114,9 +114,29 @@ def tally(claims: Sequence[Claim]) -> str:
 
 
 def verdict_table(claims: Sequence[Claim]) -> str:
-    """Return claims with their verdicts, and in short what each rests on."""
-    rows = [[claim.text, f"**{claim.verdict.word}**", extent(claim.verdict) or NONE] for claim in claims]
-    return table(["claim", "verdict", "in short"], rows)
+    """Return claims with their verdicts in short; those made of every reading of Fed-BAC have a column for each."""
+    by_sentence: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        if claim.subject in READINGS:
+            by_sentence.setdefault(claim.sentence, {})[claim.subject] = claim
+    of_readings = [
+        [sentence.format("Fed-BAC"), *(in_short(found[reading].verdict) for reading in READINGS)]
+        for sentence, found in by_sentence.items()
+    ]
+    others = [[claim.text, in_short(claim.verdict)] for claim in claims if claim.subject not in READINGS]
+    tables = [table(["Fed-BAC, read as", *map(code, READINGS)], of_readings)] if of_readings else []
+    tables += [table(["claim" if not of_readings else "other claims", "verdict"], others)] if others else []
+    return "\n\n".join(tables)
+
+
+def in_short(verdict: Verdict) -> str:
+    """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
+    if verdict.word in {"not run", "too few seeds"}:
+        return f"**{verdict.word}**"
+    much = extent(verdict)
+    if verdict.word == "holds":
+        much = much.removeprefix("holds ")
+    return f"**{verdict.word}**, {much}".removesuffix(", ")
 
 
 def extent(verdict: Verdict) -> str:

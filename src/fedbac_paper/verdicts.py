@@ -163,7 +163,7 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
         parts if len(parts) <= MOST_SHOWN else {n: verdict for n, verdict in parts.items() if verdict.word != "holds"}
     )
     told = [verdict.word for verdict in parts.values()]
-    against = f", does not in {told.count('does not hold')}" if "does not hold" in told else ""
+    against = f", refuted in {told.count('does not hold')}" if "does not hold" in told else ""
     count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]

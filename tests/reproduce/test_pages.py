@@ -11,7 +11,7 @@ import pytest
 from fedbac.errors import ConfigError
 from fedbac_paper import pages
 from fedbac_paper.artefacts import ARTEFACTS
-from fedbac_paper.paper import all_numbers, rounds_to
+from fedbac_paper.paper import READINGS, all_numbers, rounds_to
 from fedbac_paper.plan import Pass
 from fedbac_paper.results import Bytes, Results, read_results, write_results
 from fedbac_paper.tables import fixed, ratio
@@ -100,7 +100,10 @@ def test_verdicts_come_first_and_long_tables_are_folded() -> None:
         headings = [line for line in text.splitlines() if line.startswith("## ")]
         assert headings == ["## Verdicts"] * bool(claims) + ["## Numbers", "## How it was run"]
         for claim in claims:
-            assert f"| {claim.text} | **{claim.verdict.word}** | " in text
+            told = claim.sentence.format("Fed-BAC") if claim.subject in READINGS else claim.text
+            column = f"`{claim.subject}`" if claim.subject in READINGS else "verdict"
+            (shown,) = (dict(row)[column] for _, row in rows(text) if row[0][1] == told and column in dict(row))
+            assert shown.startswith(f"**{claim.verdict.word}**")
             assert f"| {claim.text} | {claim.verdict.detail.replace('; ', '<br>') or '–'} |" in text
 
 

@@ -83,9 +83,13 @@ class Links(Settings):
     """
 
     client_up: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
+    """What clients send to their edge."""
     client_down: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
+    """What edges send to their clients."""
     cloud_up: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
+    """What edges send to the cloud."""
     cloud_down: Annotated[TopK | EightBits, Field(discriminator="kind")] | None = None
+    """What the cloud sends to the edges."""
 
     def codec(self, tier: Literal["client", "cloud"], direction: Literal["down", "up"]) -> Codec | None:
         """Return the codec of a link."""
