@@ -2,6 +2,7 @@
 # make test   lint, types and every test
 # make browser a Chromium for the tests of the page, where one can be installed
 # make screenshots those of the documentation, from a comparison that takes some minutes
+# make docs   the documentation as a site, in build/site
 # make install just the environment
 # make lock   raise requirements-dev.lock to the newest versions that pyproject.toml allows
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test browser screenshots lock clean
+.PHONY: demo install test browser screenshots docs lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -51,6 +52,10 @@ browser:
 screenshots: $(STAMP)-dev browser
 	$(BIN)/fedbac compare fedbac-plus fed-bac ifca hierfavg --task planted --rounds 20 --seed 0 --seed 1 --out runs/screenshots
 	$(BIN)/python tools/make_screenshots.py runs/screenshots
+
+# Strict: a warning is an error. The variable silences an advertisement for another program.
+docs: $(STAMP)-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # A fresh environment, so that nothing old stays; versions without their build (+cpu) fit every platform.
 lock:

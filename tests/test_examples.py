@@ -20,6 +20,7 @@ def test_the_demo_finds_the_planted_groups_and_tells_methods_apart() -> None:
     plus, fed_bac, hierfavg = (run.records[-1]["accuracy"] for run in runs.values())
     assert plus > fed_bac + 0.03 > hierfavg + 0.1
     groups = fedbac.task("demo").partition.edge_distributions
+    assert groups is not None
     assert runs["fedbac-plus"].records[-1]["assignment_next"] == [edge % groups for edge in range(12)]
 
 

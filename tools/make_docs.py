@@ -1,23 +1,26 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings.md, docs/methods.md, docs/methods/, docs/reproduce/, and the marked blocks of docs/reproduce.md, of
-docs/methods/against-fluke.md and of README.md.
+docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
+marked blocks of docs/settings.md, docs/reproduce.md, docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
 """
 
 import inspect
-import json
+import math
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import typer
 import yaml
 from pydantic_core import PydanticUndefined
-from scipy import stats
 
+import fedbac
 from fedbac import data, models
+from fedbac.cli.main import app
+from fedbac.config.choices import Choice
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
 from fedbac.core.codecs import EightBits, Links, TopK
@@ -27,35 +30,70 @@ from fedbac.presets import additive, blending, clustered, personal, plain, selec
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import compared, overview
+from fedbac_paper import against_fluke, compared, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
+GENERATED = ("settings", "methods", "reproduce")
+"""Folders of docs/ that hold nothing but generated pages."""
+FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
-GROUPS: list[tuple[str, type[Settings]]] = [
-    ("task", Task),
-    ("task.partition", data.Partition),
-    ("task.training", Training),
-    ("task.noise", data.Noise),
-    ("task.augment", data.Augment),
-    ("task.world", World),
-    *((f"task.network, kind `{cls.model_fields['kind'].default}`", cls) for cls in (models.LeNet5, models.Perceptron)),
-    ("method", Method),
-    *((f"method.topology, kind `{kind}`", cls) for kind, cls in TOPOLOGY.kinds.items()),
-    *((f"method.clustering, kind `{kind}`", cls) for kind, cls in CLUSTERING.kinds.items()),
-    *((f"method.selection, kind `{kind}`", cls) for kind, cls in SELECTION.kinds.items()),
-    *((f"method.sharing, kind `{kind}`", cls) for kind, cls in SHARING.kinds.items()),
-    *((f"method.personalization, kind `{kind}`", cls) for kind, cls in PERSONALIZATION.kinds.items()),
-    ("method.links", Links),
-    *((f"a link, kind `{cls.model_fields['kind'].default}`", cls) for cls in (TopK, EightBits)),
-    ("method.measurement", Measurement),
-    ("evaluation", Evaluation),
-    ("runtime", Runtime),
-]
+Group = tuple[str, type[Settings]]
 
+
+def _kinds(column: str, choice: Choice, apart: Collection[str] = (), taken: bool = False) -> list[Group]:
+    """Return the kinds of a column: those that stand apart if they are taken, else the others."""
+    kinds = {kind: cls for kind, cls in choice.kinds.items() if (kind in apart) == taken}
+    return [(f"method.{column}, kind `{kind}`", cls) for kind, cls in kinds.items()]
+
+
+def _kind(path: str, cls: type[Settings]) -> Group:
+    return f"{path}, kind `{cls.model_fields['kind'].default}`", cls
+
+
+BY_UPDATES = ("cosine_splits", "agglomerative", "kmeans")
+BY_DEVICES = ("oort", "cs_ucb", "cocs", "resource_score")
+"""Kinds with a page of their own, since one page for the whole column would be too long."""
+PAGES: dict[str, tuple[str, list[Group]]] = {
+    "task": (
+        "the task: data, federation and training",
+        [
+            ("task", Task),
+            ("task.partition", data.Partition),
+            ("task.training", Training),
+            ("task.noise", data.Noise),
+            ("task.augment", data.Augment),
+            _kind("task.network", models.LeNet5),
+            _kind("task.network", models.Perceptron),
+        ],
+    ),
+    "world": ("simulated devices", [("task.world", World)]),
+    "method": (
+        "the method: its columns, topology, measurements and links",
+        [
+            ("method", Method),
+            *_kinds("topology", TOPOLOGY),
+            ("method.measurement", Measurement),
+            ("method.links", Links),
+            _kind("method.links.LINK", TopK),
+            _kind("method.links.LINK", EightBits),
+        ],
+    ),
+    "clustering": ("clusters by losses, or fixed", _kinds("clustering", CLUSTERING, BY_UPDATES)),
+    "clustering-by-updates": ("clusters by updates", _kinds("clustering", CLUSTERING, BY_UPDATES, taken=True)),
+    "selection": ("which clients train", _kinds("selection", SELECTION, BY_DEVICES)),
+    "selection-by-devices": ("which clients train, by devices", _kinds("selection", SELECTION, BY_DEVICES, taken=True)),
+    "sharing": ("what clusters give each other", _kinds("sharing", SHARING)),
+    "personalization": ("which networks predict, and who owns them", _kinds("personalization", PERSONALIZATION)),
+    "running": ("evaluation and runtime", [("evaluation", Evaluation), ("runtime", Runtime)]),
+}
+"""The pages of settings: what each is about, and its groups."""
+
+ANY_NUMBER = 1e30
+"""The largest number that any setting takes; it is named once, on the page of all settings."""
 TYPES = {
     "number": "number",
     "integer": "whole number",
@@ -66,26 +104,39 @@ TYPES = {
 }
 
 
-def settings() -> str:
-    """Return the page of all settings."""
+def settings_index() -> str:
+    """Return the list of all pages of settings."""
+    lines = ["", "| page | groups, and their kinds |", "|---|---|"]
+    for name, (about, groups) in PAGES.items():
+        kinds: dict[str, list[str]] = {}
+        for path, _ in groups:
+            group, _, kind = path.partition(", kind ")
+            kinds.setdefault(f"`{group}`", []).extend([kind] if kind else [])
+        listed = (f"{group}: {', '.join(some)}" if some else group for group, some in kinds.items())
+        lines.append(f"| [{about}](settings/{name}.md) | {'; '.join(listed)} |")
+    return "\n".join([*lines, "", ""])
+
+
+def settings(name: str) -> str:
+    """Return a page of settings."""
+    about, groups = PAGES[name]
     lines = [
-        "# Settings",
+        f"# Settings: {about}",
         "",
-        "Every setting of `config.yaml` and `--set PATH=VALUE`. (C.n) points at a question that the paper leaves open:",
-        "see [open-questions.md](open-questions.md). This page is written by `tools/make_docs.py`.",
+        "[All settings](../settings.md). (C.n) points at a question that the paper leaves open: see",
+        "[open questions](../open-questions.md). Written by `tools/make_docs.py`.",
     ]
-    for path, cls in GROUPS:
-        summary = inspect.cleandoc(cls.__doc__ or "")
-        lines += ["", f"## {path}", "", summary]
+    for path, cls in groups:
+        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or "")]
         fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
         if fields:
             lines += ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
         schema = cls.model_json_schema()
-        for name, field in fields.items():
+        for name_, field in fields.items():
             meaning = " ".join((field.description or "").split())
-            allowed = _allowed(schema["properties"].get(name, {}))
+            allowed = _allowed(schema["properties"].get(name_, {}))
             default = _default(field.get_default(call_default_factory=True))
-            lines.append(f"| `{name}` | {default} | {allowed} | {meaning} |")
+            lines.append(f"| `{name_}` | {default} | {allowed} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
@@ -106,16 +157,17 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
-    bounds = ", ".join(f"{sign}{schema[key]:g}" for key, sign in signs.items() if key in schema)
+    limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < ANY_NUMBER}
+    bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
     return f"{TYPES.get(schema.get('type', ''), '')} {bounds}".strip()
 
 
 FAMILIES = {
-    "plain": (plain, "One network for everybody"),
+    "plain": (plain, "One network for all"),
     "clustered": (clustered, "Clusters"),
-    "blending": (blending, "Blends, and edges that go their own way"),
-    "selecting": (selecting, "Who trains"),
-    "personal": (personal, "Parts of one's own"),
+    "blending": (blending, "Blends, and edges on their own"),
+    "selecting": (selecting, "Client selection"),
+    "personal": (personal, "Personal parts"),
     "additive": (additive, "Fed-BAC and its relatives"),
 }
 
@@ -155,11 +207,15 @@ def family(name: str) -> str:
     task = tasks.task(tasks.DEFAULT_TASK)
     for method in (method for method in METHODS if _family(method) == name):
         note = NOTES[method]
-        reading = " **Our reading:** a definition could not be found." if note.interpretation else ""
-        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"From: {note.reference}.", ""]
+        reading = (
+            " **This is our reading:** the original's full definition could not be found."
+            if note.interpretation
+            else ""
+        )
+        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"Source: {note.reference}.", ""]
         lines += [f"Settings: {_choices(METHODS[method](task))}."]
         if note.differences:
-            lines += ["", "What ours does otherwise:", "", *(f"- {difference}" for difference in note.differences)]
+            lines += ["", "Differences from the original:", "", *(f"- {difference}" for difference in note.differences)]
     return "\n".join(lines) + "\n"
 
 
@@ -180,6 +236,75 @@ def _usual(policy: Settings, name: str) -> Any:
     return type(policy).model_fields[name].get_default(call_default_factory=True)
 
 
+def commands() -> str:
+    """Return the page of the command line: every command with its arguments and options."""
+    lines = [
+        "# Command line",
+        "",
+        "`fedbac COMMAND --help` prints the same. Exit status: 0 if all went well, 1 if something failed, 2 if the",
+        "command is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
+    ]
+    for name, command in _leaves(typer.main.get_command(app), "fedbac"):
+        lines += ["", f"## {name}", "", (command.help or "").strip()]
+        lines += ["", "| argument or option | meaning | default |", "|---|---|---|"]
+        for given in command.params:
+            label = f"`{(given.metavar or given.name) if given.param_type_name == 'argument' else given.opts[0]}`"
+            shown = given.default not in (None, False, [], ()) and not callable(given.default)
+            default = ", ".join(map(str, given.default)) if isinstance(given.default, list) else str(given.default)
+            meaning = " ".join((getattr(given, "help", None) or "").split()).replace("|", "\\|")
+            lines.append(f"| {label} | {meaning} | {f'`{default}`' if shown and not given.required else ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Go through the commands that are no group of others."""
+    for sub, inner in getattr(command, "commands", {}).items():
+        yield from _leaves(inner, f"{name} {sub}")
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+API: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "api": ("Python API: running", "What you call to run, resume and read, data sets, and errors.", ()),
+    "api-methods": (
+        "Python API: methods and tasks",
+        "The classes that settings are made of. [Settings](settings.md) lists their fields.",
+        ("config.experiment", "topology", "clustering", "selection", "sharing", "personalization", "models"),
+    ),
+    "api-policies": (
+        "Python API: writing policies",
+        "What a policy or scheme of your own works with. [Your own policy](policies.md) shows how.",
+        ("core", "config.columns", "config.choices"),
+    ),
+}
+"""The pages of the API: title, first sentence, and the modules whose names each has; the first has all others."""
+
+
+def api(page_name: str) -> str:
+    """Return a page of the API, which the site fills from the docstrings."""
+    title, about, _ = API[page_name]
+    lines = [f"# {title}", "", f"{about} Written by `tools/make_docs.py`; the site shows the docstrings.", ""]
+    names = [name for name in fedbac.__all__ if not name.startswith("_") and _api_page(name) == page_name]
+    for name in sorted(names, key=lambda name: (_rank(getattr(fedbac, name)), name)):
+        lines += [f"::: fedbac.{name}", *(["    options:", "      members: false"] * (page_name == "api-methods")), ""]
+    return "\n".join(lines)
+
+
+def _api_page(name: str) -> str:
+    value = getattr(fedbac, name)
+    module = value.__module__ if inspect.isclass(value) or inspect.isfunction(value) else type(value).__module__
+    inside = module.removeprefix("fedbac.")
+    homes = (page for page, (_, _, prefixes) in API.items() if inside.startswith(prefixes))
+    return next((page for page in homes if API[page][2]), "api")
+
+
+def _rank(value: Any) -> int:
+    """Functions come first, then classes, errors and values."""
+    if inspect.isfunction(value):
+        return 0
+    return 3 if not inspect.isclass(value) else 2 if issubclass(value, Exception) else 1
+
+
 def block(path: Path, text: str) -> str:
     """Return a page with what stands between its two marks replaced."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -189,86 +314,31 @@ def block(path: Path, text: str) -> str:
     return f"{before}{begin}\n{text}{end}{after}"
 
 
-def reproduced() -> str:
-    """Return what docs/reproduce.md begins with: all pages, and the main claims in short."""
-    index, claims = overview.index(RESULTS, "reproduce"), overview.main_claims(RESULTS, "reproduce")
-    return f"\n{index}\n\n## The claims in short\n\n{claims}\n\n"
+def claims() -> str:
+    """Return the page of the main claims."""
+    return f"""# The claims in short
 
+The main claims of the paper and of this project, with the verdict on each. A page's name links to its evidence, its
+number of seeds and the rule of its verdicts. Fed-BAC is run in three
+[readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
 
-WIDE = 2.0
-"""Points; half an interval that is wider could hide a difference that matters."""
-
-
-def against_fluke() -> str:
-    """Return what docs/methods/against-fluke.md begins with: the verdict and both tables."""
-    told = json.loads((RESULTS / "against-fluke.json").read_text(encoding="utf-8"))
-    late, agreeing = [], []
-    for method, seeds in told["late"].items():
-        ours, theirs = (100 * np.array(column) for column in zip(*seeds.values(), strict=True))
-        apart = ours - theirs
-        noise = float(stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart)))
-        agrees = "no" if abs(apart.mean()) > noise else "yes" if noise <= WIDE else "too wide to tell"
-        agreeing += [f"`{method}`"] * (agrees == "yes")
-        cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")
-        late.append(f"| `{method}` | {' | '.join(cells)} | {agrees} |")
-    early, same = [], set()
-    for found in told["early"]:
-        numbers = [f"{100 * found[key]:.2f}" for key in ("ours", "theirs", "apart")]
-        name = f"`{found['method']}`" + ", with momentum" * (found["optimizer"] == "momentum")
-        early.append(f"| {name} | {found['change'] or 'none'} | {' | '.join(numbers)} |")
-        if numbers[-1] == "0.00":
-            same.add((found["method"], found["change"] is not None))
-    named = {method: f"`{method}`" for method in told["late"]}
-    alike = [name for method, name in named.items() if (method, False) in same]
-    mended = [name for method, name in named.items() if (method, False) not in same and (method, True) in same]
-    left = [name for name in named.values() if name not in alike + mended]
-    setting, weights = told["setting"], max(told["first_average"].values())
-    return "\n".join(
-        [
-            "",
-            f"**Verdict.** With plain SGD, {len(alike)} of {len(named)} methods compute the same in both packages: "
-            f"{_listed(alike)}.",
-            f"{len(mended)} do once what ours does otherwise is done in fluke too: {_listed(mended)}.",
-            f"Without an explanation: {_listed(left) or 'none'}.",
-            f"After {setting['rounds']} rounds, {len(agreeing)} of {len(named)} are seen to be within noise: "
-            f"{_listed(agreeing)}.",
-            "",
-            f"The control: after one round the weights that FedAvg has averaged differ by {weights:.0e} at most.",
-            "",
-            f"After {setting['rounds']} rounds of plain SGD, seeds {_listed(list(told['late']['fedavg']))}: "
-            "mean accuracy of clients, %.",
-            "The difference is ours less fluke's, ± half its 95 % interval over seeds, which are paired.",
-            f"An interval of more than ± {WIDE:.0f} points says nothing about agreement.",
-            "",
-            f"| method | fedbac | fluke {told['versions']['fluke']} | difference | within noise |",
-            "|---|---|---|---|---|",
-            *late,
-            "",
-            f"After {setting['early']} rounds of seed 0, before rounding has grown, also with changes to fluke's code.",
-            "The last column is the mean over clients of the difference, whichever way, in points.",
-            "",
-            "| method | change in fluke | fedbac | fluke | clients apart |",
-            "|---|---|---|---|---|",
-            *early,
-            "",
-            "",
-        ]
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + "".join(names[-1:])
+{overview.main_claims(RESULTS, "reproduce")}
+"""
 
 
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
     return {
-        DOCS / "settings.md": settings(),
+        DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
+        **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
         DOCS / "methods.md": methods(),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
-        DOCS / "methods" / "against-fluke.md": block(DOCS / "methods" / "against-fluke.md", against_fluke()),
-        DOCS / "reproduce.md": block(DOCS / "reproduce.md", reproduced()),
+        FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
+        DOCS / "claims.md": claims(),
+        DOCS / "commands.md": commands(),
+        **{DOCS / f"{name}.md": api(name) for name in API},
+        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
         ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
     }
@@ -277,7 +347,7 @@ def texts() -> dict[Path, str]:
 def stale() -> list[Path]:
     """Return the pages that are not current, are missing their figure, or have no results any more."""
     wanted = texts()
-    kept = set((DOCS / "reproduce").glob("*.md"))
+    kept = {path for folder in GENERATED for path in (DOCS / folder).glob("*.md")}
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.

@@ -62,6 +62,7 @@ class Perceptron(Settings):
 
     kind: Literal["mlp"] = "mlp"
     hidden: Annotated[tuple[Width, ...], Field(max_length=100)] = (32,)
+    """Widths of the hidden layers."""
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return the network for examples of this shape."""

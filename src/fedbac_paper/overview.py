@@ -1,18 +1,16 @@
-"""All pages in short: the list and the main claims for docs/reproduce.md, the main table for README.md."""
+"""All pages in short: the list for docs/reproduce.md, the main claims for docs/claims.md, the table for README.md."""
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from fedbac_paper.artefacts import ARTEFACTS, beyond
 from fedbac_paper.artefacts.ablation import IFCA_EACH, SINGLETONS
-from fedbac_paper.claims import Claim, by_id
-from fedbac_paper.pages import heading, progress
+from fedbac_paper.claims import by_id
+from fedbac_paper.pages import heading, in_short, progress, tally
 from fedbac_paper.paper import READINGS, look_up, printed_as
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.tables import NONE, fixed, mean, std, table
 from fedbac_paper.tasks import SIX, task_name
-from fedbac_paper.verdicts import FEWEST_SEEDS, Verdict
+from fedbac_paper.verdicts import FEWEST_SEEDS
 
 FEW_SEEDS = "†"
 """Marks a mean over fewer seeds than a verdict needs."""
@@ -61,12 +59,6 @@ def index(results_folder: Path, pages: str) -> str:
     return table(["artefact", "about", "where", "run", "claims"], rows)
 
 
-def tally(claims: Sequence[Claim]) -> str:
-    """Return how many claims have which verdict."""
-    counts = Counter(claim.verdict.word for claim in claims)
-    return ", ".join(f"{word}: {count}" for word, count in sorted(counts.items())) or NONE
-
-
 def main_claims(results_folder: Path, pages: str) -> str:
     """Return the main claims, one line each; those of Fed-BAC have a column for each reading of it."""
     claims, shown, links = {}, {}, {}
@@ -88,16 +80,6 @@ def main_claims(results_folder: Path, pages: str) -> str:
             table(["other claims", "verdict", "page"], others),
         ]
     )
-
-
-def in_short(verdict: Verdict) -> str:
-    """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
-    if verdict.word in {"not run", "too few seeds"}:
-        return f"**{verdict.word}**"
-    much = verdict.detail.partition(";")[0]
-    if verdict.word == "holds":
-        much = much.removeprefix("holds ")
-    return f"**{verdict.word}**, {much}".removesuffix(", ")
 
 
 def main_result(results_folder: Path) -> str:

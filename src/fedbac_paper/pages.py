@@ -13,17 +13,22 @@ from fedbac_paper.claims import Claim
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.settings import CALIBRATED
-from fedbac_paper.tables import NONE, code, literal, runs_in_words, table
+from fedbac_paper.tables import NONE, code, details, literal, runs_in_words, table
 from fedbac_paper.tasks import FORMAT_1, task_name
-from fedbac_paper.verdicts import FEWEST_SEEDS, RULES
+from fedbac_paper.verdicts import FEWEST_SEEDS, RULES, Verdict
 
 FROM_RESULTS = "--results results --pages docs/reproduce"
-LEAK = (
-    "`paper-figures` and `paper-text` reward Thompson sampling by accuracy on the test data that are reported, as the "
-    "paper does (C.29); `fed-bac` uses validation data. They also differ in how often edges are reassigned: every "
-    "round in `paper-figures`, every 20 rounds in the others (C.21); in the start on Fashion-MNIST, one cluster for "
-    "all in `paper-*` and one per edge in `fed-bac` (C.28); and in the round after a move, which counts for Thompson "
-    "sampling in `paper-*` and not in `fed-bac` (`method.selection.skip_after_move`, C.30)."
+READ_AS = "\n".join(
+    [
+        "Fed-BAC is run in three readings, which differ in four choices:",
+        "",
+        "- **Reward of Thompson sampling**: `paper-figures` and `paper-text` use accuracy on the test data that are "
+        "reported, as the paper does (C.29). `fed-bac` uses validation data.",
+        "- **Reassignment of edges**: every round in `paper-figures`, every 20 rounds in the other two (C.21).",
+        "- **Start on Fashion-MNIST**: one cluster for all edges in `paper-*`, one per edge in `fed-bac` (C.28).",
+        "- **The round after a move**: it counts for Thompson sampling in `paper-*`, and does not in `fed-bac` "
+        "(`method.selection.skip_after_move`, C.30).",
+    ]
 )
 
 
@@ -60,24 +65,24 @@ def _rendering(results: Results) -> Iterator[None]:
 
 
 def page(results: Results) -> str:
-    """Return the page of an artefact."""
+    """Return the page of an artefact: verdicts first, then the numbers, then how they were obtained."""
     artefact = ARTEFACTS[results.artefact]
-    parts = [f"# {heading(results)}", _origin(artefact, results)]
-    if artefact.figure is not None and results.findings:
-        parts.append(f"![{artefact.title}]({artefact.name}.svg)")
+    parts = [f"# {heading(results)}", _place(artefact, results)]
+    drawn = artefact.figure is not None and results.findings
     with _rendering(results):
-        parts += artefact.body(artefact, results)
-        claims = artefact.claims(results)
+        claims, body = artefact.claims(results), artefact.body(artefact, results)
     if claims:
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
+            f"{tally(claims).capitalize()}.",
             verdict_table(claims),
-            RULES,
+            details("Verdicts: the evidence for each", evidence_table(claims)),
+            details("How verdicts are reached", RULES),
         ]
-    notes = [LEAK] if set(READINGS) & set(artefact.variants) else []
-    notes += [FORMAT_1] if any(task.startswith("svhn") for task in artefact.tasks) else []
-    if notes:
-        parts += ["## Notes", *notes]
+    parts += ["## Numbers", *([f"![{artefact.title}]({artefact.name}.svg)"] if drawn else []), *body]
+    parts += ["## How it was run", _origin(artefact, results)]
+    parts += [READ_AS] if set(READINGS) & set(artefact.variants) else []
+    parts += [FORMAT_1] if any(task.startswith("svhn") for task in artefact.tasks) else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -102,27 +107,69 @@ def progress(results: Results) -> str:
     return f"{needed} of {runs_in_words(FEWEST_SEEDS * len(cells))}{more}"
 
 
+def tally(claims: Sequence[Claim]) -> str:
+    """Return how many claims have which verdict."""
+    counts = Counter(claim.verdict.word for claim in claims)
+    return ", ".join(f"{word}: {count}" for word, count in sorted(counts.items())) or NONE
+
+
 def verdict_table(claims: Sequence[Claim]) -> str:
-    """Return claims with their verdicts."""
-    rows = [[claim.text, f"**{claim.verdict.word}**", claim.verdict.detail or NONE] for claim in claims]
-    return table(["claim", "verdict", "evidence"], rows)
+    """Return claims with their verdicts in short; those made of every reading of Fed-BAC have a column for each."""
+    by_sentence: dict[str, dict[str, Claim]] = {}
+    for claim in claims:
+        if claim.subject in READINGS:
+            by_sentence.setdefault(claim.sentence, {})[claim.subject] = claim
+    of_readings = [
+        [sentence.format("Fed-BAC"), *(in_short(found[reading].verdict) for reading in READINGS)]
+        for sentence, found in by_sentence.items()
+    ]
+    others = [[claim.text, in_short(claim.verdict)] for claim in claims if claim.subject not in READINGS]
+    tables = [table(["Fed-BAC, read as", *map(code, READINGS)], of_readings)] if of_readings else []
+    tables += [table(["claim" if not of_readings else "other claims", "verdict"], others)] if others else []
+    return "\n\n".join(tables)
+
+
+def in_short(verdict: Verdict) -> str:
+    """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
+    if verdict.word in {"not run", "too few seeds"}:
+        return f"**{verdict.word}**"
+    much = extent(verdict)
+    if verdict.word == "holds":
+        much = much.removeprefix("holds ")
+    return f"**{verdict.word}**, {much}".removesuffix(", ")
+
+
+def extent(verdict: Verdict) -> str:
+    """Return in how many parts a claim holds or by how much, without the parts."""
+    return verdict.detail.partition(";")[0]
+
+
+def evidence_table(claims: Sequence[Claim]) -> str:
+    """Return claims with everything that their verdicts rest on, a line for each part."""
+    rows = [[claim.text, claim.verdict.detail.replace("; ", "<br>") or NONE] for claim in claims]
+    return table(["claim", "evidence"], rows)
+
+
+def _place(artefact: Artefact, results: Results) -> str:
+    if results.changes:
+        return "This pass changes what the paper does, so nothing on this page tells whether a claim holds."
+    return f"{artefact.place}."
 
 
 def _origin(artefact: Artefact, results: Results) -> str:
-    if results.changes:
-        lines = ["This pass changes what the paper does, so nothing on this page tells whether a claim holds.", ""]
-    else:
-        lines = [f"{artefact.place}. This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
+    lines = []
+    if not results.changes:
         most = max((found.seed + 1 for found in results.findings), default=0)
         seeds_wanted = f"--seeds {most} " if most > FEWEST_SEEDS else ""
         command = f"fedbac reproduce {artefact.name} {seeds_wanted}{FROM_RESULTS}"
+        lines += [f"This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
         lines += ["```", command, f"{command} --render-only", "```", ""]
     if not results.findings:
         return "\n".join([*lines, "No run is finished yet."])
     seeds = sorted({found.seed for found in results.findings})
     machines = Counter(f"{literal(found.machine)}, trainer {code(found.trainer)}" for found in results.findings)
     hours = sum(found.seconds for found in results.findings) / 3600
-    lines.append(f"{progress(results)}, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in all, on:")
+    lines.append(f"{progress(results)}, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in total, on:")
     lines += ["", *(f"- {machine} ({runs_in_words(count)})" for machine, count in sorted(machines.items()))]
     datasets = {cell.dataset for cell in artefact.cells if cell.calibrated}
     used = [dataset for dataset in CALIBRATED if dataset in datasets and results.settings]

@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
@@ -37,6 +37,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = [list(header), ["---"] * len(header), *map(list, rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def details(summary: str, text: str) -> str:
+    """Return text that is folded away under its summary."""
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
 
 
 def fixed(number: float, digits: int = 2) -> str:
@@ -107,23 +112,33 @@ def ratio(ratios: Collection[float], bound: Bound = "") -> str:
 
 def accuracy_tables(artefact: Artefact, results: Results) -> list[str]:
     """Return a table of accuracies for each task."""
-    parts = [f"{ACCURACY}{_uneven(artefact, results)}"]
-    for task in artefact.tasks:
-        rows = _accuracy_rows(artefact, results, task)
-        parts += [f"## {task_name(task, full=True)}", table(ACCURACY_HEADER, rows)]
-    return parts
+    by_task = {task: _accuracy_rows(artefact, results, task) for task in artefact.tasks}
+    return [
+        f"{ACCURACY}{_uneven(artefact, results)}",
+        *_in_short(artefact, by_task),
+        *(details(task_name(task, full=True), table(ACCURACY_HEADER, rows)) for task, rows in by_task.items()),
+    ]
 
 
 def accuracy_tables_with_moves(artefact: Artefact, results: Results) -> list[str]:
     """Return the same with how often edges were assigned to another cluster."""
     moved = "Moves: how often an edge was assigned to another cluster, the mean over seeds."
-    parts = [f"{ACCURACY} {moved}{_uneven(artefact, results)}"]
-    for task in artefact.tasks:
-        variants = artefact.variants_on(task)
-        moves = [mean([found.moves for found in results.of(task, v).values()], 1, 1) for v in variants]
-        rows = [[*row, count] for row, count in zip(_accuracy_rows(artefact, results, task), moves, strict=True)]
-        parts += [f"## {task_name(task, full=True)}", table([*ACCURACY_HEADER, "moves"], rows)]
+    by_task = {task: _accuracy_rows(artefact, results, task) for task in artefact.tasks}
+    parts = [f"{ACCURACY} {moved}{_uneven(artefact, results)}", *_in_short(artefact, by_task)]
+    for task, accuracies in by_task.items():
+        moves = [mean([f.moves for f in results.of(task, v).values()], 1, 1) for v in artefact.variants_on(task)]
+        rows = [[*row, count] for row, count in zip(accuracies, moves, strict=True)]
+        parts.append(details(task_name(task, full=True), table([*ACCURACY_HEADER, "moves"], rows)))
     return parts
+
+
+def _in_short(artefact: Artefact, by_task: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
+    """Return our accuracies in one table, a column for each task; of one task there is nothing to shorten."""
+    if len(by_task) == 1:
+        return []
+    ours = {(task, row[0]): row[2] for task, rows in by_task.items() for row in rows}
+    rows = [[variant, *(ours.get((task, variant), NONE) for task in by_task)] for variant in artefact.variants]
+    return [table(["method, ours", *map(task_name, by_task)], rows), "Spreads, seeds and the paper's numbers:"]
 
 
 def _accuracy_rows(artefact: Artefact, results: Results, task: str) -> list[list[str]]:
@@ -165,8 +180,8 @@ def small_task_table(artefact: Artefact, results: Results) -> list[str]:
         numbers = [mean(shares), *spreads, worst, moves, each(last_moves), clusters, amount]
         rows.append([variant, *numbers, str(len(runs))])
     about = (
-        f"{task_name(task, full=True)}. Accuracies in percent, over the last ten rounds, and gigabytes of all traffic: "
-        "means over seeds. Moves, the round of the last one and clusters: of each seed. How fedbac-plus works: "
-        "docs/plus.md. What else was tried: docs/decisions/0011-how-fedbac-plus-was-chosen.md."
+        f"{task_name(task, full=True)}. Accuracies in percent over the last ten rounds, and gigabytes of all traffic, "
+        "are means over seeds. Moves, the round of the last move and clusters are listed seed by seed. docs/plus.md "
+        "says how fedbac-plus works; docs/decisions/0011-how-fedbac-plus-was-chosen.md says what else was tried."
     )
     return [about, table(header, rows)]

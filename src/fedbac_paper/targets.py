@@ -13,15 +13,15 @@ BASE = "hierfavg"
 """What rounds and bytes are compared with."""
 COUNTS: dict[str, Callable[[Bytes], int]] = {
     "training between clients and edges": lambda sent: sent.client_train,
-    "training in all": lambda sent: sent.train,
+    "all training": lambda sent: sent.train,
     "with evaluation and control": lambda sent: sent.everything,
 }
 """What of the traffic is counted; the first is all that the paper counts (C.39)."""
 RATIOS = (
-    "A ratio is the geometric mean over seeds, ×/÷ its spread: the geometric standard deviation. A side that never "
-    "reaches the target counts with its whole run, so the ratio is a bound: > means that it is larger, as HierFAVG "
-    "does not reach the target in some seed, < that it is smaller, as the method does not, ~ that both happen; – that "
-    "nobody ever reaches it."
+    "Ratios are geometric means over seeds, and ×/÷ is the geometric standard deviation. A run that never reaches the "
+    "target counts with its whole length, so the ratio is a bound. “>”: the ratio is larger, because HierFAVG misses "
+    "the target in some seed. “<”: it is smaller, because the method does. “~”: both miss it in some seed. “–”: nobody "
+    "ever reaches it."
 )
 
 RatioRule = Callable[[list[float], Bound], Verdict]

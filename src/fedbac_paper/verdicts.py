@@ -20,25 +20,34 @@ Word = Literal["holds", "does not hold", "not clear", "too few seeds", "not run"
 Bound = Literal["", ">", "<", "~"]
 """What a mean of ratios is where a run never got there: exact, a lower bound, an upper one, or neither."""
 
-RULES = (
-    "A comparison is made seed by seed; both sides have the same data, except where two values of α or N are "
-    "compared. It **holds** if the mean of the differences has the claimed sign by a one-sided t test at the "
-    f"{100 * LEVEL:.0f} % level; it **does not hold** if it has the opposite sign by the same test; "
-    "otherwise it is **not clear**. A claim of several parts holds if each part holds. It does not hold if k "
-    f"parts fail at k times {100 * LEVEL:.0f} % divided by the number of parts that are judged, for any k (Simes' "
-    f"test). So “above” and “below” are wrongly said to hold, or wrongly said not to, at most {100 * LEVEL:.0f} "
-    "times in a hundred each; with three seeds and several parts even a large difference may stay not clear. A "
-    f"part that was not run leaves a claim not clear. Fewer than {FEWEST_SEEDS} seeds give no verdict. A printed "
-    f"number holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor {1 + TOLERANCE:g}) "
-    "and its standard error is no larger than that; of a range, if our mean is in it or as near to it, with a "
-    "standard error of no more than half the width of that. If the mean is not within it, the number does not "
-    f"hold where a two-sided t test at {100 * LEVEL:.0f} % tells the two apart, and is not clear otherwise. "
-    "Ratios are averaged and tested as logarithms; > and < mark bounds, where a run never reaches its target, "
-    "and a bound decides only what lies beyond it. A yes or no of every seed holds if it is always yes and does "
-    "not hold if it is always no; a target that a method never reaches and the paper's does, does not hold. “Not "
-    f"worse” holds if by one-sided t tests at {100 * LEVEL:.0f} % the difference is above −{100 * MARGIN:g} point "
-    f"and is not below zero, and does not hold if its mean is not above −{100 * MARGIN:g} point and it is below "
-    "zero. ± is the standard error over seeds (of a ratio: the factor ×/÷)."
+_PERCENT = f"{100 * LEVEL:.0f} %"
+RULES = "\n".join(
+    [
+        "- **Comparisons** are made seed by seed. Both sides have the same data, except where two values of α or N "
+        "are compared. A comparison **holds** if the mean of the differences has the claimed sign by a one-sided t "
+        f"test at the {_PERCENT} level. It **does not hold** if the mean has the opposite sign by the same test. "
+        "Otherwise it is **not clear**.",
+        "- **Claims of several parts** hold if each part holds. They do not hold if k parts fail at k times "
+        f"{_PERCENT} divided by the number of parts that are judged, for any k (Simes' test). A part that was not run "
+        "leaves a claim not clear.",
+        "- **Errors**: “above” and “below” are wrongly said to hold, or wrongly said not to, at most "
+        f"{100 * LEVEL:.0f} times in a hundred each. With three seeds and several parts even a large difference may "
+        "stay not clear.",
+        f"- **Seeds**: fewer than {FEWEST_SEEDS} give no verdict.",
+        f"- **A printed number** holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor "
+        f"{1 + TOLERANCE:g}) and the standard error is no larger than that tolerance. **A range** holds if our mean is "
+        "in it or as near to it, with a standard error of at most half the width of range and tolerance together. If "
+        f"our mean is outside, the number does not hold where a two-sided t test at {_PERCENT} tells the two apart, "
+        "and is not clear otherwise.",
+        "- **Ratios** are averaged and tested as logarithms. “>” and “<” mark bounds, where a run never reaches its "
+        "target. A bound decides only what lies beyond it.",
+        "- **A yes or no of every seed** holds if it is always yes and does not hold if it is always no. A target that "
+        "a method never reaches, although the paper's does, does not hold.",
+        f"- **“Not worse”** holds if one-sided t tests at {_PERCENT} say that the difference is above "
+        f"−{100 * MARGIN:g} point and do not say that it is below zero. It does not hold if the mean is at most "
+        f"−{100 * MARGIN:g} point and the test says that it is below zero.",
+        "- **±** is the standard error over seeds (of a ratio: the factor ×/÷).",
+    ]
 )
 
 
@@ -154,7 +163,7 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
         parts if len(parts) <= MOST_SHOWN else {n: verdict for n, verdict in parts.items() if verdict.word != "holds"}
     )
     told = [verdict.word for verdict in parts.values()]
-    against = f", does not in {told.count('does not hold')}" if "does not hold" in told else ""
+    against = f", refuted in {told.count('does not hold')}" if "does not hold" in told else ""
     count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]

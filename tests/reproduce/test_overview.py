@@ -5,8 +5,8 @@ from pathlib import Path
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.artefacts.beyond import MATCHES_THE_BEST_HELD_OUT
 from fedbac_paper.claims import by_id
-from fedbac_paper.overview import MAIN_CLAIMS, MAIN_CLAIMS_OF_READINGS, index, main_claims, main_table, tally
-from fedbac_paper.pages import progress
+from fedbac_paper.overview import MAIN_CLAIMS, MAIN_CLAIMS_OF_READINGS, index, main_claims, main_table
+from fedbac_paper.pages import progress, tally
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import write_results
 from tests.reproduce import invented

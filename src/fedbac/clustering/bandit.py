@@ -74,6 +74,7 @@ class LinUCB(Settings):
     ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"
+    """The first labels: one cluster after another, all in the first, or at random."""
     tie: Literal["random", "lowest", "stay"] = "random"
     """Which of several equally good arms; untouched arms tie, as the context does not depend on the arm (C.20)."""
     alternatives: Literal["all", "trained"] = "all"

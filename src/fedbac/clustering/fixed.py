@@ -45,6 +45,7 @@ class Fixed(Settings):
     num_clusters: Edges | None = None
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
+    """The first labels: one cluster after another, all in the first, or at random."""
 
     def needs(self) -> frozenset[Query]:
         """Need nothing."""

@@ -37,6 +37,7 @@ class LowestLoss(Settings):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""
     start_labels: Start = "round_robin"
+    """The first labels: one cluster after another, all in the first, or at random."""
     empty_cluster: EmptyCluster = "keep"
     """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
 

@@ -124,6 +124,7 @@ class Measurement(Settings):
     """How the loss L_m^(k) of a cluster's model on an edge's data is measured (C.19, C.39)."""
 
     split: Split = "train"
+    """The data it is measured on."""
     clients: Literal["trusted", "all", "selected"] = "trusted"
     """The clients whom the selection policy trusts (all, where it trusts nobody or cannot say), all clients of the
     edge, or those that trained in this round."""
@@ -137,18 +138,25 @@ class Method(Settings):
     """A row of Table I: one choice per column."""
 
     name: Name
+    """In tables, reports and names of folders."""
     topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
+    """Where clients meet: at edges, or at the cloud."""
     unit: Literal["edge", "client"] = "edge"
     """What is clustered: sites with all their clients, or every client for itself."""
     clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
+    """The cluster of every member."""
     selection: Annotated[SelectionPolicy, SELECTION] = Random()
+    """The clients that train."""
     sharing: Annotated[Sharing, SHARING] = Apart()
+    """What clusters give each other."""
     personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
+    """The networks that predict, and their owners."""
     links: Links = Links()
     """How links compress what is sent for training; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
+    """How losses of clusters are measured."""
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
 
@@ -321,6 +329,7 @@ class Runtime(Settings):
     """Where and how the work is done. None of it changes what is computed, but for rounding and dropout's own draws."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto`` takes a GPU if there is one."""
     workers: Annotated[int, Field(gt=0, le=1024)] | None = None
     """Threads or processes on the CPU; one per core when not given."""
     memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None

@@ -86,9 +86,13 @@ class Links(Settings):
     """
 
     client_up: CodecChoice | None = None
+    """What clients send to their edge."""
     client_down: CodecChoice | None = None
+    """What edges send to their clients."""
     cloud_up: CodecChoice | None = None
+    """What edges send to the cloud."""
     cloud_down: CodecChoice | None = None
+    """What the cloud sends to the edges."""
 
     def codec(self, tier: Literal["client", "cloud"], direction: Literal["down", "up"]) -> Codec | None:
         """Return the codec of a link."""

@@ -47,6 +47,7 @@ class World(Settings):
     megabits_up: Positive = 5.0
     """Median bandwidth from client to edge."""
     bandwidth_spread: NonNegative = 0.5
+    """Standard deviation of the logarithms of both bandwidths; 0 makes all equal."""
     megabits_cloud: Positive = 1000.0
     """Bandwidth between every edge and the cloud."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -50,7 +50,9 @@ class Thompson(Settings):
     skip_after_move: bool = True
     """Do not blame clients for a change of accuracy right after their edge changed its cluster (C.30)."""
     prior_alpha: Positive = 1.0
+    """α_i of a client that has not trained yet."""
     prior_beta: Positive = 1.0
+    """β_i of a client that has not trained yet."""
     step_scale: NonNegative = 10.0
     """The 10 of Eq. 11."""
     step_cap: NonNegative = 2.0

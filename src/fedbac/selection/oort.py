@@ -49,7 +49,9 @@ class Oort(Settings):
     exploration: Share = 0.9
     """ε: the share of B that goes to clients never selected, while there are any; it shrinks before every round."""
     exploration_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Factor by which ε shrinks."""
     exploration_min: Share = 0.2
+    """The smallest ε while there are new clients."""
     sample_window: Annotated[float, Field(ge=1, le=1_000_000)] = 5.0
     """Explored clients are drawn from this many times as many: those with most data, penalized if slow."""
     cut_off: Share = 0.7

@@ -11,7 +11,7 @@ from fedbac.core.queries import Ask, Evidence, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, Settings
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1, description="p: the share of an edge's clients that train.")]
 """p, the share of an edge's clients that train in a round."""
 
 

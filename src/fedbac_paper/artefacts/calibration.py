@@ -38,13 +38,13 @@ def body(artefact: Artefact, results: Results) -> list[str]:
     ]
     for dataset in CALIBRATED:
         tasks = [task for task in artefact.tasks if task.startswith(dataset)]
-        parts += [f"## {task_name(dataset, alpha=False, full=True)}", _table(results, tasks)]
+        parts += [f"### {task_name(dataset, alpha=False, full=True)}", _table(results, tasks)]
     lines = [
         f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}"
         for name, settings in CANDIDATES.items()
         if any(results.of(task, name) for task in artefact.tasks)
     ]
-    return [*parts, "## Candidates", "\n".join(lines)]
+    return [*parts, "### Candidates", "\n".join(lines)]
 
 
 def _table(results: Results, tasks: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from fedbac_paper.claims import Claim, claim_about, noted
 from fedbac_paper.measures import values
 from fedbac_paper.paper import READINGS, look_up
 from fedbac_paper.results import Bytes, Finding, Results
-from fedbac_paper.tables import NONE, at_least, paper_number, ratio, size, table
+from fedbac_paper.tables import NONE, at_least, details, paper_number, ratio, size, table
 from fedbac_paper.targets import (
     BASE,
     COUNTS,
@@ -37,21 +37,21 @@ COUNTED_BY_PAPER = next(iter(COUNTS))
 def body(artefact: Artefact, results: Results) -> list[str]:
     """Return two tables per setting: of whole runs, and to each target."""
     parts = [
-        "The paper counts only training between clients and edges (C.39). What is measured on clients' data costs "
-        "bytes too: clustering sends them networks whenever it looks, and `fed-bac` sends them the edge's new models "
-        "in every round, as it rewards Thompson sampling on their validation data "
-        "(docs/decisions/0005-validation-traffic.md). `paper-figures` and `paper-text` reward it on test "
-        "data held by the edge, which sends nothing.",
-        "**Whole runs**: the mean over seeds, and as a ratio by HierFAVG's of the same seeds and as many rounds (above "
-        "1: the method sends more), the geometric mean over seeds.",
-        "**To a target**: bytes that a method had sent when it reached a target, the mean over seeds, and how many "
-        "times as many HierFAVG needed (above 1: HierFAVG sent more). > before bytes means that some seed never "
-        "reaches it and counts with its whole run.",
+        "The paper counts only training between clients and edges (C.39). Measuring on clients' data costs bytes too. "
+        "Clustering sends clients networks whenever it measures. `fed-bac` sends them the edge's new model in every "
+        "round, because it rewards Thompson sampling on their validation data "
+        "(docs/decisions/0005-validation-traffic.md). `paper-figures` and `paper-text` reward it on test data held by "
+        "the edge, which sends nothing.",
+        "**Whole run**: bytes of all rounds, the mean over seeds. The ratio divides them by HierFAVG's of the same "
+        "seeds and as many rounds: above 1, the method sends more.",
+        "**To a target**: bytes that a method had sent when it reached the target, the mean over seeds. “>” means that "
+        "some seed never reaches it and counts with its whole run. The ratio divides HierFAVG's bytes by the method's: "
+        "above 1, HierFAVG sends more.",
         RATIOS,
     ]
     for task in SIX:
         tables = _whole_runs(artefact, results, task), _to_targets(artefact, results, task)
-        parts += [f"## {task_name(task, full=True)}", *tables]
+        parts.append(details(task_name(task, full=True), "\n\n".join(tables)))
     return parts
 
 

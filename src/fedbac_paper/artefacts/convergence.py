@@ -10,7 +10,7 @@ from fedbac_paper.claims import Claim, claim_about, noted
 from fedbac_paper.measures import values
 from fedbac_paper.paper import BASELINES, READINGS, look_up, printed_as, rounds_to
 from fedbac_paper.results import Finding, Results
-from fedbac_paper.tables import NONE, OURS, at_least, difference, fixed, mean, paper_number, ratio, std, table
+from fedbac_paper.tables import NONE, OURS, at_least, details, difference, fixed, mean, paper_number, ratio, std, table
 from fedbac_paper.targets import (
     BASE,
     RATIOS,
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 def body(artefact: Artefact, results: Results) -> list[str]:
     """Return a table per setting: the rounds to each target, and HierFAVG's by the method's."""
     parts = [
-        "Rounds to a target: ours is the mean over seeds of the first of three consecutive rounds at or above it on "
-        "the raw curve; the paper's is read off its smoothed curves (C.37). > means that some seed never reaches it "
-        "and counts with all its rounds; – that none does. The ratio is HierFAVG's rounds by the method's.",
+        "**Rounds to a target**: the first of three consecutive rounds at or above it. Ours is the mean over seeds, "
+        "from the raw curve; the paper's is read off its smoothed curves (C.37). “>” means that some seed never "
+        "reaches the target and counts with all its rounds; “–” means that no seed does.",
+        "**Ratio**: HierFAVG's rounds divided by the method's.",
         RATIOS,
     ]
     header = ["target", "method", "paper", *OURS, "ratio, paper", "ratio, ours", "seeds"]
@@ -46,7 +47,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
             for target in targets_of(results, task)
             for variant in artefact.variants
         ]
-        parts += [f"## {task_name(task, full=True)}", table(header, rows)]
+        parts.append(details(task_name(task, full=True), table(header, rows)))
     return parts
 
 

@@ -9,7 +9,7 @@ from fedbac_paper.claims import Claim, claim_about, fairer, noted, own_numbers, 
 from fedbac_paper.measures import Number, minus, spread, values
 from fedbac_paper.paper import BASELINES, READINGS, look_up, printed_as
 from fedbac_paper.results import Finding, Results
-from fedbac_paper.tables import difference, mean, paper_number, std, table
+from fedbac_paper.tables import details, difference, mean, paper_number, std, table
 from fedbac_paper.tasks import SIX, task_name
 from fedbac_paper.verdicts import Verdict, above, below, every, ratio_between
 
@@ -23,14 +23,11 @@ def _best(found: Finding) -> float:
 
 
 def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return a table per setting: the worst edge, the best, and σ over all."""
+    """Return σ over edges in one table, and a table per setting: the worst edge, the best, and σ."""
     numbers: Mapping[str, Number] = {"min": _worst, "max": _best, "sigma": spread}
     places = ("worst edge", "best edge", "σ over edges")
     header = ["method", *(f"{place}, {who}" for place in places for who in ("paper", "ours", "difference")), "seeds"]
-    parts = [
-        "Accuracy of the edges in percent, each its mean over the last ten rounds; ours is the mean over seeds ± their "
-        "standard deviation, the difference is ours less the paper's."
-    ]
+    tables, sigma = [], {variant: [variant] for variant in artefact.variants}
     for task in SIX:
         rows = []
         for variant in artefact.variants:
@@ -42,8 +39,16 @@ def body(artefact: Artefact, results: Results) -> list[str]:
                 paper = look_up("fairness", task, printed_as(variant), key)
                 row += [paper_number(paper), ours, difference(shares, paper)]
             rows.append([*row, str(len(runs))])
-        parts += [f"## {task_name(task, full=True)}", table(header, rows)]
-    return parts
+            sigma[variant].append(row[-2])
+        tables.append(details(task_name(task, full=True), table(header, rows)))
+    return [
+        "σ over edges in points, ours: the standard deviation of the edges' accuracies, each the mean over its last "
+        "ten rounds. Numbers are means over seeds ± their standard deviation.",
+        table(["method", *map(task_name, SIX)], list(sigma.values())),
+        "Accuracy of the worst and the best edge in percent, and the paper's numbers; a difference is ours less the "
+        "paper's:",
+        *tables,
+    ]
 
 
 def claims(results: Results) -> list[Claim]:

@@ -61,7 +61,7 @@ def body(_: Artefact, results: Results) -> list[str]:
                 numbers += [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
             sigma = [mean([found.edge_std for found in runs]) for runs in both]
             rows.append([f"{fraction:g}", *numbers, *sigma, each([len(runs) for runs in both])])
-        parts += [f"## {task_name(task, full=True)}", table(header, rows)]
+        parts += [f"### {task_name(task, full=True)}", table(header, rows)]
     return parts
 
 

@@ -20,7 +20,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
         numbers = [paper_number(paper), mean(shares), std(shares), difference(shares, paper)]
         rows.append([variant, *numbers, str(len(shares))])
     header = ["method", "paper", "ours", "std over seeds", "difference", "seeds"]
-    round_20 = ["## Round 20", "Distributed accuracy in percent.", table(header, rows)]
+    round_20 = ["### Round 20", "Distributed accuracy in percent.", table(header, rows)]
     return [*accuracy_tables(artefact, results), *round_20]
 
 
