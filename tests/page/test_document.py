@@ -135,9 +135,9 @@ def test_a_run_writes_down_what_every_edge_holds(monkeypatch: pytest.MonkeyPatch
     """Edge 0 holds examples 0 to 3, edge 1 the others, one of them for validation."""
     x, y = np.zeros((6, 4), dtype=np.float32), np.array([0, 0, 1, 2, 2, 2])
     data = Dataset.from_arrays("five", x, y, x[:2], y[1:3])
-    groups = ([0, 1], [2, 3], [4]), ([], [], [5])
-    train, validation = (tuple(np.array(indices, dtype=np.int64) for indices in split) for split in groups)
-    shards = Shards(train, validation, (np.array([0]), np.array([1])), (range(2), range(2, 3)))
+    held = [np.arange(0, 2), np.arange(2, 4), np.arange(4, 5)]
+    kept = [np.arange(0), np.arange(0), np.arange(5, 6)]
+    shards = Shards(tuple(held), tuple(kept), (np.array([0]), np.array([1])), (range(2), range(2, 3)))
     settings = ["task.num_edges=2", "task.clients_per_edge=[2, 1]", "task.network={kind: mlp, hidden: [2]}"]
 
     def config() -> dict[str, Any]:
