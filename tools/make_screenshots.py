@@ -29,7 +29,7 @@ def main() -> None:
         raise SystemExit("there is no Chromium here; make browser installs it")
     runs = [place.read() for place in run_folders([folder])]
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
         report = write_report(runs, Path(scratch) / "report.html").as_uri()
         page = opened(browser, report, 1120)
         save(page, "report-methods.png", "#figures > h2", "#figure-fairness")
