@@ -30,7 +30,7 @@ from fedbac.presets import additive, blending, clustered, personal, plain, selec
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import against_fluke, compared, overview
+from fedbac_paper import against_fluke, compared, demo, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
@@ -305,13 +305,16 @@ def _rank(value: Any) -> int:
     return 3 if not inspect.isclass(value) else 2 if issubclass(value, Exception) else 1
 
 
-def block(path: Path, text: str) -> str:
-    """Return a page with what stands between its two marks replaced."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path}: the marks {BEGIN} and {END} are missing")
-    return f"{before}{begin}\n{text}{end}{after}"
+def block(path: Path, *texts: str) -> str:
+    """Return a page with what stands between two marks replaced, for every pair of marks."""
+    rest, done = path.read_text(encoding="utf-8"), ""
+    for text in texts:
+        before, begin, rest = rest.partition(BEGIN)
+        _, end, rest = rest.partition(END)
+        if not begin or not end:
+            raise SystemExit(f"{path}: the marks {BEGIN} and {END} are missing")
+        done += f"{before}{begin}\n{text}{end}"
+    return done + rest
 
 
 def claims() -> str:
@@ -339,7 +342,7 @@ def texts() -> dict[Path, str]:
         DOCS / "commands.md": commands(),
         **{DOCS / f"{name}.md": api(name) for name in API},
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
-        ROOT / "README.md": block(ROOT / "README.md", overview.main_result(RESULTS)),
+        ROOT / "README.md": block(ROOT / "README.md", demo.block(ROOT / demo.KEPT), overview.main_result(RESULTS)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
     }
 
@@ -352,6 +355,9 @@ def stale() -> list[Path]:
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
     figures = (path.with_suffix(".svg") for path in kept if f"]({path.stem}.svg)" in path.read_text(encoding="utf-8"))
+    drawn = ROOT / demo.FIGURE
+    if not drawn.exists() or demo.mark(ROOT / demo.KEPT) not in drawn.read_text(encoding="utf-8"):
+        old.append(drawn)
     return old + [path for path in figures if not path.exists()]
 
 

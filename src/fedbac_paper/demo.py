@@ -26,6 +26,8 @@ def kept(runs: Sequence[Run]) -> dict[str, Any]:
     from fedbac.report.table import seeds_table
 
     header, rows = seeds_table(groups(runs))
+    order = {run.summary["method"]: run.summary["accuracy"] for run in runs}
+    rows.sort(key=lambda row: -order[row[0]])
     return {
         "task": runs[0].config["experiment"]["task"],
         "machine": runs[0].config["machine"],
@@ -40,8 +42,8 @@ def block(file: Path) -> str:
     task = tasks.task(TASK)
     if type(task).model_validate(found["task"]) != task:
         raise SystemExit(f"{file} is of another task; run: make demo, then python -m fedbac_paper.demo runs/demo")
-    methods, seeds = list(found["rows"]), next(iter(found["rows"].values()))["seeds"]
-    head = f"{task.rounds} rounds, {task.num_edges} edges of {task.clients_per_edge} clients, {seeds} seeds"
+    methods = list(found["rows"])
+    head = f"{task.rounds} rounds, {task.num_edges} edges of {task.clients_per_edge} clients, seed 0"
     lines = [
         f"![Distributed accuracy of {len(methods)} methods over the rounds of the demo]({FIGURE})",
         "",

@@ -91,8 +91,8 @@ def main_result(results_folder: Path) -> str:
     plus = read_results("beyond", results_folder)
     parts = [
         "",
-        f"The paper's main table, ours (± the standard deviation over seeds {seeds}) with the paper's number in "
-        f"brackets ([all results](docs/reproduce.md)).{'' if plus is None else _trust(plus)}",
+        f"The paper's main table: our accuracy in percent, ± its standard deviation over seeds {seeds}, and the "
+        f"paper's number in brackets ([all results](docs/reproduce.md)).{'' if plus is None else _trust(plus)}",
         "",
         main_table(results, plus),
         "",
@@ -132,7 +132,7 @@ def _trust(plus: Results) -> str:
     every_seed = in_short(claims[beyond.MATCHES_THE_BEST].verdict)
     held_out = in_short(claims[beyond.MATCHES_THE_BEST_HELD_OUT].verdict)
     return (
-        " `fedbac-plus` was tuned on these seeds. That it is not worse than the best rival in any column: "
-        f"{every_seed}, by all its seeds; {held_out}, by those from {beyond.HELD_OUT} on, by which none of its "
-        "rules was chosen ([evidence](docs/plus.md#verdicts))."
+        f" Is `fedbac-plus` at least level with the best of these methods in every column? With all its seeds: "
+        f"{every_seed}. With seeds from {beyond.HELD_OUT} on, which played no part in tuning it: {held_out}. "
+        "([evidence](docs/plus.md#verdicts)). Rivals that fine-tune, such as `fedavg-ft`, have not been run here yet."
     )
