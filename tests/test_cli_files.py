@@ -193,9 +193,10 @@ def test_names_are_completed(
     assert found in fedbac().split()
 
 
-def test_completion_can_be_installed(fedbac: Shell) -> None:
-    assert "_FEDBAC_COMPLETE=complete_bash" in fedbac("--show-completion", "bash")
+def test_completion_can_be_installed(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--install-completion" in fedbac("--help")
+    monkeypatch.setenv("_FEDBAC_COMPLETE", "source_bash")
+    assert "_FEDBAC_COMPLETE=complete_bash" in fedbac()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 400])

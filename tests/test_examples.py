@@ -44,6 +44,21 @@ def test_the_page_on_policies_runs_as_it_stands() -> None:
     assert 0 < float(done.stdout) < 1
 
 
+def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert len(page.split()) < 900
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) == 7
+    done = subprocess.run(
+        [sys.executable, "-"], input="\n".join(snippets), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Run(fed-bac on fashion-mnist-mini: 3 rounds, accuracy ")
+    assert "['hierfavg [fraction=0.3]', 'hierfavg [fraction=0.8]']" in done.stdout
+    assert "did you mean 'fraction'" in done.stdout
+    assert {"mine.html", "edge3.safetensors", "edge3.pt2"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
 def test_the_page_on_schemes_runs_as_it_stands() -> None:
     page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -1,7 +1,9 @@
 """The calls at the top of the package take the same arguments and give runs to look at."""
 
 import inspect
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,7 +112,7 @@ def test_a_run_is_short_on_a_line_and_a_table_in_a_notebook() -> None:
 
 def test_frames_without_pandas_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run = fedbac.run("hierfavg", **TINY)
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedbac\[frames\]'"):
         run.to_frame()
 
@@ -136,6 +138,29 @@ def test_progress_is_shown_on_a_terminal_and_can_be_switched_off(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     fedbac.run("hierfavg", **TINY, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_progress_in_a_notebook_is_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, content: Any) -> None:
+            shown.append(("update", content._repr_mimebundle_([], [])["text/plain"]))
+
+    def display(content: Any, display_id: bool) -> Handle:
+        shown.append(("display", content._repr_mimebundle_([], [])["text/plain"]))
+        return Handle()
+
+    notebook, of_display = ModuleType("IPython"), ModuleType("IPython.display")
+    monkeypatch.setattr(notebook, "get_ipython", lambda: SimpleNamespace(kernel=None), raising=False)
+    monkeypatch.setattr(of_display, "display", display, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", of_display)
+    fedbac.run("hierfavg", **TINY)
+    assert [kind for kind, _ in shown] == ["display", "update", "update"]
+    assert "2/2" in shown[-1][1]
+    fedbac.run("hierfavg", **TINY, progress=False)
+    assert len(shown) == 3
 
 
 def test_every_error_of_ours_is_an_error_of_fedbac() -> None:

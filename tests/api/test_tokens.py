@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import fedbac
 from fedbac import ConfigError, Dataset
-from tests.support import NO_GPU, without
+from fedbac.local import VmapTrainer
+from tests.support import deal, play, prepare, without
 from tests.unit.tiny import tiny_task
 
 WORDS = 20
@@ -55,10 +56,15 @@ def test_tokens_are_learned_and_a_resume_is_exact(tmp_path: Path) -> None:
     assert longer.records[-1]["accuracy"] > 0.5
 
 
-@NO_GPU
-def test_tokens_are_learned_on_a_gpu() -> None:
-    run = fedbac.run("fed-bac", dataset=sentences(), **(TINY | {"device": "cuda"}))
-    assert run.config["trainer"].startswith("torch")
+def test_trainers_of_many_clients_at_once_read_tokens_too() -> None:
+    data = sentences()
+    method, shards = fedbac.Method(name="mine"), deal(data, [[40, 50], [60, 40]])
+    options: dict[str, Any] = {"user": Reader, "num_rounds": 2}
+    _, federation = prepare(method, data, shards, **options)
+    device = torch.device("cpu")
+    stacked = VmapTrainer(federation.network, method.personalization, federation.examples, device)
+    left, right = (play(method, data, shards, trainer, **options) for trainer in (stacked, None))
+    assert [r["loss"] for r in left.records] == pytest.approx([r["loss"] for r in right.records], rel=1e-5)
 
 
 def test_other_whole_numbers_become_tokens() -> None:

@@ -261,8 +261,8 @@ def _other_than(run: Run, wanted: Run, keep_time: bool) -> str | None:
 
 
 def _comparable(value: Any, keep_time: bool) -> Any:
-    """Leave out where and how long a run was played."""
-    out = {"runtime"} if keep_time else {"runtime", "seconds"}
+    """Leave out where a run was played; and, of another one of the same experiment, when and how long."""
+    out = {"runtime"} if keep_time else {"runtime", "seconds", "written"}
     if isinstance(value, list):
         return [_comparable(item, keep_time) for item in value]
     return {key: item for key, item in value.items() if key not in out}

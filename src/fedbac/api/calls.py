@@ -247,7 +247,7 @@ def _points(
         folder = (
             None if parent is None else parent / folder_name(own if alone else full_name(own, apart, experiment.seed))
         )
-        found.append((experiment, folder, " ".join(full_name(own, apart, experiment.seed).split("_"))))
+        found.append((experiment, folder, Point(experiment, RunFolder(folder or "."), tuple(apart)).label))
     places = [folder for _, folder, _ in found if folder is not None]
     if len(set(places)) < len(places):
         raise ConfigError("methods, seed, grid: they name the same run twice; give every one once")

@@ -11,8 +11,8 @@ from fedbac.errors import Error
 from fedbac.runs.store import Run as StoredRun
 
 Record = dict[str, Any]
-Show = Callable[[str, Record, int], None]
-"""Shows a round: the run's label, the record, and how many rounds there will be."""
+Show = Callable[[str, Record | None, int], None]
+"""Shows a round, or that a run begins: its label, the record, and how many rounds there will be."""
 
 
 class Playing(Iterator[Record]):
@@ -24,8 +24,12 @@ class Playing(Iterator[Record]):
     def __init__(self, rounds: Generator[Record, None, StoredRun], label: str, total: int, show: Show | None) -> None:
         self._rounds, self._label, self._total, self._show = rounds, label, total, show
         self._run: Run | None = None
+        self._begun = False
 
     def __next__(self) -> Record:
+        if self._show is not None and not self._begun:
+            self._show(self._label, None, self._total)
+        self._begun = True
         try:
             record = next(self._rounds)
         except StopIteration as end:
@@ -80,14 +84,16 @@ def bar(wanted: bool | None) -> Iterator[Show | None]:
     console = Console(stderr=True, emoji=False, force_terminal=None if wanted is None else True)
     progress = Progress(*columns, console=console, auto_refresh=not notebook)
     tasks: dict[str, Any] = {}
+    shown = _Cell(progress) if notebook else None
 
-    def show(label: str, record: Record, total: int) -> None:
+    def show(label: str, record: Record | None, total: int) -> None:
         if label not in tasks:
             tasks[label] = progress.add_task(label, total=total, note="")
-        note = f"accuracy {100 * record['accuracy']:.1f} %"
-        progress.update(tasks[label], completed=record["round"], note=note)
-        if notebook:
-            _display(progress)
+        if record is not None:
+            note = f"accuracy {100 * record['accuracy']:.1f} %"
+            progress.update(tasks[label], completed=record["round"], note=note)
+        if shown is not None:
+            shown.refresh()
 
     if notebook:  # rich's own live display would need another package there
         yield show
@@ -102,12 +108,17 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def _display(progress: Any) -> None:
-    """Show progress in the cell, in place of what was shown of it before."""
-    from IPython.display import display
+class _Cell:
+    """Shows something in the cell of a notebook, each time in place of what it was before."""
 
-    handle = getattr(progress, "fedbac_handle", None)
-    if handle is None:
-        progress.fedbac_handle = display(progress, display_id=True)
-    else:
-        handle.update(progress)
+    def __init__(self, content: Any) -> None:
+        self.content, self.handle = content, None
+
+    def refresh(self) -> None:
+        """Show it as it is now."""
+        from IPython.display import display
+
+        if self.handle is None:
+            self.handle = display(self.content, display_id=True)
+        else:
+            self.handle.update(self.content)

@@ -1,9 +1,11 @@
 """What there is to choose from: ``fedbac methods``, ``show``, ``tasks`` and ``data``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 
 from fedbac import data
@@ -25,6 +27,10 @@ from fedbac.presets.notes import NOTES
 from fedbac.presets.table import row
 from fedbac.runs.configure import configure
 
+COLUMNS = ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal")
+DROPPED = ("adaptive", "tiers")
+"""Columns that the table may lack for want of room, the first to go first."""
+
 data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_help=True)
 
 
@@ -40,15 +46,32 @@ def methods(
         for name in presets:
             _describe(name)
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal"):
-        table.add_column(title, no_wrap=title == "method", overflow="fold")
-    for name in presets:
-        table.add_row(shown(name), *map(shown, row(rows.method(name, any_task))))
+    lines = [(name, *row(rows.method(name, any_task))) for name in presets]
+    for count in range(len(DROPPED) + 1):
+        table = _table_one(lines, [i for i, title in enumerate(COLUMNS) if title not in DROPPED[:count]])
+        if _fits(table):
+            break
     out.print(table)
+    if count:
+        say(f"Left out, as the terminal is narrow: {', '.join(DROPPED[:count])}.")
     readings = [name for name in presets if name in NOTES and NOTES[name].interpretation]
     say(f"Our reading, since a definition could not be found: {', '.join(readings)}.")
     say("fedbac methods --verbose says where each comes from; fedbac show METHOD prints one with every setting.")
+
+
+def _table_one(lines: Sequence[Sequence[str]], kept: Sequence[int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for i in kept:
+        longest = max(len(word) for line in lines for word in line[i].split())
+        table.add_column(COLUMNS[i], no_wrap=COLUMNS[i] == "method", min_width=longest, overflow="fold")
+    for line in lines:
+        table.add_row(*(shown(line[i]) for i in kept))
+    return table
+
+
+def _fits(table: Table) -> bool:
+    """Whether no word need be broken."""
+    return Measurement.get(out, out.options.update(max_width=10_000), table).minimum <= out.width
 
 
 def _describe(name: str) -> None:
