@@ -24,6 +24,17 @@ def test_the_demo_finds_the_planted_groups_and_tells_methods_apart() -> None:
     assert runs["fedbac-plus"].records[-1]["assignment_next"] == [edge % groups for edge in range(12)]
 
 
+def test_the_readme_s_snippet_prints_what_stands_there() -> None:
+    """But for rounding, which is not the same on every machine."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, said = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)[0]
+    done = subprocess.run([sys.executable, "-"], input=code, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    number = re.compile(r"[\d.]+(?= %)")
+    assert number.sub("", done.stdout) == number.sub("", said), done.stderr
+    (found,), (stated,) = number.findall(done.stdout), number.findall(said)
+    assert float(found) == pytest.approx(float(stated), abs=4)
+
+
 def test_the_custom_policy_example_runs() -> None:
     script = ROOT / "examples" / "my_selection.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)

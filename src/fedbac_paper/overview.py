@@ -133,6 +133,6 @@ def _trust(plus: Results) -> str:
     held_out = in_short(claims[beyond.MATCHES_THE_BEST_HELD_OUT].verdict)
     return (
         f" Is `fedbac-plus` at least level with the best of these methods in every column? With all its seeds: "
-        f"{every_seed}. With seeds from {beyond.HELD_OUT} on, which played no part in tuning it: {held_out}. "
+        f"{every_seed}. With seeds from {beyond.HELD_OUT} on, which played no part in tuning it: {held_out} "
         "([evidence](docs/plus.md#verdicts)). Rivals that fine-tune, such as `fedavg-ft`, have not been run here yet."
     )

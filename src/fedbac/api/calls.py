@@ -39,6 +39,7 @@ def run(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
 ) -> Run:
@@ -50,7 +51,7 @@ def run(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer)
+    runtime = _runtime(device, workers, memory_gib, trainer, track)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
@@ -71,6 +72,7 @@ def play(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    track: str | None = None,
     data_folder: Path | str | None = None,
 ) -> Playing:
     """Return an iterator over the rounds of a run: each record as soon as its round is done.
@@ -79,7 +81,7 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    return _play(experiment, _runtime(device, workers, memory_gib, trainer), inputs, out, overwrite, None)
+    return _play(experiment, _runtime(device, workers, memory_gib, trainer, track), inputs, out, overwrite, None)
 
 
 def compare(
@@ -98,6 +100,7 @@ def compare(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
 ) -> Runs:
@@ -109,7 +112,7 @@ def compare(
     return sweep(
         methods, task, dataset=dataset, shards=shards, network=network, rounds=rounds, settings=settings, seed=seed,
         out=out, overwrite=overwrite, device=device, workers=workers, memory_gib=memory_gib, trainer=trainer,
-        data_folder=data_folder, progress=progress,
+        track=track, data_folder=data_folder, progress=progress,
     )  # fmt: skip
 
 
@@ -130,6 +133,7 @@ def sweep(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
 ) -> Runs:
@@ -139,7 +143,7 @@ def sweep(
     ``compare``.
     """
     inputs = Inputs(dataset, shards, network, data_folder)
-    runtime = _runtime(device, workers, memory_gib, trainer)
+    runtime = _runtime(device, workers, memory_gib, trainer, track)
     names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
     if not names:
         raise ConfigError("methods: it is empty; name at least one")
@@ -200,8 +204,8 @@ def _play(
     return Playing(rounds, label or experiment.method.name, experiment.task.rounds, show)
 
 
-def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str) -> Runtime:
-    chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer}
+def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str, track: str | None) -> Runtime:
+    chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer, "track": track}
     return parse(Runtime, chosen, "runtime")
 
 
