@@ -21,7 +21,7 @@ CELLS = tuple(
 def body(artefact: Artefact, results: Results) -> list[str]:
     """Return a table per data set: accuracies and σ over edges of both ways to choose clients."""
     parts = [
-        "Distributed accuracy in percent and σ over edges in points, p = 0.8. The paper's ± is here most likely the "
+        "Distributed accuracy in percent and σ over edges in points, p = 0.8. Here the paper's ± is most likely the "
         "spread over its seeds (C.33)."
     ]
     header = ["clients", *ACCURACY_HEADER[1:-1], "σ, paper", "σ, ours", "seeds"]
