@@ -241,8 +241,8 @@ def commands() -> str:
     lines = [
         "# Command line",
         "",
-        "`fedbac COMMAND --help` prints the same. Exit status: 0 if all went well, 1 if something failed, 2 if the",
-        "command is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
+        "`fedbac COMMAND --help` prints the same. Exit status: 0 if all went well, 1 if a run failed, 2 if the command",
+        "or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
     ]
     for name, command in _leaves(typer.main.get_command(app), "fedbac"):
         lines += ["", f"## {name}", "", (command.help or "").strip()]

@@ -30,11 +30,11 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 def body(artefact: Artefact, results: Results) -> list[str]:
     """Return a table per data set with a row for each candidate."""
     parts = [
-        "Distributed accuracy of HierFAVG in percent under each candidate, its difference from the paper's, and the "
-        "mean distance of our curve from the paper's (smoothed) one at the paper's points, over the seeds that were "
-        "run. One candidate is chosen per data set by the root of the mean square of the differences. It is given "
-        "over the seeds that the candidate has on every anchor, and over those of them that all such candidates share; "
-        "roots over different seeds are not comparable."
+        "HierFAVG was run under each candidate. The tables show its distributed accuracy in percent, the difference "
+        "from the paper's, and the mean distance of our curve from the paper's (smoothed) curve at the paper's points.",
+        "The root mean square of the differences is what candidates are compared by, data set by data set. It is given "
+        "twice: over the seeds that a candidate has on every anchor, and over those that all such candidates share. "
+        "Roots over different seeds are not comparable.",
     ]
     for dataset in CALIBRATED:
         tasks = [task for task in artefact.tasks if task.startswith(dataset)]

@@ -69,7 +69,7 @@ def claims(results: Results) -> list[Claim]:
     """Figures of reassignments and active clusters, and "Cluster dynamics"."""
     out = []
     for variant in VARIANTS:
-        text = "{}: the number of reassignments is that of the figures"
+        text = "{} makes as many reassignments as in the paper's figures"
         out.append(claim_about(variant, "figure-dynamics-moves", text, _moves_as_printed(results, variant)))
         text = "{} “discovers 7–8 active clusters” on Fashion-MNIST and “stabilizes at ≈ 8” on the others"
         if variant == "ifca":

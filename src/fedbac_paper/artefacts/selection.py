@@ -21,7 +21,7 @@ CELLS = tuple(
 def body(artefact: Artefact, results: Results) -> list[str]:
     """Return a table per data set: accuracies and σ over edges of both ways to choose clients."""
     parts = [
-        "Distributed accuracy in percent and σ over edges in points, p = 0.8. The paper's ± is here most likely the "
+        "Distributed accuracy in percent and σ over edges in points, p = 0.8. Here the paper's ± is most likely the "
         "spread over its seeds (C.33)."
     ]
     header = ["clients", *ACCURACY_HEADER[1:-1], "σ, paper", "σ, ours", "seeds"]
@@ -50,7 +50,7 @@ def claims(results: Results) -> list[Claim]:
     out = []
     for reading in READINGS:
         other = reading + RANDOM_CLIENTS
-        text = "{}: Thompson sampling is more accurate than random clients, “modest” as the gain is"
+        text = "{}: Thompson sampling is more accurate than random clients (the paper calls the gain “modest”)"
         verdict = noted(in_all(results, SELECTION_TASKS, reading, other), own_numbers("Table V", own))
         out.append(claim_about(reading, "table-selection-more-accurate", text, verdict))
         text = "{}: Thompson sampling “consistently reduces cross-server variance”"
