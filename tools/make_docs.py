@@ -30,7 +30,7 @@ from fedbac.presets import additive, blending, clustered, personal, plain, selec
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import against_fluke, compared, demo, overview
+from fedbac_paper import against_fluke, compared, demo, notebooks, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
@@ -329,6 +329,13 @@ number of seeds and the rule of its verdicts. Fed-BAC is run in three
 """
 
 
+def books() -> dict[str, tuple[str, dict[str, bytes]]]:
+    """Return the notebooks as pages, with their pictures."""
+    return {
+        there: notebooks.page(ROOT / "examples" / f"{name}.ipynb", "images") for name, there in notebooks.BOOKS.items()
+    }
+
+
 def texts() -> dict[Path, str]:
     """Return every generated page."""
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
@@ -339,6 +346,7 @@ def texts() -> dict[Path, str]:
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
         DOCS / "claims.md": claims(),
+        **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),
         **{DOCS / f"{name}.md": api(name) for name in API},
         DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
@@ -367,6 +375,9 @@ def main() -> int:
         write_pages(list(ARTEFACTS), RESULTS, DOCS / "reproduce")
         for path, text in texts().items():
             path.write_text(text, encoding="utf-8")
+        for _, pictures in books().values():
+            for name, picture in pictures.items():
+                (DOCS / "images" / name).write_bytes(picture)
     old = [str(path.relative_to(ROOT)) for path in stale()]
     if old:
         print(f"not current: {', '.join(old)}; run python tools/make_docs.py", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Paper to draw on: panels of a fixed size in one style, and labels at the ends of lines that do not overlap."""
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,12 +39,21 @@ class End:
     colour: str
 
 
+class Picture(Figure):
+    """A figure that a notebook shows, whatever backend it has set up."""
+
+    def _repr_png_(self) -> bytes:
+        stream = io.BytesIO()
+        self.savefig(stream, format="png", dpi=80)
+        return stream.getvalue()
+
+
 def panels(
     heights: Sequence[float], *, right: float, left: float = LEFT, top: float = TOP, bottom: float = BOTTOM
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels of these heights below each other; sizes in inches."""
     total = top + sum(heights) + GAP * (len(heights) - 1) + bottom
-    figure = Figure(figsize=(WIDTH, total), facecolor=SURFACE)
+    figure = Picture(figsize=(WIDTH, total), facecolor=SURFACE)
     axes: list[Axes] = []
     upper = total - top
     for height in heights:
@@ -61,7 +71,7 @@ def grid(rows: int, columns: int, height: float, *, top: float, right: float = 0
     between, gap = 0.5, GAP + 0.3
     total = top + TOP + rows * height + gap * (rows - 1) + BOTTOM
     width = (WIDTH - LEFT - right - between * (columns - 1)) / columns
-    figure = Figure(figsize=(WIDTH, total), facecolor=SURFACE)
+    figure = Picture(figsize=(WIDTH, total), facecolor=SURFACE)
     axes = []
     for row in range(rows):
         lower = total - top - TOP - (row + 1) * height - row * gap

@@ -1,0 +1,33 @@
+"""Notebooks of examples/ as pages of the documentation, with the outputs that are stored in them."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+BOOKS = {"quickstart": "quickstart", "own_data": "own-data"}
+"""By the name of a notebook, that of its page."""
+
+
+def page(file: Path, images: str) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook as Markdown, and its pictures by name; ``images`` is the folder that the page finds them in."""
+    lines, pictures = [], dict[str, bytes]()
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            for name, there in BOOKS.items():
+                text = text.replace(f"({name}.ipynb)", f"({there}.md)")
+            lines += [text, ""]
+            continue
+        lines += ["```python", text, "```", ""]
+        for output in cell["outputs"]:
+            shown: dict[str, Any] = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in shown:
+                name = f"{file.stem}-{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(shown["image/png"]))
+                lines += [f"![What the cell shows]({images}/{name})", ""]
+            else:
+                lines += ["```", "".join(shown["text/plain"]).rstrip(), "```", ""]
+    head, _, rest = "\n".join(lines).partition("\n")
+    origin = f"This page is the notebook `examples/{file.name}`, written by `tools/make_docs.py`."
+    return f"{head}\n\n{origin}\n{rest}", pictures

@@ -1,0 +1,26 @@
+"""The notebooks run from the first cell to the last, and show what they are stored with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+
+
+def kinds(book: Any) -> list[list[set[str]]]:
+    """Return what every code cell shows: of each output, in which forms."""
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    return [[set(output.get("data", {"text": ""})) for output in cell.outputs] for cell in cells]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "own_data"])
+def test_a_notebook_runs(name: str) -> None:
+    text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
+    stored, fresh = (nbformat.from_dict(json.loads(text)) for _ in range(2))  # type: ignore[no-untyped-call]
+    NotebookClient(fresh, timeout=120, kernel_name="python3").execute()
+    assert kinds(fresh) == kinds(stored)
+    assert any("text/html" in forms for cell in kinds(stored) for forms in cell), "a table is shown"
