@@ -12,6 +12,7 @@ from typing import Any
 
 import fedbac
 from fedbac.config.experiment import Method
+from fedbac.files import make_folder, write_whole
 from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
 from fedbac.runs.store import Run
@@ -131,8 +132,8 @@ def main() -> None:
     """Keep the numbers of a folder of runs."""
     folder, file = map(Path, sys.argv[1:])
     runs = [fedbac.load(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept(runs), indent=1) + "\n", encoding="utf-8")
+    make_folder(file.parent)
+    write_whole(file, json.dumps(kept(runs), indent=1) + "\n")
 
 
 if __name__ == "__main__":

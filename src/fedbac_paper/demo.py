@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedbac
+from fedbac.files import write_whole
 from fedbac.presets import tasks
 from fedbac.runs.store import Run
 
@@ -65,10 +66,10 @@ def main() -> None:
     from fedbac.report import canvas, figures
 
     runs = [fedbac.load(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/config.yaml"))]
-    KEPT.write_text(json.dumps(kept(runs), indent=1) + "\n", encoding="utf-8")
+    write_whole(KEPT, json.dumps(kept(runs), indent=1) + "\n")
     canvas.save(figures(runs)["accuracy"], FIGURE)
     drawn = FIGURE.read_text(encoding="utf-8")
-    FIGURE.write_text(drawn.replace("</svg>", f"<!-- {mark(KEPT)} -->\n</svg>"), encoding="utf-8")
+    write_whole(FIGURE, drawn.replace("</svg>", f"<!-- {mark(KEPT)} -->\n</svg>"))
 
 
 if __name__ == "__main__":

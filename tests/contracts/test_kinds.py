@@ -101,8 +101,8 @@ def test_check_finds_the_column(choice: Any) -> None:
         check(3)
 
 
-@pytest.mark.parametrize("num_members", [1, 2, 25])
-def test_members_may_be_one_or_many(num_members: int) -> None:
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_members_may_be_one_or_two(num_members: int) -> None:
     for kind in SELECTION.builtin:
         check_selection(kind(), num_members)
     for cls in CLUSTERING.builtin:

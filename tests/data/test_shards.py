@@ -43,7 +43,7 @@ def changed(field: str, place: int, value: Any) -> Shards:
 )
 def test_shards_that_cannot_be_are_refused_by_field(shards: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        fedbac.run("hierfavg", "demo", rounds=1, dataset=DATA, shards=shards, settings=SMALL)
+        fedbac.run("hierfavg", "demo", rounds=1, dataset=DATA, shards=shards, settings=SMALL, device="cpu", workers=1)
 
 
 def test_lists_and_small_integers_are_as_good_as_arrays() -> None:
@@ -53,7 +53,9 @@ def test_lists_and_small_integers_are_as_good_as_arrays() -> None:
         validation=[mine.astype(np.uint8) for mine in SHARDS.validation],  # type: ignore[arg-type]
     )
     first, second = (
-        fedbac.run("hierfavg", "demo", rounds=1, dataset=DATA, shards=shards, settings=SMALL).records[0]
+        fedbac.run(
+            "hierfavg", "demo", rounds=1, dataset=DATA, shards=shards, settings=SMALL, device="cpu", workers=1
+        ).records[0]
         for shards in (SHARDS, listed)
     )
     assert {**first, "seconds": 0} == {**second, "seconds": 0}

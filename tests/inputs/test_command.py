@@ -121,7 +121,7 @@ def stranger(folder: Path) -> RunFolder:
     """Return a run folder that asks to be run on somebody else's machines."""
     place = RunFolder(folder)
     settings = ["task.network={kind: mlp, hidden: [4]}", "task.num_edges=2", "task.clients_per_edge=2"]
-    experiment = fedbac.configure("hierfavg", "demo", rounds=1, settings=settings)
+    experiment = fedbac.configure("hierfavg", rounds=1, settings=settings)
     runtime = Runtime(engine="ray", address="ray://stranger:10001", workers=1)
     with place.locked():
         place.write_config(

@@ -43,9 +43,9 @@ class Picture(Figure):
     """A figure that a notebook shows, whatever backend it has set up."""
 
     def _repr_png_(self) -> bytes:
-        stream = io.BytesIO()
-        self.savefig(stream, format="png", dpi=80)
-        return stream.getvalue()
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=80)
+        return buffer.getvalue()
 
 
 def panels(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedbac.errors import ConfigError, Error
+from fedbac.files import write_whole
 from fedbac.rounds.metrics import total_bytes
 
 Record = Mapping[str, Any]
@@ -131,7 +132,7 @@ class MLflow:
         self.run = self.client.create_run(place, run_name=folder.name).info.run_id
         for path, value in flat(config["experiment"]).items():
             self.client.log_param(self.run, path, str(value)[:500])
-        known.write_text(f"{self.run}\n", encoding="utf-8")
+        write_whole(known, f"{self.run}\n")
 
     def log(self, round_: int, numbers: Mapping[str, float]) -> None:
         """Show the numbers of a round."""
