@@ -20,9 +20,9 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.local import describe
 from fedbac.runs.play import play
+from fedbac_paper.compared import OWN_KERNELS, reasons
 
 REFERENCE = "hierfavg"
-OWN_KERNELS = ("native", "cuda-fused")
 
 
 def one_turn(experiment: Experiment, runtime: Runtime) -> tuple[float, str]:
@@ -85,10 +85,13 @@ def main() -> None:
         print(f"{row['method']:20} {numbers}  {row['trainer']}")
     own = sum(row["trainer"].startswith(OWN_KERNELS) for row in rows)
     print(f"{own} of {len(rows)} methods use our own kernels")
+    machine = describe(torch.device("cuda" if options.device == "cuda" else "cpu"))
+    settings = {"task": options.task, "rounds": options.rounds, "turns": options.turns}
+    found = {"machine": machine, **settings, "settings": experiments[REFERENCE].task.model_dump(mode="json")}
+    found["methods"] = rows
+    print("\n".join(reasons([found])))
     if options.json is not None:
-        machine = describe(torch.device("cuda" if options.device == "cuda" else "cpu"))
-        settings = {"task": options.task, "rounds": options.rounds, "turns": options.turns}
-        options.json.write_text(json.dumps({"machine": machine, **settings, "methods": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

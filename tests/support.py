@@ -100,8 +100,8 @@ def play(
         trainer = LoopTrainer(federation.network, method.personalization, federation.examples)
     edges = Simulator(experiment, federation.sites, trainer)
     states = [start(experiment, federation.build, federation.sites)]
-    if parts is not None:
-        states = [replace(states[0], parts=parts)]
+    parts = states[0].parts if parts is None else parts
+    states = [replace(states[0], parts={part: trees.to(params, edges.device) for part, params in parts.items()})]
     records = []
     for record, state in rounds(experiment, federation.sites, edges, states[0]):
         records.append(record)

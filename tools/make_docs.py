@@ -366,6 +366,8 @@ def stale() -> list[Path]:
     drawn = ROOT / demo.FIGURE
     if not drawn.exists() or demo.mark(ROOT / demo.KEPT) not in drawn.read_text(encoding="utf-8"):
         old.append(drawn)
+    pictures = {DOCS / "images" / name: data for _, found in books().values() for name, data in found.items()}
+    old += [path for path, data in pictures.items() if not path.exists() or path.read_bytes() != data]
     return old + [path for path in figures if not path.exists()]
 
 
@@ -381,6 +383,8 @@ def main() -> int:
     old = [str(path.relative_to(ROOT)) for path in stale()]
     if old:
         print(f"not current: {', '.join(old)}; run python tools/make_docs.py", file=sys.stderr)
+    if str(demo.FIGURE) in old:
+        print("for the demo's figure: make demo && python -m fedbac_paper.demo runs/demo", file=sys.stderr)
     return 1 if old else 0
 
 

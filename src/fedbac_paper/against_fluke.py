@@ -39,9 +39,9 @@ def verdict(file: Path) -> str:
             "",
             f"**Verdict.** With plain SGD, {len(alike)} of {len(named)} methods compute the same in both packages: "
             f"{_listed(alike)}.",
-            f"{len(mended)} do once what ours does otherwise is done in fluke too: {_listed(mended)}.",
-            f"Without an explanation: {_listed(left) or 'none'}.",
-            f"After {setting['rounds']} rounds, {len(agreeing)} of {len(named)} are seen to be within noise: "
+            f"{len(mended)} agree exactly once fluke is changed to do what ours does differently: {_listed(mended)}.",
+            f"Differences left unexplained: {_listed(left) or 'none'}.",
+            f"After {setting['rounds']} rounds, {len(agreeing)} of {len(named)} agree within noise without any change: "
             f"{_listed(agreeing)}.",
             "",
             f"The control: after one round the weights that FedAvg has averaged differ by {weights:.0e} at most.",
@@ -49,14 +49,14 @@ def verdict(file: Path) -> str:
             f"After {setting['rounds']} rounds of plain SGD, seeds {_listed(list(told['late']['fedavg']))}: "
             "mean accuracy of clients, %.",
             "The difference is ours less fluke's, ± half its 95 % interval over seeds, which are paired.",
-            f"An interval of more than ± {WIDE:.0f} points says nothing about agreement.",
+            f"An interval wider than ± {WIDE:.0f} points is too wide to show agreement.",
             "",
             f"| method | fedbac | fluke {told['versions']['fluke']} | difference | within noise |",
             "|---|---|---|---|---|",
             *late,
             "",
-            f"After {setting['early']} rounds of seed 0, before rounding has grown, also with changes to fluke's code.",
-            "The last column is the mean over clients of the difference, whichever way, in points.",
+            f"After {setting['early']} rounds with seed 0, before rounding errors grow; some rows change fluke's code.",
+            "The last column is the mean absolute difference per client, in points.",
             "",
             "| method | change in fluke | fedbac | fluke | clients apart |",
             "|---|---|---|---|---|",

@@ -82,7 +82,7 @@ def section(results: Path) -> list[str]:
         *table(found, speed),
         "",
         "The last columns are seconds a round as a multiple of HierFAVG's on the same machine "
-        f"(`benchmarks/methods.py`, task `{speed[0]['task']}`). Why some take more than {MUCH} times as long:",
+        f"(`benchmarks/methods.py`, {_tasks(speed)}). Why some take more than {MUCH} times as long:",
         "",
         *(f"- {reason}" for reason in reasons(speed)),
         "",
@@ -91,6 +91,15 @@ def section(results: Path) -> list[str]:
         "```",
         "",
     ]
+
+
+def _tasks(speed: Sequence[Mapping[str, Any]]) -> str:
+    """Return on which task each machine was timed; refuse tasks that have changed since."""
+    for results in speed:
+        task = tasks.task(results["task"]).model_copy(update={"rounds": results["settings"]["rounds"]})
+        if type(task).model_validate(results["settings"]) != task:
+            raise SystemExit(f"the task {results['task']} has changed; run benchmarks/methods.py --json again")
+    return ", ".join(f"task `{results['task']}` on {results['machine']}" for results in speed)
 
 
 def reasons(speed: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -108,7 +117,7 @@ def table(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[
     """Return a Markdown table, best accuracy first; ``speed`` holds what ``benchmarks/methods.py`` wrote."""
     from fedbac.report.table import NONE, duration, human_bytes, percent
 
-    machines = " | ".join(f"round ({results['machine']})" for results in speed)
+    machines = " | ".join(f"a round on {results['machine']}" for results in speed)
     lines = [
         f"| method | accuracy (%) | worst edge (%) | total bytes | simulated time | clusters | {machines} |",
         "|---|" + "---:|" * (5 + len(speed)),

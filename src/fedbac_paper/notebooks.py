@@ -25,7 +25,7 @@ def page(file: Path, images: str) -> tuple[str, dict[str, bytes]]:
             if "image/png" in shown:
                 name = f"{file.stem}-{len(pictures)}.png"
                 pictures[name] = base64.b64decode("".join(shown["image/png"]))
-                lines += [f"![What the cell shows]({images}/{name})", ""]
+                lines += [f"![The figure that the cell shows]({images}/{name})", ""]
             else:
                 lines += ["```", "".join(shown["text/plain"]).rstrip(), "```", ""]
     head, _, rest = "\n".join(lines).partition("\n")

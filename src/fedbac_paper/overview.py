@@ -132,9 +132,10 @@ def _trust(plus: Results) -> str:
     every_seed = in_short(claims[beyond.MATCHES_THE_BEST].verdict)
     held_out = in_short(claims[beyond.MATCHES_THE_BEST_HELD_OUT].verdict)
     return (
-        f" Is `fedbac-plus` at least level with the best of these methods in every column? With all its seeds: "
-        f"{every_seed}. With seeds from {beyond.HELD_OUT} on, which played no part in tuning it: {held_out} "
-        "([evidence](docs/plus.md#verdicts)). Rivals with parts of their own, such as `fedper`, `ditto-edges` and "
-        "`fedavg-ft`, are not in this table yet. In first trials with one seed they were level with `fedbac-plus` or "
-        "up to 1.5 points better."
+        f" Claim: `fedbac-plus` is not worse than the best of these methods in any column. Verdict over all seeds: "
+        f"{every_seed}. Seeds 0 to {beyond.HELD_OUT - 1} were used to tune it; verdict over later seeds alone: "
+        f"{held_out} "
+        "([evidence](docs/plus.md#verdicts)). Personalized rivals such as `fedper`, `ditto-edges` and "
+        "`fedavg-ft` are not in this table yet: in first trials with one seed they matched `fedbac-plus` or were up to "
+        "1.5 points better."
     )

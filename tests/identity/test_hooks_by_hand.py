@@ -39,7 +39,10 @@ def received(played: Played, client: int) -> Parts:
     edge = next(m for m, clients in enumerate(SHARDS.clients) if client in clients)
     row = {"cloud": 0, "edge": edge, "client": client}
     parts = played.experiment.method.personalization.parts
-    return {part: trees.take(stack, row[parts[part].scope]) for part, stack in played.states[1].parts.items()}
+    return {
+        part: trees.to(trees.take(stack, row[parts[part].scope]), torch.device("cpu"))
+        for part, stack in played.states[1].parts.items()
+    }
 
 
 class Sgd:

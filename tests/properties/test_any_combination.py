@@ -18,7 +18,7 @@ COLUMNS = {
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
 }
-RUNS = 40
+RUNS, DRAWN = 40, 200
 TASK = Task(rounds=2, network=Perceptron(hidden=(6,)), training=Training(epochs=1, batch_size=8, learning_rate=0.05))
 
 
@@ -39,6 +39,31 @@ def draw(rng: Rng) -> list[str]:
         "task.training.momentum_state=persist",
     )
     return settings + [extra for extra in extras if rng.random() < 0.3]
+
+
+def test_a_row_that_nobody_has_written_down(given: tuple[Dataset, Shards]) -> None:
+    """Oort's selection, Fed-BAC's bandit over clusters, and FedRep's order of training with a head per edge."""
+    inputs = Inputs(dataset=given[0], shards=given[1])
+    wanted = {"selection.kind": "oort", "clustering.kind": "linucb", "personalization.kind": "additive"}
+    settings = [f"method.{path}={value}" for path, value in wanted.items()]
+    experiment = configure("hierfavg", TASK, settings=settings, inputs=inputs)
+    run = finish(play(experiment, runtime=Runtime(device="cpu", trainer="torch", workers=1), inputs=inputs))
+    assert len(run.records) == 2
+    with pytest.raises(ConfigError, match=r"method\.clustering.*'personal_head'"):
+        configure(
+            "hierfavg", TASK, settings=[*settings[:2], "method.personalization.kind=personal_head"], inputs=inputs
+        )
+
+
+def test_not_everything_is_refused(given: tuple[Dataset, Shards]) -> None:
+    inputs, rng, accepted = Inputs(dataset=given[0], shards=given[1]), stream(12, "combination"), 0
+    for _ in range(DRAWN):
+        try:
+            configure("hierfavg", TASK, settings=draw(rng), inputs=inputs)
+        except ConfigError:
+            continue
+        accepted += 1
+    assert accepted >= DRAWN // 10
 
 
 @pytest.mark.parametrize("number", range(RUNS))

@@ -15,6 +15,7 @@ from fedbac.personalization import Additive, PerCluster
 from fedbac.selection import Random
 from fedbac.topology import Hierarchical
 from tests.support import play
+from tests.unit.tiny import tiny_run
 
 DATA, SHARDS, _ = planted_groups(3, 4, 2, train=12, validation=2, test=15)
 CODECS = [TopK(keep=0.3), TopK(keep=0.001), EightBits()]
@@ -101,3 +102,12 @@ def test_every_link_compressed_still_learns_and_its_memory_keeps_its_shape(optio
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in last.items()}, "as a checkpoint needs it"
     assert all(np.isfinite(record["loss"]) for record in played.records)
     assert played.records[-1]["loss"] < played.records[0]["loss"]
+
+
+def test_abad_that_leaves_nothing_out_and_averages_once_is_hierfavg() -> None:
+    everything = {f"method.links.{link}.keep": 1.0 for link in ("client_up", "client_down", "cloud_up", "cloud_down")}
+    settings = [f"{path}={value}" for path, value in (everything | {"method.topology.edge_rounds": 1}).items()]
+    ours, plain = tiny_run("abad", *settings).records, tiny_run("hierfavg").records
+    for mine, other in zip(ours, plain, strict=True):
+        assert mine["accuracy_per_edge"] == pytest.approx(other["accuracy_per_edge"], abs=1e-6)
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5)

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedbac import METHODS, SELECTION, configure
+from fedbac.cli import lists
 from fedbac.config.plugins import plugins
 from fedbac.errors import ConfigError
 from fedbac.presets.methods import known
@@ -21,6 +23,10 @@ class Everybody(Random):
 SELECTION.register(Everybody)
 
 def mine(task):
+    '''Everybody.
+
+    In many words: and a colon.
+    '''
     return Method(name="mine", selection=Everybody())
 
 def wrong(task):
@@ -56,6 +62,17 @@ def test_a_method_of_another_package_is_a_method(caplog: pytest.LogCaptureFixtur
     assert configure("mine", "demo").method.selection.kind == "everybody"
     with pytest.raises(ConfigError, match="method 'wrong': its preset must return a Method, not a str"):
         configure("wrong", "demo")
+
+
+@pytest.mark.usefixtures("stranger")
+def test_a_method_of_another_package_is_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lists.methods()
+    told = capsys.readouterr()
+    assert "mine " in told.out
+    assert "method 'wrong': its preset must return a Method" in told.err
+    lists.show("mine", "demo")
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["experiment"]["method"]["selection"]["kind"] == "everybody"
 
 
 @pytest.mark.usefixtures("stranger")

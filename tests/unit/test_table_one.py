@@ -1,10 +1,19 @@
 """The paper's Table I against the rows of choices: every cell is the paper's, or its difference is explained."""
 
+from pathlib import Path
+
 import pytest
 
-from fedbac import METHODS, TASKS
+from fedbac import METHODS, TASKS, LeNet5, Runtime
+from fedbac.cli import lists
+from fedbac.data import toy
+from fedbac.engines import connect
+from fedbac.federation import assemble
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, Row, row
+from fedbac.runs.configure import Inputs, configure
+from tests.support import NO_KERNEL
+from tests.unit.tiny import tiny_task
 
 PAPER = {
     "hierfavg": Row("3-tier", "✗", "Random", "✗", "Full", "✗"),
@@ -56,5 +65,31 @@ def test_every_method_has_its_note_and_every_deviation_is_said() -> None:
     assert all(f"`{name}`" in said for name in ("chpfl", "phe-fl", "cfl", "fedgwc", "fedrep"))
 
 
+def test_readings_are_said_to_be_ours_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    lists.methods(verbose=True)
+    told = capsys.readouterr().out
+    assert told.count("This is our reading") == sum(note.interpretation for note in NOTES.values()) > 0
+
+
 def test_what_could_not_be_found_is_marked() -> None:
     assert {"trindade", "fed-csad", "cflhkd", "chpfl"} <= {name for name, note in NOTES.items() if note.interpretation}
+
+
+@NO_KERNEL
+def test_all_methods_but_those_with_teachers_use_the_native_kernel() -> None:
+    inputs = Inputs(toy(size=16, train=300, test=60))
+    task = tiny_task(num_edges=6, clients_per_edge=3, network=LeNet5())
+    through_torch = set()
+    for name in METHODS:
+        experiment = configure(name, task, inputs=inputs)
+        federation = assemble(experiment, dataset=inputs.dataset)
+        edges = connect(experiment, federation, Runtime(device="cpu", workers=1))
+        if not edges.path.startswith("native"):
+            through_torch.add(name)
+        edges.close()
+    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd"}
+
+
+def test_the_readme_counts_the_methods() -> None:
+    readme = Path(__file__).resolve().parents[2] / "README.md"
+    assert f"[{len(METHODS)} presets]" in readme.read_text(encoding="utf-8")

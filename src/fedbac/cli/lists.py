@@ -15,12 +15,14 @@ from fedbac.cli.terminal import (
     SetOption,
     TaskOption,
     data_names,
+    err,
     method_names,
     out,
     say,
     shown,
 )
 from fedbac.config.text import to_yaml
+from fedbac.errors import ConfigError
 from fedbac.presets import methods as rows
 from fedbac.presets import tasks as known
 from fedbac.presets.notes import NOTES
@@ -36,7 +38,7 @@ data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_h
 
 def methods(
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also say where each comes from, and what it does otherwise.")
+        bool, typer.Option("--verbose", "-v", help="Say where each comes from, and where ours differs.")
     ] = False,
 ) -> None:
     """List the methods as the paper's Table I does: one row of choices each."""
@@ -46,7 +48,12 @@ def methods(
         for name in presets:
             _describe(name)
         return
-    lines = [(name, *row(rows.method(name, any_task))) for name in presets]
+    lines = []
+    for name in presets:
+        try:
+            lines.append((name, *row(rows.method(name, any_task))))
+        except ConfigError as error:  # another package's, which must not hide the others
+            say(str(error), err)
     for count in range(len(DROPPED) + 1):
         table = _table_one(lines, [i for i, title in enumerate(COLUMNS) if title not in DROPPED[:count]])
         if _fits(table):
@@ -55,7 +62,7 @@ def methods(
     if count:
         say(f"Left out, as the terminal is narrow: {', '.join(DROPPED[:count])}.")
     readings = [name for name in presets if name in NOTES and NOTES[name].interpretation]
-    say(f"Our reading, since a definition could not be found: {', '.join(readings)}.")
+    say(f"Our reading, because no definition could be found: {', '.join(readings)}.")
     say("fedbac methods --verbose says where each comes from; fedbac show METHOD prints one with every setting.")
 
 
@@ -97,7 +104,8 @@ def show(
     """Print a method on a task with every setting: a file that run, compare and sweep take in place of a method."""
     experiment = configure(method, task, settings=settings)
     if method in rows.known():
-        typer.echo(f"# {rows.known()[method].__doc__}")
+        about = (rows.known()[method].__doc__ or "").strip().splitlines()
+        typer.echo("".join(f"# {line}\n" for line in about[:1]), nl=False)
     typer.echo(to_yaml({"experiment": experiment.model_dump(mode="json")}), nl=False)
 
 

@@ -36,7 +36,13 @@ DROPPED = (
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
     out_file: Annotated[Path | None, typer.Option("--out", help="The page. Default: report.html.")] = None,
-    figures: Annotated[Path | None, typer.Option("--figures", help="Also write every figure into this folder.")] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures",
+            help="Also write accuracy, clusters, edges, bytes and assignment as SVG and PNG into this folder.",
+        ),
+    ] = None,
 ) -> None:
     """Print the table of runs, finished or not, and write their report."""
     if out_file is not None and out_file.suffix.lower() not in PAGES:

@@ -85,7 +85,10 @@ MemoryOption = Annotated[
     typer.Option("--memory", help="GiB for clients trained at once. Default: a share of what is free."),
 ]
 DataOption = Annotated[Path | None, typer.Option("--data", help="Folder to look for data sets in first.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder to write to. Default: one in runs/, named after method or command, and task."),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are in the folder.")]
 
 

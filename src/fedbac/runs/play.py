@@ -155,7 +155,7 @@ def _open(
     began = folder.read_config().get("trainer")
     if began != config["trainer"]:
         log.warning(
-            "%s: the run began with the trainer %s and goes on with %s, which may round differently",
+            "%s: the run began with the trainer %s and continues with %s, which may round differently",
             folder.path, began, config["trainer"],
         )  # fmt: skip
     return state, records
