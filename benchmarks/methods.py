@@ -89,9 +89,9 @@ def main() -> None:
     settings = {"task": options.task, "rounds": options.rounds, "turns": options.turns}
     found = {"machine": machine, **settings, "settings": experiments[REFERENCE].task.model_dump(mode="json")}
     found["methods"] = rows
-    print("\n".join(reasons([found])))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n".join(reasons([found])))
 
 
 if __name__ == "__main__":
