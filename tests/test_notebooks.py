@@ -1,6 +1,5 @@
 """The notebooks run from the first cell to the last, and show what they are stored with."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ def kinds(book: Any) -> list[list[set[str]]]:
 @pytest.mark.parametrize("name", ["quickstart", "own_data"])
 def test_a_notebook_runs(name: str) -> None:
     text = (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
-    stored, fresh = (nbformat.from_dict(json.loads(text)) for _ in range(2))  # type: ignore[no-untyped-call]
+    stored, fresh = (nbformat.reads(text, as_version=4) for _ in range(2))  # type: ignore[no-untyped-call]
     NotebookClient(fresh, timeout=120, kernel_name="python3").execute()
     assert kinds(fresh) == kinds(stored)
     assert any("text/html" in forms for cell in kinds(stored) for forms in cell), "a table is shown"

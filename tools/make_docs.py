@@ -34,6 +34,7 @@ from fedbac_paper import against_fluke, compared, demo, notebooks, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
+from fedbac_paper.tables import details, table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -245,14 +246,15 @@ def commands() -> str:
         "or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
     ]
     for name, command in _leaves(typer.main.get_command(app), "fedbac"):
-        lines += ["", f"## {name}", "", (command.help or "").strip()]
-        lines += ["", "| argument or option | meaning | default |", "|---|---|---|"]
+        rows = []
         for given in command.params:
             label = f"`{(given.metavar or given.name) if given.param_type_name == 'argument' else given.opts[0]}`"
             shown = given.default not in (None, False, [], ()) and not callable(given.default)
             default = ", ".join(map(str, given.default)) if isinstance(given.default, list) else str(given.default)
             meaning = " ".join((getattr(given, "help", None) or "").split()).replace("|", "\\|")
-            lines.append(f"| {label} | {meaning} | {f'`{default}`' if shown and not given.required else ''} |")
+            rows.append([label, meaning, f"`{default}`" if shown and not given.required else ""])
+        options = details("Arguments and options", table(["argument or option", "meaning", "default"], rows))
+        lines += ["", f"## {name}", "", (command.help or "").strip(), "", options]
     return "\n".join(lines) + "\n"
 
 

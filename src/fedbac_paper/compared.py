@@ -85,8 +85,6 @@ def section(results: Path) -> list[str]:
         "",
         *table(found, speed),
         "",
-        "</details>",
-        "",
         "The last columns are seconds a round as a multiple of HierFAVG's on the same machine "
         f"(`benchmarks/methods.py`, {_tasks(speed)}). Why some take more than {MUCH} times as long:",
         "",
@@ -95,6 +93,8 @@ def section(results: Path) -> list[str]:
         "```",
         COMMANDS,
         "```",
+        "",
+        "</details>",
         "",
     ]
 
