@@ -26,12 +26,9 @@ from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, T
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
-from fedbac.presets import additive, blending, clustered, personal, plain, selecting, tasks
-from fedbac.presets.methods import METHODS
-from fedbac.presets.notes import NOTES
-from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import against_fluke, compared, demo, notebooks, overview
+from fedbac_paper import against_fluke, demo, notebooks, overview
 from fedbac_paper.artefacts import ARTEFACTS
+from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
 from fedbac_paper.tables import details, table
@@ -163,80 +160,6 @@ def _allowed(schema: dict[str, Any]) -> str:
     return f"{TYPES.get(schema.get('type', ''), '')} {bounds}".strip()
 
 
-FAMILIES = {
-    "plain": (plain, "One network for all"),
-    "clustered": (clustered, "Clusters"),
-    "blending": (blending, "Blends, and edges on their own"),
-    "selecting": (selecting, "Client selection"),
-    "personal": (personal, "Personal parts"),
-    "additive": (additive, "Fed-BAC and its relatives"),
-}
-
-
-def methods() -> str:
-    """Return the page of all methods: Table I from the rows of choices, and where it differs from the paper's."""
-    lines = [
-        "# Methods",
-        "",
-        "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show",
-        "NAME` prints a row with every setting. Each name links to what the method does, where it comes from, and what",
-        "ours does otherwise. [Against fluke](methods/against-fluke.md) holds seven of them to another package's.",
-        "Written by `tools/make_docs.py`.",
-        "",
-        "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    task = tasks.task(tasks.DEFAULT_TASK)
-    for name, preset in METHODS.items():
-        lines.append(f"| [`{name}`](methods/{_family(name)}.md#{name}) | {' | '.join(row(preset(task)))} |")
-    lines += ["", "## Where it differs from the paper's table", "", *(f"- {line}" for line in DEVIATIONS.values()), ""]
-    lines += compared.section(RESULTS / "methods")
-    return "\n".join(lines)
-
-
-def _family(name: str) -> str:
-    return next(family for family, (module, _) in FAMILIES.items() if METHODS[name].__module__ == module.__name__)
-
-
-def family(name: str) -> str:
-    """Return the page of one family of methods, a section each."""
-    lines = [
-        f"# {FAMILIES[name][1]}",
-        "",
-        "Written by `tools/make_docs.py` from the presets. [All methods](../methods.md).",
-    ]
-    task = tasks.task(tasks.DEFAULT_TASK)
-    for method in (method for method in METHODS if _family(method) == name):
-        note = NOTES[method]
-        reading = (
-            " **This is our reading:** the original's full definition could not be found."
-            if note.interpretation
-            else ""
-        )
-        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"Source: {note.reference}.", ""]
-        lines += [f"Settings: {_choices(METHODS[method](task))}."]
-        if note.differences:
-            lines += ["", "Differences from the original:", "", *(f"- {difference}" for difference in note.differences)]
-    return "\n".join(lines) + "\n"
-
-
-def _choices(method: Method) -> str:
-    """Return the kinds of a row, and the settings of each that are not the defaults."""
-    found = [f"`unit={method.unit}`"] * (method.unit != "edge")
-    for column in ("topology", "clustering", "selection", "sharing", "personalization"):
-        policy = getattr(method, column)
-        if policy != Method.model_fields[column].default:
-            own = {name: value for name, value in policy if name != "kind" and value != _usual(policy, name)}
-            found.append(f"{column} `{policy.kind}`" + "".join(f", `{key}={value}`" for key, value in own.items()))
-    found += ["compressed links"] * bool(method.links.active)
-    found += ["a network of its own"] * (method.network is not None)
-    return "; ".join(found) or "all at their defaults"
-
-
-def _usual(policy: Settings, name: str) -> Any:
-    return type(policy).model_fields[name].get_default(call_default_factory=True)
-
-
 def commands() -> str:
     """Return the page of the command line: every command with its arguments and options."""
     lines = [
@@ -344,7 +267,7 @@ def texts() -> dict[Path, str]:
     return {
         DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
         **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
-        DOCS / "methods.md": methods(),
+        DOCS / "methods.md": methods(RESULTS),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
         DOCS / "claims.md": claims(),

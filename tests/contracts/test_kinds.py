@@ -8,9 +8,11 @@ import pytest
 
 from fedbac import (
     CLUSTERING,
+    METHODS,
     PERSONALIZATION,
     SELECTION,
     SHARING,
+    TASKS,
     TOPOLOGY,
     Agglomerative,
     CosineSplits,
@@ -175,3 +177,19 @@ def test_a_promise_holds_for_subclasses_with_settings_of_their_own() -> None:
         least: int = 3
 
     check(Picky(least=4))
+
+
+def of_presets() -> dict[str, Any]:
+    """Return the policies of all presets with the settings that they have there; the defaults are checked above."""
+    found = {}
+    for preset in METHODS.values():
+        method = preset(TASKS["demo"])
+        for policy in (method.clustering, method.selection, method.sharing, method.personalization):
+            if policy != type(policy)():
+                found[str(policy)] = policy
+    return found
+
+
+@pytest.mark.parametrize("policy", of_presets().values(), ids=of_presets())
+def test_policies_of_presets_keep_their_promises(policy: Any) -> None:
+    check(policy)

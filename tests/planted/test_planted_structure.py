@@ -173,6 +173,34 @@ def test_one_model_for_all_is_near_chance_and_additive_singletons_are_not(hidden
     assert accuracy["oracle"] > 0.9
 
 
+def half_shared(seed: int) -> tuple[Dataset, Shards]:
+    """Make groups that agree on the names of two of four classes and swap the other two; little data at every edge."""
+    dataset, shards, group_M = planted_groups(8, 2, 2, seed=seed, train=4, validation=1, test=60)
+    y_train, y_test = dataset.y_train.copy(), dataset.y_test.copy()
+    for edge, group in enumerate(group_M):
+        held = [split[client] for client in shards.clients[edge] for split in (shards.train, shards.validation)]
+        for y, indices in ((y_train, np.concatenate(held)), (y_test, shards.test[edge])):
+            component = (y[indices] - group) % 4
+            y[indices] = np.where(component < 2, component, 2 + (component + group) % 2)
+    return replace(dataset, y_train=y_train, y_test=y_test), shards
+
+
+def test_where_groups_share_a_part_additive_singletons_lie_between_isolated_ones_and_the_oracle() -> None:
+    accuracy: dict[str, list[float]] = {"isolated": [], "additive": [], "oracle": []}
+    for seed in range(3):
+        dataset, shards = half_shared(seed)
+        for name, clusters, scheme in (
+            ("isolated", None, PerCluster()),
+            ("additive", None, Additive()),
+            ("oracle", 2, PerCluster()),  # clusters are dealt in turns, as the groups are
+        ):
+            method = Method(name=name, clustering=Fixed(num_clusters=clusters), personalization=scheme)
+            played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=6, seed=seed)
+            accuracy[name].append(played.accuracy)
+    isolated, additive, oracle = (float(np.mean(values)) for values in accuracy.values())
+    assert isolated + 0.02 < additive < oracle + 0.01
+
+
 # ------------------------------------------------------------------------------------------ a client that harms
 
 

@@ -61,7 +61,8 @@ class LinUCBState(NamedTuple):
 
 
 class LinUCB(Settings):
-    """Every ``period`` rounds: context, reward, update of the current arm, then the arm of the highest bound."""
+    """Every ``period`` rounds: context, reward, update of the current arm, then the arm of the highest bound,
+    argmax_k θ̂_kᵀx + α √(xᵀ A_k⁻¹ x) (Eq. 8), where θ̂_k = A_k⁻¹ b_k, A_k = I + Σ x xᵀ and b_k = Σ r x (Eq. 10)."""
 
     kind: Literal["linucb"] = "linucb"
     adaptive: ClassVar[bool] = True

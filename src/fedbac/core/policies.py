@@ -142,7 +142,9 @@ class SelectionPolicy(Protocol):
 class Sharing(Protocol):
     """Says what clusters give each other of their networks."""
 
-    adaptive: ClassVar[bool]
+    @property
+    def adaptive(self) -> bool:
+        """Whether it learns from what happens."""
 
     @property
     def kind(self) -> str:

@@ -95,8 +95,8 @@ NOTES: dict[str, Note] = {
     ),
     "hierfavg": Note(
         reference=HIERFAVG,
-        summary="Edges average their clients, and the cloud averages the edges. The paper runs it with one edge "
-        "average a round and all clients, which is FedAvg.",
+        summary="Edge m averages its clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud averages the edges, "
+        "w = Σ_m (n_m / n) w_m. The paper runs it with one edge average a round and all clients, which is FedAvg.",
     ),
     "hierfavg-wide": Note(PAPER, "HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."),
     "hierfavg-periods": Note(

@@ -138,7 +138,6 @@ class DistillAdaptive(Settings):
     """
 
     kind: Literal["distill_adaptive"] = "distill_adaptive"
-    adaptive: ClassVar[bool] = True
     active: ClassVar[bool] = True
     teacher: Literal["mean", "others"] = "mean"
     """The mean of all clusters' networks, or of all others', by data."""
@@ -148,6 +147,11 @@ class DistillAdaptive(Settings):
     """κ; with 0 nothing is measured, and every teacher counts half of that."""
     temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether anything is measured."""
+        return bool(self._queries())
 
     @property
     def teaches(self) -> bool:
