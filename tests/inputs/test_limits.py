@@ -49,7 +49,7 @@ def test_no_number_is_without_limit(cls: type[Settings]) -> None:
     ("setting", "said"),
     [
         ("task.num_edges=1000000000", "less than or equal to 10000"),
-        ("task.clients_per_edge=1000000", "10,000,000 clients; there may be 1,000,000"),
+        ("task.clients_per_edge=1000000", "12,000,000 clients; there may be 1,000,000"),
         ("task.training.batch_size=18446744073709551617", "less than or equal to 1000000"),
         ("task.augment={crop_padding: 1000}", "less than or equal to 127"),
         ("task.training.learning_rate=1e300", "less than or equal to"),
