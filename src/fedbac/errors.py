@@ -7,6 +7,7 @@ Error
   FederationError          what the world does
     DataNotFoundError      a data set is in none of the places tried
     EngineError            a distributed engine cannot be reached or gave up
+      TooFewSitesError     too few sites answered for a round to count
     NotEnoughMemoryError   not even one client can be trained in the memory there is
     OutputError            a file cannot be written; what was there before still is
     RunFolderError         a run folder that cannot be used as asked
@@ -49,6 +50,10 @@ class DataNotFoundError(FederationError):
 
 class EngineError(FederationError):
     """A distributed engine cannot be reached or gave up."""
+
+
+class TooFewSitesError(EngineError):
+    """Too few sites answered for a round to count; it is played again."""
 
 
 class NotEnoughMemoryError(FederationError):

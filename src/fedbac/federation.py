@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-from torch import nn
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedbac import data, models
 from fedbac.config.experiment import Experiment
@@ -14,6 +17,43 @@ from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
 from fedbac.rounds.orders import Site
+
+Normalization = tuple[NDArray[np.float32], NDArray[np.float32]] | None
+
+
+class Assembled(Protocol):
+    """What the cloud must know of a federation, wherever its data are."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where clients meet."""
+
+    @property
+    def build(self) -> models.Build:
+        """Makes the networks of the run."""
+
+    @property
+    def network(self) -> nn.Module:
+        """A network of the architecture, as a template."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all examples that are used."""
+
+    @property
+    def source_sha256(self) -> str | None:
+        """The hash of all the data, where a sample is used."""
+
+    @property
+    def normalization(self) -> Normalization:
+        """Per-channel mean and deviation of all training images; None for data used as they are."""
+
+    @property
+    def example(self) -> Tensor:
+        """One example of the data, or one of its shape, to trace a model with."""
+
+    def classes_per_edge(self) -> IntArray:
+        """Return how many examples of each class the clients of each edge hold, for training and validation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +73,21 @@ class Federation:
     def network(self) -> nn.Module:
         """A network of the architecture, as a template."""
         return self.build(0)
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the examples that are used."""
+        return self.dataset.fingerprint
+
+    @property
+    def normalization(self) -> Normalization:
+        """Per-channel mean and deviation of all training images."""
+        return self.examples.normalization
+
+    @property
+    def example(self) -> Tensor:
+        """The first training example."""
+        return torch.from_numpy(self.dataset.x_train[:1].copy())
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold, for training and validation."""
@@ -85,7 +140,8 @@ def assemble(
         _site(index, edges, shards, dataset.num_classes)
         for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients)))
     )
-    _check(experiment, sites, shards)
+    _check(experiment, shards)
+    check_validation(experiment, sites)
     return Federation(
         dataset=dataset,
         shards=shards,
@@ -108,7 +164,7 @@ def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int) ->
     )
 
 
-def _check(experiment: Experiment, sites: Sequence[Site], shards: Shards) -> None:
+def _check(experiment: Experiment, shards: Shards) -> None:
     expected, found = experiment.task.clients(), tuple(len(clients) for clients in shards.clients)
     if found != expected:
         raise ConfigError(f"shards: they describe clients {list(found)} per edge, the task {list(expected)}")
@@ -117,6 +173,10 @@ def _check(experiment: Experiment, sites: Sequence[Site], shards: Shards) -> Non
             raise ConfigError(f"edge {edge} has no training examples; every edge needs some")
         if shards.test[edge].size == 0:
             raise ConfigError(f"edge {edge} has no test examples, so its accuracy is undefined")
+
+
+def check_validation(experiment: Experiment, sites: Sequence[Site]) -> None:
+    """Refuse sites without validation examples where a policy asks for some."""
     asking = [field for field in experiment.method.needs if "validation" in experiment.method.splits(field)]
     for site in sites:
         if asking and not site.validation_N.any():

@@ -186,6 +186,11 @@ def judged_parts(scheme: Personalization) -> tuple[str, ...]:
     )
 
 
+def measured_parts(scheme: Personalization) -> tuple[str, ...]:
+    """Return the parts that whoever measures a model must have: all of them where the scheme blends its predictions."""
+    return tuple(scheme.parts) if isinstance(scheme, Blending) else judged_parts(scheme)
+
+
 class Anatomy:
     """Which weights of which network each part of a scheme holds, for one architecture."""
 

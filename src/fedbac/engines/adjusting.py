@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.core import trees
-from fedbac.core.parts import Adjusting, LocalRun, Parts, Personalization
+from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.core.settings import FloatArray
@@ -17,7 +17,7 @@ from fedbac.data import class_counts
 
 def adjusted(trainer: Trainer, scheme: Personalization) -> Trainer:
     """Return the trainer, with the scheme's hooks around it where it has some."""
-    return AdjustedTrainer(trainer, scheme) if isinstance(scheme, Adjusting) else trainer
+    return AdjustedTrainer(trainer, scheme) if isinstance(scheme, Adjusting | Blending) else trainer
 
 
 class AdjustedTrainer:
@@ -28,12 +28,15 @@ class AdjustedTrainer:
 
     def __init__(self, trainer: Trainer, scheme: Any) -> None:
         self.trainer, self.scheme = trainer, scheme
+        self.adjusts = isinstance(scheme, Adjusting)
         self.path, self.device = trainer.path, trainer.device
         self.examples = trainer.examples  # type: ignore[attr-defined]
         self.bytes_per_client: int = getattr(trainer, "bytes_per_client", 0)
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
+        if not self.adjusts:
+            return self.trainer.train(requests)
         received = [
             {
                 part: trees.to(trees.select(stack, request.row_C[part]), self.device)
@@ -57,8 +60,19 @@ class AdjustedTrainer:
         return told
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
-        """Evaluate the models of all requests, which are blended already."""
-        return self.trainer.evaluate(requests)
+        """Evaluate the models of all requests, as the scheme blends them."""
+        if not isinstance(self.scheme, Blending):
+            return self.trainer.evaluate(requests)
+        made: dict[tuple[tuple[str, int, bytes], ...], Parts] = {}
+        return self.trainer.evaluate([self._blended(request, made) for request in requests])
+
+    def _blended(self, request: Evaluate, made: dict[tuple[tuple[str, int, bytes], ...], Parts]) -> Evaluate:
+        """Return the request with a row for each of its models; the same models are made once."""
+        key = tuple((part, id(request.bank[part]), rows.tobytes()) for part, rows in request.row_V.items())
+        if key not in made:
+            kept_V = {part: trees.select(request.bank[part], rows) for part, rows in request.row_V.items()}
+            made[key] = predicting(self.scheme, kept_V)
+        return replace(request, bank=made[key], row_V=dict.fromkeys(made[key], np.arange(request.num_models)))
 
     def close(self) -> None:
         """Release the trainer."""

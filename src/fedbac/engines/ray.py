@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Parts
+from fedbac.core.parts import Parts, Scope
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import Federation
@@ -155,6 +155,7 @@ class RayEdges:
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         self.owns_ray = join(runtime)
         self.device = torch.device("cpu")
+        self.keeps: frozenset[Scope] = frozenset()
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         share = _share(len(federation.sites), runtime)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)

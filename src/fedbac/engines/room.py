@@ -6,10 +6,10 @@ from fedbac.config.experiment import Experiment
 from fedbac.core.parts import Anatomy
 from fedbac.engines.chunks import GIB, free_memory
 from fedbac.errors import NotEnoughMemoryError
-from fedbac.federation import Federation
+from fedbac.federation import Assembled
 
 
-def check_room(experiment: Experiment, federation: Federation) -> None:
+def check_room(experiment: Experiment, federation: Assembled) -> None:
     """Refuse an experiment whose networks, as they are kept between rounds, are larger than the memory that is free."""
     method, network = experiment.method, federation.network
     size = {name: value.numel() * value.element_size() for name, value in network.state_dict().items()}

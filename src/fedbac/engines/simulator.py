@@ -3,6 +3,7 @@
 from collections.abc import Generator, Sequence
 
 from fedbac.config.experiment import Experiment
+from fedbac.core.parts import Scope
 from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
@@ -25,10 +26,11 @@ class Simulator:
         self.experiment = experiment
         self.sites = sites
         self.trainer = trainer
-        hooked = adjusted(trainer, experiment.method.personalization)
-        self.chunks = Chunks(hooked, None if memory_gib is None else memory_gib * GIB, sharers)
+        self.hooked = adjusted(trainer, experiment.method.personalization)
+        self.chunks = Chunks(self.hooked, None if memory_gib is None else memory_gib * GIB, sharers)
         self.path = trainer.path
         self.device = trainer.device
+        self.keeps: frozenset[Scope] = frozenset()
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
@@ -67,7 +69,7 @@ class Simulator:
         if training:
             results |= zip(training, self.chunks.average(list(training.values())), strict=True)
         if measuring:
-            results |= zip(measuring, self.trainer.evaluate(list(measuring.values())), strict=True)
+            results |= zip(measuring, self.hooked.evaluate(list(measuring.values())), strict=True)
         return results
 
 

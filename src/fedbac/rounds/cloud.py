@@ -22,7 +22,7 @@ from fedbac.core.answers import (
     checked_state,
 )
 from fedbac.core.links import Ledger, Link
-from fedbac.core.parts import Params, Parts, predicting
+from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import Believing, Comparing, Gaps, Noting, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
@@ -42,6 +42,7 @@ from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
+from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
@@ -59,7 +60,10 @@ def rounds(
 ) -> Iterator[tuple[dict[str, Any], State]]:
     """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands."""
     while state.round < experiment.task.rounds:
-        record, state = Round(experiment, sites, edges, state.round + 1).play(state)
+        try:
+            record, state = Round(experiment, sites, edges, state.round + 1).play(state)
+        except TooFewSitesError:  # nothing of the round counts, and the edges wait for more sites before the next try
+            continue
         yield record, state
 
 
@@ -282,8 +286,7 @@ class Round:
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
         wanted = [query for query in asked.queries if query not in readings]
-        blended = replace(averaged, parts=predicting(self.method.personalization, averaged.parts))
-        orders, places = plan_look(self.experiment, self.members, blended, reports, wanted)
+        orders, places = plan_look(self.experiment, self.members, averaged, reports, wanted)
         if not orders:
             return readings
         orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]

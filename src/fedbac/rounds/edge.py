@@ -9,7 +9,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
 from fedbac.core.links import DIRECTIONS, Link
-from fedbac.core.parts import Params, Parts, judged_parts, predicting
+from fedbac.core.parts import Params, Parts, measured_parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.rng import stream
@@ -36,18 +36,26 @@ NUMBERS_PER_UPDATE = 2
 """A client and an edge send with their update how many examples are behind it, and the loss."""
 
 
-def serve(order: Order, site: Site, experiment: Experiment) -> Generator[Request, Result, Report]:
-    """Do an order's work, yielding each request to the clients and receiving its result."""
+def serve(
+    order: Order, site: Site, experiment: Experiment, present_N: BoolArray | None = None
+) -> Generator[Request, Result, Report]:
+    """Do an order's work, yielding each request to the clients and receiving its result.
+
+    Only clients that are present can be selected; all are when it is not given.
+    """
     if isinstance(order, TrainOrder):
-        return (yield from Shift(order, site, experiment).run())
+        return (yield from Shift(order, site, experiment, present_N).run())
     return (yield from _measure(order, site, experiment))
 
 
 class Shift:
     """A site's work in one round of the cloud."""
 
-    def __init__(self, order: TrainOrder, site: Site, experiment: Experiment) -> None:
+    def __init__(
+        self, order: TrainOrder, site: Site, experiment: Experiment, present_N: BoolArray | None = None
+    ) -> None:
         self.order, self.site, self.experiment = order, site, experiment
+        self.present_N = np.ones(len(site.clients), dtype=bool) if present_N is None else present_N
         self.moment = Moment(order.round, experiment.task.rounds)
         self.link = Link("client", experiment.method.personalization, self.moment, experiment.method.links)
         self.links = dict(order.links)
@@ -96,7 +104,7 @@ class Shift:
         """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
         order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
         world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
-        able_N = world.available(seed, site.clients, site.size_N, *address)
+        able_N = world.available(seed, site.clients, site.size_N, *address) & self.present_N
         seconds_N = self._durations(world)
         evidence = Evidence(
             round=order.round,
@@ -165,9 +173,9 @@ class Shift:
     def _survey(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Survey]:
         key = (split, () if split == "test" else asked)
         if key not in self.surveys:
-            judged, now = judged_parts(self.experiment.method.personalization), self._predicting()
-            bank = {part: now[part] for part in judged}
-            row_N = {part: self.order.row_N[part] for part in judged}
+            measured = measured_parts(self.experiment.method.personalization)
+            bank = {part: self.bank[part] for part in measured}
+            row_N = {part: self.order.row_N[part] for part in measured}
             found = yield from survey_own(bank, row_N, split, asked, self.site)
             self.surveys[key] = found
             if split != "test" and self.experiment.method.measurement.location == "clients":
@@ -176,9 +184,6 @@ class Shift:
                 self.link.tell("up", NUMBERS_PER_MODEL, receivers=len(found.clients))
                 self.informed |= set(found.clients)
         return self.surveys[key]
-
-    def _predicting(self) -> Parts:
-        return predicting(self.experiment.method.personalization, self.bank)
 
     def _durations(self, world: World) -> FloatArray:
         """Return how long every client would take for this round."""

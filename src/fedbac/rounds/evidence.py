@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.parts import Params, Part, Parts, Personalization, judged_parts
+from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
@@ -145,7 +145,7 @@ class Networks:
         bank: Parts = {}
         kept: Parts = {}
         row_of: dict[str, dict[Model, int]] = {}
-        for part in judged_parts(self.scheme):
+        for part in measured_parts(self.scheme):
             if self.scheme.parts[part].scope != "cluster":
                 bank[part] = self._take(part, own[part].owner_R)
                 row_of[part] = dict.fromkeys(models, 0)

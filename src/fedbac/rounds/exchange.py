@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_exchange
-from fedbac.core.parts import Parts, Personalization, predicting
+from fedbac.core.parts import Parts, Personalization
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Evidence, Query
 from fedbac.core.settings import FloatArray
@@ -45,10 +45,10 @@ def mixed(scheme: Personalization, parts: Parts, mix_KJ: FloatArray | None) -> P
 
 
 def judged(experiment: Experiment, members: Members, state: State) -> State:
-    """Return the state with the networks that members predict with: those that they will be sent, if sharing says so,
-    and as the scheme blends them."""
-    scheme, parts = experiment.method.personalization, state.parts
-    if experiment.method.sharing.active:
-        exchange = exchanged(experiment, members, state)
-        parts = mixed(scheme, parts, exchange.mix_KJ) if exchange.judged else parts
-    return replace(state, parts=predicting(scheme, parts))
+    """Return the state with the networks that members predict with: what they will be sent, if sharing says so."""
+    if not experiment.method.sharing.active:
+        return state
+    exchange = exchanged(experiment, members, state)
+    if not exchange.judged:
+        return state
+    return replace(state, parts=mixed(experiment.method.personalization, state.parts, exchange.mix_KJ))

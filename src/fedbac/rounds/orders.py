@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedbac.core.links import Ledger
-from fedbac.core.parts import Parts
+from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Query, Split, Statistic
 from fedbac.core.requests import Teachers
 from fedbac.core.settings import FloatArray, IntArray
@@ -156,6 +156,8 @@ class Edges(Protocol):
     """Which trainer does the work, for the record."""
     device: torch.device
     """Where the cloud keeps the networks of a run."""
+    keeps: frozenset[Scope]
+    """Owners whose parts never leave them: what the cloud has of those is as it was before the first round."""
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every site run its order."""

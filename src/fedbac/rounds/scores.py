@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
-from fedbac.core.parts import Parts, judged_parts, predicting
+from fedbac.core.parts import Parts, judged_parts, measured_parts
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
@@ -24,23 +24,26 @@ def score(
 ) -> dict[str, Any]:
     """Return the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
     scheme, sites = experiment.method.personalization, members.sites
-    judged = judged_parts(scheme)
+    measured = measured_parts(scheme)
     held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(sites)]
-    if by_clients(experiment.method):
-        if experiment.evaluation.point == "edge_model":
-            banks = [predicting(scheme, report.bank) for report in reports]
-            banks = [{part: bank[part] for part in judged} for bank in banks]
-        else:
-            banks = [{part: trees.select(state.parts[part], own[part].owner_R) for part in judged} for own in held]
-        rows = [{part: own[part].row_N for part in judged} for own in held]
-        return _score_clients(sites, edges, banks, rows)
-    if experiment.evaluation.point == "edge_model":
-        banks = [predicting(scheme, report.bank) for report in reports]
-        models = {part: trees.join([bank[part] for bank in banks]) for part in judged}
-        rows_M = np.tile(np.arange(len(sites)), (len(judged), 1)).T
+    by_site = experiment.evaluation.point == "edge_model"
+    apart = by_clients(experiment.method)
+    if apart or not edges.keeps.isdisjoint(scheme.parts[part].scope for part in measured):
+        banks = [
+            {
+                part: report.bank[part] if by_site else trees.select(state.parts[part], own[part].owner_R)
+                for part in measured
+            }
+            for own, report in zip(held, reports, strict=True)
+        ]
+        rows = [{part: own[part].row_N for part in measured} for own in held]
+        return _score_clients(sites, edges, banks, rows) if apart else _score_apart(sites, edges, banks, rows)
+    if by_site:
+        models = {part: trees.join([report.bank[part] for report in reports]) for part in measured}
+        rows_M = np.tile(np.arange(len(sites)), (len(measured), 1)).T
     else:
-        models = {part: state.parts[part] for part in judged}
-        rows_M = np.array([[int(own[part].owner_R[0]) for part in judged] for own in held])
+        models = {part: state.parts[part] for part in measured}
+        rows_M = np.array([[int(own[part].owner_R[0]) for part in measured] for own in held])
     return _score_sites(sites, edges, models, rows_M)
 
 
@@ -53,9 +56,23 @@ def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: Int
     accuracy_VE = np.concatenate([reading.accuracy_VG for reading in found], axis=1)
     count_E = np.concatenate([reading.count_G for reading in found])
     column_E = np.concatenate([[column] * len(site.edges) for column, site in zip(column_M, sites, strict=True)])
-    everywhere_V = np.average(accuracy_VE, axis=1, weights=count_E)
+    answered_E = count_E > 0
+    everywhere_V = np.average(accuracy_VE[:, answered_E], axis=1, weights=count_E[answered_E])
     accuracy_E = accuracy_VE[column_E, np.arange(count_E.size)]
     return _scores(sites, accuracy_E, count_E, float(everywhere_V[column_E].mean()))
+
+
+def _score_apart(
+    sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
+) -> dict[str, Any]:
+    """Judge every edge by the model of its site, which nobody else may have."""
+    orders = [
+        MeasureOrder(m, bank, (Wanted({part: row_N[:1] for part, row_N in rows_.items()}, "test", by="edge"),))
+        for m, (bank, rows_) in enumerate(zip(banks, rows, strict=True))
+    ]
+    found = [report.readings[0] for report in edges.measure(orders)]
+    accuracy_E = np.concatenate([reading.accuracy_VG[0] for reading in found])
+    return _scores(sites, accuracy_E, np.concatenate([reading.count_G for reading in found]), None)
 
 
 def by_clients(method: Method) -> bool:
@@ -81,15 +98,23 @@ def _score_clients(
         for edge in site.edges:
             mine = np.flatnonzero((site.edge_N == edge) & (reading.count_G > 0))
             count.append(int(reading.count_G[mine].sum()))
-            accuracy.append(float(np.average(reading.accuracy_VG[0, mine], weights=reading.count_G[mine])))
+            answered = mine.size > 0
+            accuracy.append(
+                float(np.average(reading.accuracy_VG[0, mine], weights=reading.count_G[mine])) if answered else np.nan
+            )
     return _scores(sites, np.array(accuracy), np.array(count), None)
 
 
 def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywhere: float | None) -> dict[str, Any]:
-    """Return the numbers in the order of the task's edges, whichever site they meet at."""
+    """Return the numbers in the order of the task's edges, whichever site they meet at.
+
+    An edge that did not answer has no accuracy, and the others are judged without it.
+    """
     order = np.argsort(np.concatenate([site.edges for site in sites]), kind="stable")
+    accuracy_E, count_E = accuracy_E[order], count_E[order]
+    answered_E = count_E > 0
     return {
-        **metrics.distributed(accuracy_E[order], count_E[order]),
-        "accuracy_per_edge": accuracy_E[order].tolist(),
+        **metrics.distributed(accuracy_E[answered_E], count_E[answered_E]),
+        "accuracy_per_edge": [float(one) if told else None for one, told in zip(accuracy_E, answered_E, strict=True)],
         "accuracy_global": everywhere,
     }

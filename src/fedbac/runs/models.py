@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_parts, predict
+from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_parts, predict, predicting
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
-from fedbac.federation import Federation
+from fedbac.federation import Assembled
 from fedbac.rounds.exchange import judged
 from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members
@@ -111,7 +111,7 @@ class Models:
 
 
 def models_of(
-    experiment: Experiment, federation: Federation, state: State, records: Sequence[Mapping[str, Any]]
+    experiment: Experiment, federation: Assembled, state: State, records: Sequence[Mapping[str, Any]]
 ) -> Models:
     """Return the models of a run after its last complete round."""
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
@@ -121,12 +121,12 @@ def models_of(
     return Models(
         scheme=scheme,
         network=federation.network,
-        parts={part: state.parts[part] for part in parts},
+        parts={part: stack for part, stack in predicting(scheme, state.parts).items() if part in parts},
         rows=[{part: own[part].owner_R[own[part].row_N] for part in parts} for own in held],
         sites=federation.sites,
         own=by_clients(experiment.method),
-        normalization=federation.examples.normalization,
-        example=torch.from_numpy(federation.dataset.x_train[:1].copy()),
+        normalization=federation.normalization,
+        example=federation.example,
     )
 
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
+from fedbac.core.parts import judged_parts
 from fedbac.core.state import State
 from fedbac.engines import check_room, connect
 from fedbac.errors import RunFolderError
-from fedbac.federation import Federation, assemble
+from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.orders import Edges
 from fedbac.runs.configure import Inputs, experiment_in
 from fedbac.runs.models import Models, models_of
 from fedbac.runs.provenance import written
@@ -58,9 +60,24 @@ def play(
         data_folder=inputs.data_folder,
     )
     check_room(experiment, federation)
-    state = start(experiment, federation.build, federation.sites)
     edges = connect(experiment, federation, runtime)
-    frozen = _frozen(experiment, federation, inputs)
+    given = inputs.dataset is not None
+    return (yield from conduct(experiment, federation, edges, runtime, given, folder, continued, overwrite, stop))
+
+
+def conduct(
+    experiment: Experiment,
+    federation: Assembled,
+    edges: Edges,
+    runtime: Runtime,
+    given_in_python: bool = False,
+    folder: RunFolder | None = None,
+    continued: bool = False,
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> Generator[Record, None, Run]:
+    """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end."""
+    frozen = _frozen(experiment, federation, given_in_python)
     config: dict[str, Any] = {
         "fedbac": __version__,
         "format": FORMAT,
@@ -76,6 +93,7 @@ def play(
     records: list[Record] = []
     tracking: Tracking | None = None
     try:
+        state = start(experiment, federation.build, federation.sites)
         state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with _held(folder):
             if folder is not None:
@@ -100,24 +118,25 @@ def play(
         edges.close()
         if tracking is not None:
             tracking.close()
-    models = models_of(experiment, federation, state, records)
+    kept = {experiment.method.personalization.parts[p].scope for p in judged_parts(experiment.method.personalization)}
+    models = None if kept & edges.keeps else models_of(experiment, federation, state, records)
     return Run(folder.path if folder else None, config, records, summary, models)
 
 
-def _frozen(experiment: Experiment, federation: Federation, inputs: Inputs) -> dict[str, Any]:
+def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
     """Return what must not change during a run."""
     return {
         "experiment": experiment.model_dump(mode="json"),
-        "data": {"sha256": federation.dataset.fingerprint, "given_in_python": inputs.dataset is not None},
+        "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
     }
 
 
-def _source(federation: Federation) -> dict[str, str]:
+def _source(federation: Assembled) -> dict[str, str]:
     """Return the hash of all the data where each seed uses a sample of its own, by which seeds are of one task."""
     return {} if federation.source_sha256 is None else {"source_sha256": federation.source_sha256}
 
 
-def _class_mix(federation: Federation) -> dict[str, list[str]]:
+def _class_mix(federation: Assembled) -> dict[str, list[str]]:
     """Return how many examples of each class every edge holds, a line per edge; nothing where that would be a book."""
     lines = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
     return {"classes_per_edge": lines} if sum(map(len, lines)) <= MOST_CLASS_TEXT else {}
@@ -192,5 +211,5 @@ def saved_models(folder: RunFolder, inputs: Inputs = Inputs()) -> Models:  # noq
         data_folder=inputs.data_folder,
     )
     template = start(experiment, federation.build, federation.sites)
-    records, state = folder.last(template, _frozen(experiment, federation, inputs))
+    records, state = folder.last(template, _frozen(experiment, federation, inputs.dataset is not None))
     return models_of(experiment, federation, state, records)
