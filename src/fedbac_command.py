@@ -2,24 +2,30 @@
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def main() -> None:
     """Import the command and run it."""
-    mine = leave_on_interrupt()
-    from fedbac.cli.main import main as command
-
-    if mine:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with leaving_on_interrupt():
+        from fedbac.cli.main import main as command
     command()
 
 
-def leave_on_interrupt() -> bool:
-    """Let Ctrl-C end the process without a traceback, unless it is ignored, as in background jobs; return whether."""
-    mine = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _leave)
-    if mine:
-        signal.signal(signal.SIGINT, _leave)
-    return mine
+@contextmanager
+def leaving_on_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the process without a traceback, unless it is ignored, as in background jobs."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import fedbac
 from fedbac import CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 
 LAYERS = [
-    {"errors", "version", "_early"},
+    {"errors", "version"},
     {"files"},
     {"core"},
     {"data", "models", "topology", "native", "gpu"},
@@ -162,7 +163,41 @@ def test_heavy_libraries_are_imported_in_one_place(library: str) -> None:
     assert users <= ALLOWED_ONLY_IN[library]
 
 
-def test_importing_the_library_stays_light() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fedbac; assert 'run' in dir(fedbac) and fedbac.__version__",
+        "import fedbac.files, fedbac.errors, fedbac.version, fedbac.config.text",
+        "sys.argv = ['fedbac', '--help']; from fedbac_command import main; main()",
+        "sys.argv = ['fedbac', 'run', '--help']; from fedbac_command import main; main()",
+        "sys.argv = ['fedbac', 'data', 'get', '--help']; from fedbac_command import main; main()",
+    ],
+)
+def test_torch_is_imported_when_it_is_needed(code: str) -> None:
+    """A help text, or a process that waits for work, needs none of its seconds and hundreds of megabytes."""
+    wrapped = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
+    done = subprocess.run([sys.executable, "-c", wrapped], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_name_of_the_library_comes_from_where_type_checkers_look_for_it() -> None:
+    [checked] = [node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If)][:1]
+    names = {
+        alias.name: node.module for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert {*names, "__version__"} == set(fedbac.__all__)
+    assert names == fedbac._HOME
+    for name, module in names.items():
+        found = getattr(importlib.import_module(str(module)), name)
+        assert getattr(fedbac, name) is found or name == "report"  # the package of that name may be in its place
+
+
+def test_the_library_knows_its_modules_and_no_other_names() -> None:
+    assert fedbac.models.LeNet5 is fedbac.LeNet5
+    assert not hasattr(fedbac, "no_such_name")
+
+
+def test_importing_what_the_library_gives_stays_light() -> None:
     heavy = [
         "matplotlib",
         "loky",
@@ -176,7 +211,7 @@ def test_importing_the_library_stays_light() -> None:
         "uvicorn",
         "fedbac_paper",
     ]
-    code = f"import sys, fedbac; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys; from fedbac import *; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,79 +1,87 @@
-"""Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives."""
+"""Hierarchical, clustered, personalized federated learning with learned decisions: Fed-BAC and its relatives.
 
-import fedbac._early  # noqa: F401 (what it does is done on import)
-from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
-from fedbac.clustering import (
-    Agglomerative,
-    CosineSplits,
-    Fixed,
-    GaussianRewards,
-    KMeans,
-    LinUCB,
-    LowestLoss,
-    Merging,
-)
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
-from fedbac.core.parts import LocalRun, Part, Phase, Pull
-from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
-from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
-from fedbac.core.settings import Settings
-from fedbac.data import Augment, Dataset, Noise, Partition, Shards
-from fedbac.errors import (
-    CheckpointError,
-    ConfigError,
-    DataNotFoundError,
-    EngineError,
-    Error,
-    FederationError,
-    NotEnoughMemoryError,
-    OutputError,
-    PartitionError,
-    PolicyError,
-    RunFolderError,
-    RunInUseError,
-)
-from fedbac.models import LeNet5, Perceptron
-from fedbac.personalization import (
-    AdaptiveStart,
-    Additive,
-    Interpolated,
-    LateHead,
-    PerCluster,
-    Personal,
-    PersonalHead,
-    Shared,
-    TwoHeads,
-)
-from fedbac.presets.methods import METHODS, method
-from fedbac.presets.tasks import TASKS, task
-from fedbac.runs.configure import configure
-from fedbac.runs.store import RunFolder
-from fedbac.selection import (
-    COCS,
-    Contextual,
-    CreditThompson,
-    LatencyUCB,
-    LossUCB,
-    Oort,
-    PowerOfChoice,
-    Random,
-    ResourceScore,
-    Thompson,
-)
-from fedbac.sharing import (
-    Apart,
-    Blend,
-    Distill,
-    DistillAdaptive,
-    LeaveOneOut,
-    MeanThenApart,
-    OnceOverfitted,
-    Similar,
-    TowardsMean,
-)
-from fedbac.topology import Flat, Hierarchical
+A name is imported when it is first asked for: torch takes seconds, and whoever wants a version or a help text, or only
+waits for work, needs none of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fedbac.version import __version__
+
+if TYPE_CHECKING:
+    from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
+    from fedbac.clustering import (
+        Agglomerative,
+        CosineSplits,
+        Fixed,
+        GaussianRewards,
+        KMeans,
+        LinUCB,
+        LowestLoss,
+        Merging,
+    )
+    from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+    from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
+    from fedbac.core.parts import LocalRun, Part, Phase, Pull
+    from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
+    from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
+    from fedbac.core.settings import Settings
+    from fedbac.data import Augment, Dataset, Noise, Partition, Shards
+    from fedbac.errors import (
+        CheckpointError,
+        ConfigError,
+        DataNotFoundError,
+        EngineError,
+        Error,
+        FederationError,
+        NotEnoughMemoryError,
+        OutputError,
+        PartitionError,
+        PolicyError,
+        RunFolderError,
+        RunInUseError,
+    )
+    from fedbac.models import LeNet5, Perceptron
+    from fedbac.personalization import (
+        AdaptiveStart,
+        Additive,
+        Interpolated,
+        LateHead,
+        PerCluster,
+        Personal,
+        PersonalHead,
+        Shared,
+        TwoHeads,
+    )
+    from fedbac.presets.methods import METHODS, method
+    from fedbac.presets.tasks import TASKS, task
+    from fedbac.runs.configure import configure
+    from fedbac.runs.store import RunFolder
+    from fedbac.selection import (
+        COCS,
+        Contextual,
+        CreditThompson,
+        LatencyUCB,
+        LossUCB,
+        Oort,
+        PowerOfChoice,
+        Random,
+        ResourceScore,
+        Thompson,
+    )
+    from fedbac.sharing import (
+        Apart,
+        Blend,
+        Distill,
+        DistillAdaptive,
+        LeaveOneOut,
+        MeanThenApart,
+        OnceOverfitted,
+        Similar,
+        TowardsMean,
+    )
+    from fedbac.topology import Flat, Hierarchical
 
 __all__ = [
     "CLUSTERING",
@@ -179,3 +187,52 @@ __all__ = [
     "sweep",
     "task",
 ]
+
+_HOMES = {
+    "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
+    "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
+    "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
+    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
+    "fedbac.core.parts": "LocalRun Part Phase Pull",
+    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
+    "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Statistic",
+    "fedbac.core.settings": "Settings",
+    "fedbac.data": "Augment Dataset Noise Partition Shards",
+    "fedbac.errors": "CheckpointError ConfigError DataNotFoundError EngineError Error FederationError "
+    "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
+    "fedbac.models": "LeNet5 Perceptron",
+    "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "
+    "TwoHeads",
+    "fedbac.presets.methods": "METHODS method",
+    "fedbac.presets.tasks": "TASKS task",
+    "fedbac.runs.configure": "configure",
+    "fedbac.runs.store": "RunFolder",
+    "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort PowerOfChoice Random ResourceScore "
+    "Thompson",
+    "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted Similar "
+    "TowardsMean",
+    "fedbac.topology": "Flat Hierarchical",
+}
+"""The modules that the names come from, as the imports for type checkers say too."""
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # who checks types has the imports above, and finds a name that there is not
+
+    def __getattr__(name: str) -> object:
+        """Import a name, or a module of the package, when it is first asked for."""
+        if name in _HOME:
+            found = getattr(import_module(_HOME[name]), name)
+            globals()[name] = found
+            return found
+        if not name.startswith("_"):
+            try:
+                return import_module(f"{__name__}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

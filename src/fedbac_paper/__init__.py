@@ -16,5 +16,13 @@ tables      numbers in tables, and tables that several pages share
 drawing     how figures are drawn
 pages       one page a table or figure
 overview    all pages in short
-command     ``fedbac reproduce``
+command     ``fedbac reproduce``: what it takes
+reproducing what it does
 """
+
+ARTEFACT_NAMES = (
+    "table-2", "table-2-per-class", "table-fairness", "table-scaling", "table-selection", "capacity",
+    "figure-convergence", "figure-dynamics", "communication", "ablation", "beyond", "planted", "noisy",
+    "participation", "calibration",
+)  # fmt: skip
+"""Tables and figures in the order in which the command and the pages list them."""

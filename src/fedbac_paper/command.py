@@ -1,15 +1,11 @@
 """The command ``fedbac reproduce``: run what is missing, collect what it showed, render the pages."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.table import Table
 
-from fedbac.cli.playing import Board, show_failures
 from fedbac.cli.terminal import (
     MOST_JOBS,
     DataOption,
@@ -17,28 +13,14 @@ from fedbac.cli.terminal import (
     OutOption,
     SetOption,
     TrainerOption,
-    out,
-    progress_bars,
     say,
     say_if_runs_take_turns,
-    shown,
 )
-from fedbac.config.experiment import Runtime
-from fedbac.config.explain import parse
-from fedbac.errors import ConfigError, unknown
-from fedbac.local import num_cores
-from fedbac.runs import sweep
-from fedbac.runs.stopping import Stop
-from fedbac.runs.sweep import Point
-from fedbac_paper.artefact import Artefact
-from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
-from fedbac_paper.collect import check_pass, collect
-from fedbac_paper.pages import write_pages
-from fedbac_paper.plan import Filter, Pass, points, seconds_left, status, work
-from fedbac_paper.results import read_results, write_results
+from fedbac.errors import ConfigError
+from fedbac_paper import ARTEFACT_NAMES
 
 MOST_SEEDS = 1000
-NAMES = ", ".join((*ARTEFACTS, "all"))
+NAMES = ", ".join((*ARTEFACT_NAMES, "all"))
 
 
 def reproduce(
@@ -82,9 +64,20 @@ def reproduce(
     ] = False,
 ) -> None:
     """Reproduce the paper's tables and figures: run what is missing, resume what was interrupted, render."""
+    import torch
+
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+    from fedbac.local import num_cores
+    from fedbac_paper.collect import check_pass, collect
+    from fedbac_paper.pages import write_pages
+    from fedbac_paper.plan import Filter, Pass, points
+    from fedbac_paper.reproducing import artefacts_named, run_missing, show_plan
+    from fedbac_paper.results import read_results, write_results
+
     started = time.monotonic()
     stopped = failed = False
-    artefacts = _artefacts(names)
+    artefacts = artefacts_named(names)
     change = Pass(rounds, fraction, tuple(settings))
     parent = out_folder or Path("runs") / ("reproduce-quick" if change.changes else "reproduce")
     place, pages_place = results_folder or parent / "results", pages_folder or parent / "pages"
@@ -98,14 +91,14 @@ def reproduce(
         for known in before.values():
             check_pass(known, change)
         if plan:
-            _show_plan(wanted)
+            show_plan(wanted)
             return
         jobs = jobs or (1 if device != "cpu" and torch.cuda.is_available() else num_cores())
         alone = parse(Runtime, {"device": device, "trainer": trainer, "workers": 1 if jobs > 1 else None}, "runtime")
         deadline = None if minutes is None else started + 60 * minutes
         if not collect_only:
             say_if_runs_take_turns(device, jobs)
-            stopped, failed = _run(wanted, alone, jobs, data_folder, deadline)
+            stopped, failed = run_missing(wanted, alone, jobs, data_folder, deadline)
         for artefact in artefacts:
             found = collect(artefact, seeds, change, parent, before[artefact.name])
             say(f"Results: {write_results(found, place)}")
@@ -115,65 +108,3 @@ def reproduce(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
-
-
-def _artefacts(names: Sequence[str]) -> list[Artefact]:
-    wanted = [name for given in names for name in (EVERYTHING if given == "all" else (given,))]
-    for name in wanted:
-        if name not in ARTEFACTS:
-            raise ConfigError(unknown("artefact", name, (*ARTEFACTS, "all")))
-    return [ARTEFACTS[name] for name in dict.fromkeys(wanted)]
-
-
-def _run(
-    wanted: Sequence[Point], runtime: Runtime, jobs: int, data_folder: Path | None, deadline: float | None
-) -> tuple[bool, bool]:
-    """Run what is not finished; return whether a person stopped it, and whether runs failed."""
-    todo = [point for point in wanted if status(point) != "finished"]
-    out.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished, {len(todo)} to go", highlight=False)
-    if not todo:
-        return False, False
-    sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
-    stop, late, failures = Stop(), False, dict[Path, Exception]()
-    with stop.caught(), progress_bars() as bars:
-        board = Board(todo, jobs, bars)
-        for done in sweep.run_all([point.folder for point in todo], runtime, jobs, data_folder, failures, stop):
-            board.update(done, failures, stop.wanted)
-            if not stop.wanted and deadline is not None and time.monotonic() > deadline:
-                stop.wanted = late = True
-    left = [point for point in todo if status(point) != "finished"]
-    for point in todo:
-        if point not in left:
-            point.folder.drop_checkpoints()
-    show_failures(failures)
-    _say_what_is_left([point for point in left if point.folder.path not in failures])
-    return stop.wanted and not late and bool(left), bool(failures)
-
-
-def _say_what_is_left(waiting: Sequence[Point]) -> None:
-    if waiting:
-        out.print(f"{len(waiting)} runs are not finished; the same command resumes them:", highlight=False)
-        for point in (point for point in waiting if status(point) == "begun"):
-            done = f"{len(point.folder.read_records())} of {point.experiment.task.rounds} rounds"
-            say(f"  {point.folder.path.name}: {done}")
-
-
-def _show_plan(wanted: Sequence[Point]) -> None:
-    states = {point.folder.path: status(point) for point in wanted}
-    finished = [point for point in wanted if states[point.folder.path] == "finished"]
-    todo = [point for point in wanted if states[point.folder.path] != "finished"]
-    table = Table(box=None, pad_edge=False)
-    for title in ("run", "state", "rounds", "10⁹ sample-steps"):
-        table.add_column(title, justify="left" if title in {"run", "state"} else "right", overflow="fold")
-    for point in wanted:
-        experiment = point.experiment
-        cells = (states[point.folder.path], str(experiment.task.rounds), f"{work(experiment) / 1e9:.2f}")
-        table.add_row(shown(point.folder.path.name), *cells)
-    out.print(table)
-    seconds = {p.folder.path: float(p.folder.read().summary["seconds"]) for p in finished}
-    left = seconds_left(todo, seconds, finished)
-    guess = "no finished run here to judge the time by"
-    if left is not None:
-        guess = f"about {left / 3600:.1f} h one after another, judged by the finished ones"
-    steps = sum(work(point.experiment) for point in todo) / 1e9
-    out.print(f"\n{len(todo)} of {len(wanted)} runs to go, {steps:.0f} · 10⁹ sample-steps; {guess}", highlight=False)

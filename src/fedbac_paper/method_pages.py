@@ -6,7 +6,7 @@ from typing import Any
 
 from fedbac.config.experiment import Method
 from fedbac.core.settings import Settings
-from fedbac.presets import additive, blending, clustered, personal, plain, selecting, tasks
+from fedbac.presets import DEFAULT_TASK, additive, blending, clustered, personal, plain, selecting, tasks
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import NOTES
 from fedbac.presets.table import DEVIATIONS, row
@@ -36,7 +36,7 @@ def methods(results: Path) -> str:
         "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
         "|---|---|---|---|---|---|---|",
     ]
-    task = tasks.task(tasks.DEFAULT_TASK)
+    task = tasks.task(DEFAULT_TASK)
     for name, preset in METHODS.items():
         lines.append(f"| [`{name}`](methods/{_family(name)}.md#{name}) | {' | '.join(row(preset(task)))} |")
     lines += ["", "## Where it differs from the paper's table", "", *(f"- {line}" for line in DEVIATIONS.values()), ""]
@@ -55,7 +55,7 @@ def family(name: str) -> str:
         "",
         "Written by `tools/make_docs.py` from the presets. [All methods](../methods.md).",
     ]
-    task = tasks.task(tasks.DEFAULT_TASK)
+    task = tasks.task(DEFAULT_TASK)
     for method in (method for method in METHODS if _family(method) == name):
         note = NOTES[method]
         reading = (

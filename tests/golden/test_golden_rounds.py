@@ -15,8 +15,9 @@ from fedbac.config.experiment import Method, Task, Training
 from fedbac.core.links import PURPOSES
 from fedbac.data import Partition, partition, toy
 from fedbac.models import Perceptron
+from fedbac.presets import DEFAULT_TASK
 from fedbac.presets.methods import METHODS
-from fedbac.presets.tasks import DEFAULT_TASK, task
+from fedbac.presets.tasks import task
 from tests.support import play
 
 ROUNDS = Path(__file__).with_name("rounds.json")

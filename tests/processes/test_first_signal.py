@@ -109,7 +109,13 @@ def test_it_is_not_written_into_the_bar(terminal: Callable[[str], Terminal]) -> 
     assert program.process.wait(30) == 0
 
 
-@pytest.mark.parametrize("words", [["-m", "fedbac", "methods"], ["-c", "from fedbac_command import main; main()"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "fedbac", "methods"],
+        ["-c", "import sys; sys.argv[1:] = ['methods']; from fedbac_command import main; main()"],
+    ],
+)
 def test_it_ends_the_command_while_libraries_are_imported(words: list[str], tmp_path: Path) -> None:
     """An import that waits stands for slow ones: the signal comes in the midst of it."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbac.errors import ConfigError
-from fedbac_paper import pages
+from fedbac_paper import ARTEFACT_NAMES, pages
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.paper import READINGS, all_numbers, rounds_to
 from fedbac_paper.plan import Pass
@@ -242,6 +242,11 @@ def test_the_small_tasks_say_when_the_last_edge_moved() -> None:
     assert cell_of(text, "", "last move in round", "fedbac-plus") == "20, 20, 20"
     assert cell_of(text, "", "moves", "fedbac-plus") == "20, 20, 20"
     assert cell_of(text, "", "GB", "fedbac-plus") == "0.40"
+
+
+def test_the_command_s_help_names_what_there_is() -> None:
+    """It has the names without importing what they stand for."""
+    assert tuple(ARTEFACTS) == ARTEFACT_NAMES
 
 
 def test_the_command_does_not_load_matplotlib_before_it_draws() -> None:

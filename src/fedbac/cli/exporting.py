@@ -5,17 +5,17 @@ import io
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbac.api.rows import rows
-from fedbac.api.saving import pandas
 from fedbac.cli.reporting import run_folders
 from fedbac.cli.terminal import err, say
 from fedbac.errors import ConfigError, visible
 from fedbac.files import replacing, write_whole
-from fedbac.runs.store import Run
+
+if TYPE_CHECKING:
+    from fedbac.runs.store import Run
 
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -65,7 +65,9 @@ def export(
     say(f"Exported: {out_file}", err)
 
 
-def _csv(runs: Sequence[Run], per: Per) -> str:
+def _csv(runs: Sequence["Run"], per: Per) -> str:
+    from fedbac.api.rows import rows
+
     found = rows(runs, _labels(runs), per.value)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in found for key in row)), lineterminator="\n")
@@ -74,9 +76,12 @@ def _csv(runs: Sequence[Run], per: Per) -> str:
     return text.getvalue()
 
 
-def _write_parquet(runs: Sequence[Run], per: Per, file: Path | None) -> None:
+def _write_parquet(runs: Sequence["Run"], per: Per, file: Path | None) -> None:
     if file is None:
         raise ConfigError("--out: a parquet file cannot be printed; name the file")
+    from fedbac.api.rows import rows
+    from fedbac.api.saving import pandas
+
     frame = pandas().DataFrame(rows(runs, _labels(runs), per.value))
     try:
         with replacing(file) as partial:
@@ -85,7 +90,7 @@ def _write_parquet(runs: Sequence[Run], per: Per, file: Path | None) -> None:
         raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
 
 
-def _latex(runs: Sequence[Run]) -> str:
+def _latex(runs: Sequence["Run"]) -> str:
     from fedbac.report import final  # matplotlib is slow to import
 
     (header, lines), best = final(runs)
@@ -102,7 +107,7 @@ def _escaped(text: str) -> str:
     return "".join(LATEX.get(sign, sign) for sign in visible(text).replace("\n", " "))
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence["Run"]) -> list[str]:
     from fedbac.report.groups import labels
 
     return labels(runs)

@@ -8,7 +8,6 @@ import typer
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedbac import data
 from fedbac.cli.terminal import (
     METHOD_HELP,
     DataOption,
@@ -21,19 +20,12 @@ from fedbac.cli.terminal import (
     say,
     shown,
 )
-from fedbac.config.text import to_yaml
 from fedbac.errors import ConfigError
-from fedbac.presets import methods as rows
-from fedbac.presets import tasks as known
-from fedbac.presets.notes import NOTES
-from fedbac.presets.table import row
-from fedbac.runs.configure import configure
+from fedbac.presets import DEFAULT_TASK
 
 COLUMNS = ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal")
 DROPPED = ("adaptive", "tiers")
 """Columns that the table may lack for want of room, the first to go first."""
-
-data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_help=True)
 
 
 def methods(
@@ -42,7 +34,12 @@ def methods(
     ] = False,
 ) -> None:
     """List the methods as the paper's Table I does: one row of choices each."""
-    any_task = known.task(known.DEFAULT_TASK)
+    from fedbac.presets import methods as rows
+    from fedbac.presets.notes import NOTES
+    from fedbac.presets.table import row
+    from fedbac.presets.tasks import task
+
+    any_task = task(DEFAULT_TASK)
     presets = rows.known()
     if verbose:
         for name in presets:
@@ -83,6 +80,9 @@ def _fits(table: Table) -> bool:
 
 def _describe(name: str) -> None:
     """Say where a method comes from, what it does, and what it does otherwise."""
+    from fedbac.presets import methods as rows
+    from fedbac.presets.notes import NOTES
+
     out.print(f"[bold]{shown(name)}[/]", highlight=False)
     note = NOTES.get(name)
     if note is None:
@@ -102,6 +102,10 @@ def show(
     settings: SetOption = [],  # noqa: B006 (typer reads it)
 ) -> None:
     """Print a method on a task with every setting: a file that run, compare and sweep take in place of a method."""
+    from fedbac.config.text import to_yaml
+    from fedbac.presets import methods as rows
+    from fedbac.runs.configure import configure
+
     experiment = configure(method, task, settings=settings)
     if method in rows.known():
         about = (rows.known()[method].__doc__ or "").strip().splitlines()
@@ -111,10 +115,12 @@ def show(
 
 def tasks() -> None:
     """List the tasks: data, federation and training."""
+    from fedbac.presets.tasks import TASKS
+
     table = Table(box=None, pad_edge=False)
     for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
         table.add_column(title, no_wrap=title in {"task", "data set"})
-    for name, task in known.TASKS.items():
+    for name, task in TASKS.items():
         numbers = (
             task.num_edges,
             sum(task.clients()),
@@ -126,9 +132,10 @@ def tasks() -> None:
     out.print(table)
 
 
-@data_app.command("list")
 def data_list(data_folder: DataOption = None) -> None:
     """List the data sets and where each was found."""
+    from fedbac import data
+
     table = Table(box=None, pad_edge=False)
     for title in ("data set", "found in", "what it is", "licence"):
         table.add_column(title, overflow="fold")
@@ -137,7 +144,6 @@ def data_list(data_folder: DataOption = None) -> None:
     out.print(table)
 
 
-@data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).", autocompletion=data_names)],
     folder: Annotated[
@@ -145,4 +151,6 @@ def data_get(
     ] = None,
 ) -> None:
     """Download a data set from its official source and check it."""
+    from fedbac import data
+
     say(f"{name} is in {data.fetch(name, folder)}")

@@ -7,20 +7,31 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.logging import RichHandler
 from rich.text import Text
+from typer.core import TyperCommand
 
 from fedbac.cli import exporting, lists, reporting, running, watching
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
-from fedbac.local import kernels
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import __version__
+from fedbac_command import leaving_on_interrupt
 from fedbac_paper.command import reproduce
+
+
+class _Prepared(TyperCommand):
+    """A command that imports the libraries it works with once it is asked to work, not for its help."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Import them, while Ctrl-C can do no harm, and run the command."""
+        with leaving_on_interrupt():
+            import fedbac.api  # noqa: F401 (commands take from it what they need)
+        return super().invoke(ctx)
+
 
 app = typer.Typer(
     help="Three-tier federated learning with clustered personalization and learned decisions.",
@@ -40,12 +51,19 @@ for command in (
     lists.show,
     lists.tasks,
 ):
-    app.command()(command)
-app.add_typer(lists.data_app, name="data")
+    app.command(cls=_Prepared)(command)
+data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_help=True)
+data_app.command("list", cls=_Prepared)(lists.data_list)
+data_app.command("get", cls=_Prepared)(lists.data_get)
+app.add_typer(data_app, name="data")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        with leaving_on_interrupt():
+            import torch
+
+            from fedbac.local import kernels
         typer.echo(f"fedbac {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
         typer.echo(f"kernels: {'; '.join(kernels())}")
         raise typer.Exit

@@ -6,7 +6,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.measure import Measurement
@@ -15,10 +15,11 @@ from rich.table import Table
 from fedbac.cli.terminal import out, say, shown
 from fedbac.errors import ConfigError
 from fedbac.files import write_whole
-from fedbac.runs import sweep
 from fedbac.runs.listing import NAME as LIST
 from fedbac.runs.listing import listed
-from fedbac.runs.store import Run, RunFolder
+
+if TYPE_CHECKING:
+    from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
 
@@ -62,22 +63,24 @@ def report(
             say(f"Figure: {path}")
 
 
-def conclude(runs: Sequence[Run], folder: Path) -> None:
+def conclude(runs: Sequence["Run"], folder: Path) -> None:
     """Show runs that have just been played, and write their report into a folder."""
     _show(runs, folder / "report.html")
     say(f"Runs: {folder}")
 
 
-def conclude_sweep(runs: Sequence[Run], folder: Path) -> None:
+def conclude_sweep(runs: Sequence["Run"], folder: Path) -> None:
     """Do so best first, and write means and deviations over seeds as data too."""
-    rows = sweep.collect(runs)
+    from fedbac.runs.sweep import collect
+
+    rows = collect(runs)
     by_name = {run.folder.name: run for run in runs if run.folder is not None}
     conclude([by_name[name] for row in rows for name in row["runs"]], folder)
     write_whole(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
     say(f"Table: {folder / 'sweep.json'}")
 
 
-def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
+def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
     """Return the run folders among these and directly below them; say which of those listed are missing."""
     found = []
     for folder in folders:
@@ -89,8 +92,10 @@ def run_folders(folders: Sequence[Path]) -> list[RunFolder]:
     return found
 
 
-def runs_in(folder: Path) -> list[RunFolder]:
+def runs_in(folder: Path) -> list["RunFolder"]:
     """Return the run folders that this one is, or that are directly below it, in the order they were laid out in."""
+    from fedbac.runs.store import RunFolder
+
     try:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder")
@@ -111,7 +116,7 @@ def _say_what_is_missing(folder: Path, there: set[str]) -> None:
         )  # fmt: skip
 
 
-def _show(runs: Sequence[Run], page: Path) -> None:
+def _show(runs: Sequence["Run"], page: Path) -> None:
     from fedbac.report import final, outcome, write_report  # matplotlib is slow to import and needed only here
 
     (header, rows), best = final(runs)

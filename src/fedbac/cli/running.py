@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbac.cli.playing import play_all
 from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
 from fedbac.cli.terminal import (
     METHOD_HELP,
@@ -31,15 +30,12 @@ from fedbac.cli.terminal import (
     say_if_runs_take_turns,
 )
 from fedbac.cli.watching import LiveOption, shown_live
-from fedbac.config.experiment import Runtime
-from fedbac.config.explain import parse
 from fedbac.errors import ConfigError
-from fedbac.local import num_cores
-from fedbac.presets import methods, tasks
-from fedbac.runs.configure import configure, experiment_in, is_file, reached, runtime_in
+from fedbac.presets import DEFAULT_TASK
 from fedbac.runs.naming import shortened
-from fedbac.runs.store import RunFolder
-from fedbac.runs.sweep import Point, grid, lay_out
+
+if TYPE_CHECKING:
+    from fedbac.config.experiment import Runtime
 
 
 def run(
@@ -63,9 +59,15 @@ def run(
     track: TrackOption = None,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
+    from fedbac.cli.playing import play_all
+    from fedbac.config.experiment import Runtime
+    from fedbac.runs.configure import configure, is_file, reached, runtime_in
+    from fedbac.runs.store import RunFolder
+    from fedbac.runs.sweep import Point, lay_out
+
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
     runtime = runtime_in(method) if is_file(method) else Runtime()
-    source = experiment.task.dataset if is_file(method) else Path(task or tasks.DEFAULT_TASK).stem
+    source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
     runtime = reached(_changed(runtime, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
@@ -101,6 +103,11 @@ def compare(
     track: TrackOption = None,
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes what was interrupted."""
+    from fedbac.cli.playing import play_all
+    from fedbac.config.experiment import Runtime
+    from fedbac.presets import methods
+    from fedbac.runs.sweep import grid, lay_out
+
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
@@ -147,6 +154,11 @@ def sweep(
     track: TrackOption = None,
 ) -> None:
     """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
+    from fedbac.cli.playing import play_all
+    from fedbac.config.experiment import Runtime
+    from fedbac.local import num_cores
+    from fedbac.runs.sweep import grid, lay_out
+
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
     points = grid(names, task, axes, listed, seeds, rounds, settings, parent)
     jobs = min(jobs or num_cores(), len(points))
@@ -171,6 +183,10 @@ def resume(
     address: AddressOption = None,
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""
+    from fedbac.cli.playing import play_all
+    from fedbac.runs.configure import experiment_in, reached
+    from fedbac.runs.sweep import Point, lay_out
+
     points, runtimes = [], []
     for place in run_folders([folder]):
         experiment, before = experiment_in(place)
@@ -186,12 +202,17 @@ def resume(
 
 def _source(names: Sequence[str], task: str | None) -> str:
     """Return what the folder of several runs is named after: the task, or the file that has it."""
+    from fedbac.runs.configure import is_file
+
     file = next((name for name in names if is_file(name)), None)
-    return Path(file or task or tasks.DEFAULT_TASK).stem
+    return Path(file or task or DEFAULT_TASK).stem
 
 
-def _changed(runtime: Runtime, **choices: object) -> Runtime:
+def _changed(runtime: "Runtime", **choices: object) -> "Runtime":
     """Return the runtime with what was chosen; what was not stays."""
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+
     chosen = {key: value for key, value in choices.items() if value is not None}
     return parse(Runtime, runtime.model_dump() | chosen, "runtime")
 

@@ -9,15 +9,13 @@ from glob import glob
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedbac import data
 from fedbac.errors import visible
-from fedbac.presets import methods, tasks
+from fedbac.presets import DEFAULT_TASK
 
 try:
     import termios
@@ -37,16 +35,22 @@ SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
 
 def method_names(incomplete: str) -> list[str]:
     """Complete the name of a method, or of a file that may hold one."""
+    from fedbac.presets import methods
+
     return [*_names(methods.known(), incomplete), *_files(incomplete)]
 
 
 def task_names(incomplete: str) -> list[str]:
     """Complete the name of a task, or of a file that may hold one."""
+    from fedbac.presets import tasks
+
     return [*_names(tasks.TASKS, incomplete), *_files(incomplete)]
 
 
 def data_names(incomplete: str) -> list[str]:
     """Complete the name of a data set."""
+    from fedbac import data
+
     return _names([entry.name for entry in data.available()], incomplete)
 
 
@@ -62,7 +66,7 @@ TaskOption = Annotated[
     str | None,
     typer.Option(
         "--task",
-        help=f"A task's name (see: fedbac tasks) or a .yaml file. Default: {tasks.DEFAULT_TASK}, or the file's.",
+        help=f"A task's name (see: fedbac tasks) or a .yaml file. Default: {DEFAULT_TASK}, or the file's.",
         autocompletion=task_names,
     ),
 ]
@@ -135,6 +139,8 @@ def _no_key_echo() -> Iterator[None]:
 
 def say_if_runs_take_turns(device: str, jobs: int) -> None:
     """Say what several runs on one GPU lack: without NVIDIA's multi-process service their kernels only take turns."""
+    import torch
+
     service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
     if jobs > 1 and device != "cpu" and torch.cuda.is_available() and not service.exists():
         say(

@@ -11,10 +11,10 @@ from fedbac.cli.reporting import runs_in
 from fedbac.cli.terminal import say
 from fedbac.errors import ConfigError
 from fedbac.runs.stopping import Interrupted
-from fedbac.runs.store import RunFolder
 
 if TYPE_CHECKING:
     from fedbac.report.live import Live
+    from fedbac.runs.store import RunFolder
 
 MOST_PORT = 65535
 LiveOption = Annotated[bool, typer.Option("--live", help="Also show the run on a local page while it is running.")]
@@ -59,7 +59,7 @@ def _live(folders: Sequence[Path], port: int | None) -> "Live":
     return Live(lambda: [place for folder in folders for place in _runs_now(folder)], port)
 
 
-def _runs_now(folder: Path) -> list[RunFolder]:
+def _runs_now(folder: Path) -> list["RunFolder"]:
     """Return the runs in a folder; none while it is gone, for instance to be replaced."""
     try:
         return runs_in(folder)

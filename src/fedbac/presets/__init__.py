@@ -1,1 +1,3 @@
 """Tasks and methods by name."""
+
+DEFAULT_TASK = "fashion-mnist-mini"

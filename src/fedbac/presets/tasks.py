@@ -42,8 +42,6 @@ TASKS: dict[str, Task] = {
 ``devices`` clients differ in speed and bandwidth; in ``noisy`` some clients hold wrong labels. All that are named after
 another data set need that one in full."""
 
-DEFAULT_TASK = "fashion-mnist-mini"
-
 
 def task(name: str) -> Task:
     """Return a task by name."""

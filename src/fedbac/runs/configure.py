@@ -12,7 +12,7 @@ from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, unknown
 from fedbac.models import Custom, UserNetwork
-from fedbac.presets import methods, tasks
+from fedbac.presets import DEFAULT_TASK, methods, tasks
 from fedbac.runs.store import RunFolder, differences, read_config
 
 SHOWN_DIFFERENCES = 3
@@ -56,9 +56,7 @@ def configure(
     if task is not None and "task" in base:
         raise ConfigError(f"--task: {file} has its task already; change it with --set task.… (settings=)")
     seed = base.get("seed", 0) if seed is None else seed
-    chosen = (
-        parse(Task, base["task"], "task") if "task" in base else _task(tasks.DEFAULT_TASK if task is None else task)
-    )
+    chosen = parse(Task, base["task"], "task") if "task" in base else _task(DEFAULT_TASK if task is None else task)
     changes: dict[str, Any] = {}
     if inputs.dataset is not None:
         if not isinstance(inputs.dataset, Dataset):
