@@ -3,12 +3,9 @@
 import logging
 import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
+from fedbac.deploy.authority import Identity, read, read_revoked
 from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
@@ -26,20 +23,7 @@ class Credentials:
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Return key, certificate and the authority's certificate, as PEM."""
-        return _content(self.key), _content(self.certificate), _content(self.authority)
-
-
-def name_in(certificate: x509.Certificate) -> str:
-    """Return the name of the site that a certificate is for."""
-    names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    if len(names) != 1:
-        raise DeployError(f"a certificate has {len(names)} names, where one is expected")
-    return str(names[0].value)
-
-
-def expired(certificate: x509.Certificate) -> bool:
-    """Whether a certificate's time is over."""
-    return datetime.now(UTC) > certificate.not_valid_after_utc
+        return read(self.key), read(self.certificate), read(self.authority)
 
 
 class Revoked:
@@ -50,48 +34,32 @@ class Revoked:
 
     def __init__(self, credentials: Credentials) -> None:
         self._path, self._authority = credentials.revoked, credentials.authority
-        self._stamp: tuple[int, ...] | None = None
-        self._serials: frozenset[int] = frozenset()
-        if self._path is not None:
-            self._stamp = self._now()
-            self._serials = self._read(self._path)
+        self._stamp = self._now()
+        self._serials = self._read()
 
-    def __contains__(self, certificate: x509.Certificate) -> bool:
-        return certificate.serial_number in self._serials
+    def __contains__(self, identity: Identity) -> bool:
+        return identity.serial in self._serials
 
     def refresh(self) -> None:
         """Read the file again if it changed."""
-        if self._path is None or (stamp := self._now()) == self._stamp:
+        stamp = self._now()
+        if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._serials = self._read(self._path)
+            self._serials = self._read()
         except DeployError as error:
             log.error("%s; the list read before stays in force", error)
 
     def _now(self) -> tuple[int, ...] | None:
-        assert self._path is not None
+        """Return what changes with the file."""
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._path) if self._path else None
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found and (found.st_mtime_ns, found.st_size, found.st_ino)
 
-    def _read(self, path: Path) -> frozenset[int]:
-        authority = x509.load_pem_x509_certificate(_content(self._authority))
-        try:
-            found = x509.load_pem_x509_crl(_content(path))
-        except ValueError as error:
-            raise DeployError(f"{path}: no list of revoked certificates; copy it again from the federation") from error
-        key = authority.public_key()
-        assert isinstance(key, EllipticCurvePublicKey)
-        if not found.is_signature_valid(key):
-            raise DeployError(f"{path}: not signed by this federation's authority; copy it again from the federation")
-        return frozenset(entry.serial_number for entry in found)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DeployError(f"{path}: cannot be read: {error.strerror}; copy it again from the federation") from error
+    def _read(self) -> frozenset[int]:
+        if self._path is None:
+            return frozenset()
+        return read_revoked(read(self._path), read(self._authority), str(self._path)).serials

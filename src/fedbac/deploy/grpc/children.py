@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from cryptography import x509
 
-from fedbac.deploy.credentials import Credentials, Revoked, expired, name_in
+from fedbac.deploy.authority import Identity, read_identity
+from fedbac.deploy.credentials import Credentials, Revoked
 from fedbac.deploy.frames import Assembler, Budget, FrameError, Kind, Message, Outbox
 from fedbac.deploy.grpc.common import (
     LARGEST_HELLO,
@@ -50,9 +50,9 @@ class Exchange:
 class Link:
     """One child that is connected. Whoever changes it holds the lock of its GrpcChildren."""
 
-    def __init__(self, name: str, certificate: x509.Certificate, context: Any, heartbeat: float, limit: int) -> None:
-        self.name = name
-        self.certificate = certificate
+    def __init__(self, identity: Identity, context: Any, heartbeat: float, limit: int) -> None:
+        self.identity = identity
+        self.name = identity.name
         self.context = context
         self.outbox = Outbox(heartbeat)
         limits = {
@@ -247,8 +247,8 @@ class GrpcChildren:
 
     def _admitted(self, context: Any) -> Link:
         """Return the link of a child that may join; a newer one takes the place of an older."""
-        certificate = x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
-        name = name_in(certificate)
+        identity = read_identity(context.auth_context()["x509_pem_cert"][0], context.peer())
+        name = identity.name
         claimed = dict(context.invocation_metadata()).get(SITE)
         if claimed != name:
             raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}")
@@ -258,13 +258,13 @@ class GrpcChildren:
             if self._closing.is_set():
                 raise Refusal("this site is closing")
             self._revoked.refresh()
-            if certificate in self._revoked:
+            if identity in self._revoked:
                 raise Refusal(f"the certificate of {quoted(name)} is revoked")
             if not self._arrivals[name].spend():
                 raise Refusal(f"{quoted(name)} dials too often")
             if name in self._links:
                 self._end(self._links[name], "a newer link of the same name took its place")
-            link = self._links[name] = Link(name, certificate, context, self._heartbeat, self._limit)
+            link = self._links[name] = Link(identity, context, self._heartbeat, self._limit)
         return link
 
     def _read(self, link: Link, frames: Iterator[bytes]) -> None:
@@ -349,9 +349,9 @@ class GrpcChildren:
                         link.context.cancel()  # the end may wait behind data that the child never takes
                         if not reader.is_alive():
                             self._lingering.remove((link, reader))
-                    elif link.certificate in self._revoked:
+                    elif link.identity in self._revoked:
                         self._end(link, "its certificate is revoked", grpc.StatusCode.PERMISSION_DENIED)
-                    elif expired(link.certificate):
+                    elif link.identity.days_left() < 0:
                         self._end(link, "its certificate has expired", grpc.StatusCode.PERMISSION_DENIED)
                     elif silent > MISSED * self._heartbeat:
                         self._end(link, f"no sign of life for {silent:.1f} s")
