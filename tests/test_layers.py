@@ -24,6 +24,7 @@ LAYERS = [
     {"engines"},
     {"presets"},
     {"runs", "report"},
+    {"deploy"},
     {"api"},
     {"fedbac_paper", "cli"},
     {"__main__"},
@@ -41,6 +42,8 @@ ALLOWED_ONLY_IN = {
     "ray": {"engines"},
     "starlette": {"report"},
     "uvicorn": {"report"},
+    "grpc": {"deploy"},
+    "cryptography": {"deploy"},
 }
 CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION)
 ROOT = Path(fedbac.__file__).parent
@@ -102,6 +105,11 @@ def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
         assert not GRAPH[column] & (COLUMNS | {"config"})
     for unit in (*ALGORITHM, "federation", "runs", "contracts"):
         assert not GRAPH[unit] & COLUMNS
+
+
+def test_only_the_command_deploys() -> None:
+    """Runs on one machine need none of it, nor its extra."""
+    assert {unit for unit, others in GRAPH.items() if "deploy" in others} <= {"cli"}
 
 
 RULES = {"cfl", "credit", "ditto", "fedavg", "fedper", "fedprox", "hierfavg", "ifca", "linucb", "overfit", "thompson"}
@@ -209,6 +217,8 @@ def test_importing_what_the_library_gives_stays_light() -> None:
         "ray",
         "starlette",
         "uvicorn",
+        "grpc",
+        "cryptography",
         "fedbac_paper",
     ]
     code = f"import sys; from fedbac import *; print([name for name in {heavy} if name in sys.modules])"

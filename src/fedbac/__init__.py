@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ConfigError,
         DataNotFoundError,
+        DeployError,
         EngineError,
         Error,
         FederationError,
@@ -108,6 +109,7 @@ __all__ = [
     "CreditThompson",
     "DataNotFoundError",
     "Dataset",
+    "DeployError",
     "Distill",
     "DistillAdaptive",
     "EngineError",
@@ -198,7 +200,7 @@ _HOMES = {
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Statistic",
     "fedbac.core.settings": "Settings",
     "fedbac.data": "Augment Dataset Noise Partition Shards",
-    "fedbac.errors": "CheckpointError ConfigError DataNotFoundError EngineError Error FederationError "
+    "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
     "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "

@@ -6,6 +6,7 @@ Error
   PolicyError              a policy answered what cannot be done; names the policy and what is expected
   FederationError          what the world does
     DataNotFoundError      a data set is in none of the places tried
+    DeployError            a federation on a network cannot be set up, joined or kept
     EngineError            a distributed engine cannot be reached or gave up
       TooFewSitesError     too few sites answered for a round to count
     NotEnoughMemoryError   not even one client can be trained in the memory there is
@@ -46,6 +47,10 @@ class FederationError(Error):
 
 class DataNotFoundError(FederationError):
     """A data set is in none of the places tried."""
+
+
+class DeployError(FederationError):
+    """A federation on a network cannot be set up, joined or kept; the message names the file or site, and the fix."""
 
 
 class EngineError(FederationError):

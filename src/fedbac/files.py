@@ -18,16 +18,17 @@ PARTIAL = ".partial"
 
 
 @contextmanager
-def replacing(path: Path, sync_folder: bool = True) -> Iterator[Path]:
+def replacing(path: Path, sync_folder: bool = True, mode: int = 0o666) -> Iterator[Path]:
     """Yield a new file to write to; at the end it is put on the disk and takes the place of ``path``.
 
     At any moment the old or the new file is there, whole. A link at ``path`` is replaced, never written through.
-    ``sync_folder`` is false where a file that vouches for this one follows into the same folder.
+    ``sync_folder`` is false where a file that vouches for this one follows into the same folder. ``mode`` is who may
+    read and write the file from its first moment on, less what the umask forbids.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")  # two processes may write the same file
     with explained(path):
         try:
-            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             mode = stat.S_IMODE(partial.stat().st_mode)  # as the umask has it
             yield partial
             partial.chmod(mode)  # a library may have put a file of its own there, which only its owner may read
@@ -40,9 +41,9 @@ def replacing(path: Path, sync_folder: bool = True) -> Iterator[Path]:
             raise
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file. What UTF-8 cannot hold of a text (half a surrogate pair) becomes a character reference."""
-    with replacing(path) as partial:
+    with replacing(path, mode=mode) as partial:
         partial.write_bytes(content.encode(errors="xmlcharrefreplace") if isinstance(content, str) else content)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from fedbac import Experiment, Method, Partition, Perceptron, PerCluster, Run, Task, Training, run
 from fedbac.core.links import Ledger
+from fedbac.core.parts import Scope
 from fedbac.core.policies import ClusterPolicy
 from fedbac.core.queries import Accuracy, Evidence, Loss, Models, Query, Split, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -130,6 +131,7 @@ class ScriptedEdges:
 
     path = "scripted"
     device = torch.device("cpu")
+    keeps: frozenset[Scope] = frozenset()
 
     def __init__(self, loss_TMK: FloatArray) -> None:
         self.loss_TMK = loss_TMK

@@ -1,0 +1,1 @@
+"""Cloud, edges and clients as programs of their own on a network; nothing here but the roles needs torch."""

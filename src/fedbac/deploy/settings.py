@@ -1,0 +1,266 @@
+"""What a federation and each of its sites are told: ``federation.yaml``, and ``site.yaml`` in every kit.
+
+This module imports no torch, so that a process that only waits stays small.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedbac.config.text import read_yaml
+from fedbac.errors import ConfigError, DeployError, quoted, unknown
+
+CLOUD = "cloud"
+MOST_SITES = 10_000
+"""Of one federation: each is a process with a key and a certificate."""
+MOST_PORT = 65_535
+MOST_SECONDS = 7 * 24 * 3600.0
+
+Role = Literal["cloud", "edge", "client"]
+C = TypeVar("C", bound="Configuration")
+
+
+def edge_name(edge: int) -> str:
+    """Return the name of an edge by its number, from 0."""
+    return f"edge-{edge}"
+
+
+def client_name(edge: int, client: int) -> str:
+    """Return the name of a client by the number of its edge and its own within the edge, both from 0."""
+    return f"edge-{edge}-client-{client}"
+
+
+def _federation_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}", name):  # a certificate has room for 64 characters
+        raise ValueError(
+            f"{quoted(name)} is no name for a federation; use at most 50 letters, digits and . _ -, "
+            "and begin with a letter or a digit"
+        )
+    return name
+
+
+def _address(text: str, lowest: int) -> str:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
+    if found is None or not lowest <= int(found[2]) <= MOST_PORT:
+        raise ValueError(
+            f"{quoted(text)} is no address; write it as host:port with a port from {lowest} to {MOST_PORT}, "
+            "for example fl.example.org:8443 or [::1]:8443"
+        )
+    return text
+
+
+FederationName = Annotated[str, AfterValidator(_federation_name)]
+Address = Annotated[str, AfterValidator(lambda text: _address(text, lowest=1))]
+"""host:port to dial."""
+Listen = Annotated[str, AfterValidator(lambda text: _address(text, lowest=0))]
+"""host:port to listen at; port 0 takes any that is free."""
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+Number = Annotated[int, Field(ge=0, lt=MOST_SITES)]
+Count = Annotated[int, Field(ge=1, le=MOST_SITES)]
+
+
+class Configuration(BaseModel):
+    """A frozen model of a file's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class DeploySettings(Configuration):
+    """How long sites wait for each other, and who must be there: ``deploy`` of federation.yaml and site.yaml."""
+
+    min_clients: Count = 1
+    """Clients of an edge that must be there for the edge to take part in a round."""
+    min_edges: Count = 1
+    """Edges that must answer for a round to count."""
+    deadline: Seconds = 300.0
+    """Seconds that a client has for one request."""
+    heartbeat: Seconds = 5.0
+    """Seconds between signs of life; a peer that misses three is gone."""
+    max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
+    """MiB of the largest message that is taken."""
+    transport: Literal["grpc", "nvflare"] = "grpc"
+    """What carries messages: gRPC with mutual TLS, or NVFlare where an organization runs it."""
+
+
+class SiteConfig(Configuration):
+    """What one site knows of the federation: ``site.yaml`` of its kit."""
+
+    federation: FederationName
+    """The federation's name."""
+    name: str
+    """The site's: cloud, edge-M or edge-M-client-N, as its certificate has it."""
+    role: Role
+    """What the site does."""
+    number: Number
+    """Of an edge: its own. Of a client: its own over all edges, counted edge by edge. Of the cloud: 0."""
+    edge: Number | None = None
+    """Number of a client's edge; of an edge, its own; null at the cloud."""
+    listen: Listen | None = None
+    """Where the cloud and the edges listen, as host:port."""
+    parent: str | None = None
+    """Name of the site it dials; null at the cloud."""
+    parent_address: Address | None = None
+    """Where it dials, as host:port; null at the cloud."""
+    children: tuple[str, ...] = ()
+    """Names of the sites it takes; none at a client."""
+    deploy: DeploySettings = DeploySettings()
+    """How long it waits, and for whom."""
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if (self.edge is None) != (self.role == "cloud"):
+            yield "edge: leave it out at the cloud" if self.role == "cloud" else "edge: give the number of the edge"
+        if self.role != "client" and self.number != (self.edge or 0):
+            yield f"number: {self.number} is not the number of this {self.role}; give {self.edge or 0}"
+        edge = edge_name(self.edge or 0)
+        clients = rf"{edge}-client-(0|[1-9]\d*)"
+        name, parent, child = {
+            "cloud": (CLOUD, None, r"edge-(0|[1-9]\d*)"),
+            "edge": (edge, CLOUD, clients),
+            "client": (clients, edge, None),
+        }[self.role]
+        if not re.fullmatch(name, self.name):
+            yield f"name: {quoted(self.name)} is no name of this {self.role}; use those of fedbac federation show"
+        if self.parent != parent:
+            yield f"parent: {quoted(self.parent)} is not the parent of {self.name}; give {parent or 'null'}"
+        if (self.parent_address is None) != (parent is None):
+            yield f"parent_address: give the host:port of {parent}" if parent else "parent_address: leave it out"
+        if (self.listen is None) != (self.role == "client"):
+            yield "listen: leave it out at a client" if self.listen else "listen: give a host:port, as 0.0.0.0:8443"
+        for given in self.children:
+            if child is None or not re.fullmatch(child, given):
+                yield f"children: {quoted(given)} is no child of {self.name}; leave it out"
+        if len(set(self.children)) != len(self.children):
+            yield "children: a name is given twice; leave one out"
+
+
+class CloudPlace(Configuration):
+    """Where the cloud is."""
+
+    address: Address
+    """Where edges dial, as host:port."""
+    listen: Listen
+    """Where it listens, as host:port."""
+
+
+class EdgePlace(CloudPlace):
+    """Where an edge is, and how many clients it has."""
+
+    clients: Count
+    """Clients of the edge."""
+
+
+class FederationConfig(Configuration):
+    """All sites of a federation, and what they compute: ``federation.yaml``. Kits are made from it."""
+
+    name: FederationName
+    """In certificates and in every site.yaml."""
+    cloud: CloudPlace
+    """Where the cloud is."""
+    edges: Annotated[tuple[EdgePlace, ...], Field(min_length=1)]
+    """Every edge, by its number."""
+    deploy: DeploySettings = DeploySettings()
+    """Given to every site."""
+    experiment: dict[str, Any]
+    """The experiment, as fedbac show writes it; only the cloud's kit has it."""
+
+    @model_validator(mode="after")
+    def _can_run(self) -> Self:
+        fewest = min(edge.clients for edge in self.edges)
+        if self.deploy.min_clients > fewest:
+            raise ValueError(
+                f"deploy.min_clients: an edge has only {fewest} clients and would wait for ever; give at most {fewest}"
+            )
+        if self.deploy.min_edges > len(self.edges):
+            raise ValueError(f"deploy.min_edges: there are only {len(self.edges)} edges; give at most as many")
+        sites = 1 + sum(1 + edge.clients for edge in self.edges)
+        if sites > MOST_SITES:
+            raise ValueError(f"edges: they make {sites:,} sites; there may be {MOST_SITES:,}")
+        return self
+
+    def sites(self) -> dict[str, SiteConfig]:
+        """Return what every site is told, by its name: the cloud, then each edge followed by its clients."""
+        found = [
+            SiteConfig(
+                federation=self.name,
+                name=CLOUD,
+                role="cloud",
+                number=0,
+                listen=self.cloud.listen,
+                children=tuple(edge_name(number) for number in range(len(self.edges))),
+                deploy=self.deploy,
+            )
+        ]
+        num_clients = 0
+        for number, edge in enumerate(self.edges):
+            clients = tuple(client_name(number, within) for within in range(edge.clients))
+            found.append(
+                SiteConfig(
+                    federation=self.name,
+                    name=edge_name(number),
+                    role="edge",
+                    number=number,
+                    edge=number,
+                    listen=edge.listen,
+                    parent=CLOUD,
+                    parent_address=self.cloud.address,
+                    children=clients,
+                    deploy=self.deploy,
+                )
+            )
+            found += [
+                SiteConfig(
+                    federation=self.name,
+                    name=client,
+                    role="client",
+                    number=num_clients + within,
+                    edge=number,
+                    parent=edge_name(number),
+                    parent_address=edge.address,
+                    deploy=self.deploy,
+                )
+                for within, client in enumerate(clients)
+            ]
+            num_clients += edge.clients
+        return {site.name: site for site in found}
+
+
+GROUPS: dict[Any, type[Configuration]] = {"deploy": DeploySettings, "cloud": CloudPlace, "edges": EdgePlace}
+"""Fields that hold settings of their own."""
+
+
+def read_settings(cls: type[C], path: Path) -> C:
+    """Return the settings in a file, or raise a DeployError that names file, field and what is allowed."""
+    try:
+        tree = read_yaml(path)
+    except ConfigError as error:
+        raise DeployError(str(error)) from error
+    return parse_settings(cls, tree, f"{path}: ")
+
+
+def parse_settings(cls: type[C], tree: Any, source: str = "") -> C:
+    """Return the settings in plain data; messages begin with ``source``."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        raise DeployError(source + _explained(cls, error.errors()[0])) from error
+
+
+def _explained(cls: type[Configuration], detail: Any) -> str:
+    """Say which field is wrong, and what is allowed; one mistake at a time."""
+    where = ".".join(map(str, detail["loc"]))
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        group = GROUPS.get(detail["loc"][0], cls) if len(detail["loc"]) > 1 else cls
+        return f"{where}: {unknown('field', detail['loc'][-1], group.model_fields)}"
+    if detail["type"] in {"value_error", "missing"}:
+        return f"{where}: {message}" if where else message
+    return f"{where}: {quoted(detail['input'])} is not allowed: {message[0].lower()}{message[1:]}"
