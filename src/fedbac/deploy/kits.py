@@ -59,8 +59,7 @@ class Kit:
         if not authority.is_signed_by(pem, trusted, str(folder / AUTHORITY_FILE)):
             raise DeployError(f"{source}: {AUTHORITY_FILE} did not sign it; copy both from the federation again")
         _refuse_untimely(identity, source)
-        key = authority.read_key(folder / KEY_FILE)
-        if key.public_key() != authority.parse_certificate(pem, str(source)).public_key():
+        if not authority.fits(authority.read_key(folder / KEY_FILE), pem, str(source)):
             raise DeployError(
                 f"{folder / KEY_FILE}: the key does not fit {CERTIFICATE_FILE}; copy both from the federation again"
             )
