@@ -106,7 +106,8 @@ def test_a_list_is_signed_though_the_kits_have_gone_to_their_machines(fedbac: Sh
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--edges", "0", "--clients", "2"], "--edges: 0 is not allowed; a federation needs at least 1 edge"),
+        (["--edges", "0", "--clients", "2"], "--edges: 0 is not allowed; give a number from 1 to"),
+        (["--edges", "999999999999", "--clients", "2"], "--edges: 999999999999 is not allowed"),
         (["--edges", "2", "--clients", "2,3,4"], "--clients: '2,3,4' has 3 numbers, but there are 2 edges"),
         (["--edges", "2", "--clients", "2,0"], "--clients: '2,0' is not allowed"),
         (["--edges", "2", "--clients", "two"], "--clients: 'two' is not allowed"),
