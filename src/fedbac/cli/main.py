@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import exporting, lists, reporting, running, watching
+from fedbac.cli import exporting, federating, lists, reporting, running, watching
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -56,6 +56,7 @@ data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_h
 data_app.command("list", cls=_Prepared)(lists.data_list)
 data_app.command("get", cls=_Prepared)(lists.data_get)
 app.add_typer(data_app, name="data")
+app.add_typer(federating.federation_app, name="federation")
 
 
 def _version(wanted: bool) -> None:

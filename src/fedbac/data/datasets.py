@@ -59,10 +59,10 @@ class Dataset:
         A uint8 array counts as channels-last when its last axis is 1 or 3 and its second axis is neither. Without
         ``num_classes`` it is the largest label plus one.
         """
-        y_train, y_test = _labels(name, "y_train", y_train), _labels(name, "y_test", y_test)
+        y_train, y_test = as_labels(name, "y_train", y_train), as_labels(name, "y_test", y_test)
         if num_classes is None:
             num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
-        return cls(name, _channels_first(x_train), y_train, _channels_first(x_test), y_test, num_classes)
+        return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes)
 
     @classmethod
     def from_torch(
@@ -116,20 +116,33 @@ class Dataset:
 
         A constant channel gets deviation 1, so that dividing by it is safe.
         """
-        if self.x_train.dtype != np.uint8:
-            return None
-        mean_C, std_C = [], []
-        # Whole-number sums are exact, and one channel at a time keeps the squares of a large data set small.
-        for channel in np.moveaxis(self.x_train, 1, 0):
-            mean = channel.sum(dtype=np.uint64) / channel.size
-            square = np.square(channel, dtype=np.uint16).sum(dtype=np.uint64) / channel.size
-            mean_C.append(mean / 255)
-            std_C.append(np.sqrt(max(square - mean**2, 0.0)) / 255 or 1.0)
-        return np.array(mean_C, np.float32), np.array(std_C, np.float32)
+        return normalization_of(channel_sums(self.x_train)) if self.x_train.dtype == np.uint8 else None
 
     def _splits(self) -> Iterator[tuple[str, Array, Array]]:
         yield "train", self.x_train, self.y_train
         yield "test", self.x_test, self.y_test
+
+
+def channel_sums(images: Array) -> npt.NDArray[np.int64]:
+    """Return per channel of uint8 images the sum, the sum of squares and the number of pixels.
+
+    Whole-number sums are exact, so that those of several holders add up to those of all; one channel at a time keeps
+    the squares of a large data set small.
+    """
+    return np.array(
+        [
+            (channel.sum(dtype=np.int64), np.square(channel, dtype=np.uint16).sum(dtype=np.int64), channel.size)
+            for channel in np.moveaxis(images, 1, 0)
+        ]
+    )
+
+
+def normalization_of(sums_C3: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation per channel, of pixels divided by 255; 1 where a channel is constant."""
+    mean_C = sums_C3[:, 0] / sums_C3[:, 2]
+    square_C = sums_C3[:, 1] / sums_C3[:, 2]
+    std_C = np.sqrt(np.maximum(square_C - mean_C**2, 0.0)) / 255
+    return (mean_C / 255).astype(np.float32), np.where(std_C > 0, std_C, 1.0).astype(np.float32)
 
 
 def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
@@ -157,14 +170,16 @@ def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
         raise ConfigError(f"{where} examples hold NaN or infinite values; remove or replace them")
 
 
-def _labels(name: str, field: str, y: Array) -> Array:
+def as_labels(name: str, field: str, y: Array) -> Array:
+    """Return labels as int64; they must be whole numbers."""
     y = np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer):
         raise ConfigError(f"data set {name!r}: {field} is {y.dtype}; {CLASSES}")
     return y.astype(np.int64)
 
 
-def _channels_first(x: Array) -> Array:
+def as_examples(x: Array) -> Array:
+    """Return examples as they are kept: images channels first, whole numbers as int64 tokens."""
     x = np.asarray(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, np.newaxis]

@@ -125,6 +125,7 @@ class Round:
             "failed": [client for report in reports for client in report.failed],
             "dropped": [client for report in reports for client in report.dropped],
             "late": [client for report in reports for client in report.late],
+            "absent": [m for m, report in enumerate(reports) if report.absent],
             "simulated_seconds": self._simulated_seconds(reports),
             "bytes": self._bytes(),
             "seconds": time.perf_counter() - began,

@@ -94,6 +94,8 @@ class TrainReport:
     dropped: tuple[int, ...] = ()
     """Selected clients that dropped out, and below those that were late."""
     late: tuple[int, ...] = ()
+    absent: bool = False
+    """Whether the site did not answer, so that all this is only what was known of it before."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,210 @@
+"""How a site reaches its clients: one request becomes a message to each, and their answers one result."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.links import Link
+from fedbac.core.parts import Params
+from fedbac.core.queries import Moment
+from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained
+from fedbac.core.settings import IntArray
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned
+from fedbac.deploy.wire import WireError, decode
+from fedbac.errors import DeployError
+from fedbac.rounds.orders import Site
+
+Answers = tuple[dict[int, bytes], dict[int, str]]
+"""By number: answers, and the reasons of those who gave none."""
+
+
+class TooFewClientsError(DeployError):
+    """Too few clients answered for a site to take part in a round."""
+
+
+class Reach(Protocol):
+    """A way to the clients of a site, and to the test data of its edges."""
+
+    def clients(self) -> frozenset[int]:
+        """Return the clients that are there now."""
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages and wait for the answers."""
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """The same for edges that hold test data."""
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Say which clients gave no answer that could be used, and why."""
+
+
+class Clients:
+    """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
+
+    def __init__(self, charter: Charter, site: Site, reach: Reach) -> None:
+        self.charter, self.site, self.reach = charter, site, reach
+        self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
+        self.before: tuple[int, int] = (0, 0)
+        """What clients own is measured as they had it before this round and edge round."""
+
+    def average(self, request: Average) -> Averaged:
+        """Have clients train, and average what they come back with; one that does not has failed."""
+        train = request.train
+        told = self._trained(train)
+        self.before = (train.round, train.edge_round + 1)
+        sent = self.owners.without(train.bank, "client")
+        average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent})
+        for one in told:
+            average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
+        squares = [one.square_C for one in told if one.square_C is not None]
+        epochs = [one.epoch_CE for one in told if one.epoch_CE is not None]
+        counted_C = np.where(average.healthy_C, request.size_C, 0)
+        own = self.owners.only(train.bank, "client")
+        return Averaged(
+            bank={part: average.bank[part] if part in average.bank else own[part] for part in train.bank},
+            weight=average.weight | {part: _weight(train.row_C[part], counted_C, own[part]) for part in own},
+            healthy_C=average.healthy_C,
+            loss_C=average.loss_C,
+            square_C=np.concatenate(squares) if squares else None,
+            epoch_CE=np.concatenate(epochs) if epochs else None,
+            kept={part: trees.join([one.parts_C[part] for one in told]) for part in request.keep},
+        )
+
+    def evaluate(self, request: Evaluate) -> Measured:
+        """Have clients, or edges that hold test data, measure; who gives no answer holds no examples."""
+        if request.level == "client":
+            return self._asked_of_clients(request)
+        return _side_by_side([self._asked_of_edge(request, place) for place in range(len(request.owners))])
+
+    def _trained(self, train: Train) -> list[Trained]:
+        link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
+        up = link.passing["up"]
+        made: dict[tuple[int, ...], bytes] = {}
+        messages = {}
+        for place, client in enumerate(train.clients):
+            same = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
+            if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
+                made[same] = lesson(train, place, self.owners, self.charter.id)
+            messages[client] = made[same]
+        answers, reasons = self.reach.ask(messages)
+        num_epochs = self._num_epochs(train)
+        told = []
+        for place, client in enumerate(train.clients):
+            found = None
+            if client in answers:
+                try:
+                    message = decode(answers[client], ("learned",))
+                    found = self._with_twins(read_learned(message, train, place, up, num_epochs), link)
+                except WireError as error:
+                    reasons[client] = str(error)
+            told.append(found or _failed(train, place, num_epochs))
+        self.reach.note(reasons)
+        return told
+
+    def _num_epochs(self, train: Train) -> int:
+        return sum(
+            self.charter.experiment.task.training.epochs if phase.epochs is None else phase.epochs
+            for number, phase in enumerate(self.scheme.phases())
+            if train.phases is None or number in train.phases
+        )
+
+    def _with_twins(self, trained: Trained, link: Link) -> Trained:
+        """Return what a client came back with, also where one of its parts stood for two."""
+        twins = {
+            part: trained.parts_C[spec.returns_as]
+            for part, spec in self.scheme.parts.items()
+            if spec.returns_as in link.passing["up"] and part in link.passing["down"]
+        }
+        return replace(trained, parts_C=trained.parts_C | twins)
+
+    def _asked_of_clients(self, request: Evaluate) -> Measured:
+        if request.paired:
+            messages = {owner: self._question(request, place) for place, owner in enumerate(request.owners)}
+        else:
+            messages = dict.fromkeys(request.owners, self._question(request, 0))
+        answers, reasons = self.reach.ask(messages)
+        num_models = 1 if request.paired else request.num_models
+        found = []
+        for owner in request.owners:
+            measured = None
+            if owner in answers:
+                try:
+                    measured = read_findings(decode(answers[owner], ("findings",)), num_models)
+                except WireError as error:
+                    reasons[owner] = str(error)
+            found.append(measured or _nothing(num_models))
+        self.reach.note(reasons)
+        if request.owners and len(reasons) == len(request.owners):
+            raise TooFewClientsError("none of the clients that were asked to measure a model answered")
+        return (
+            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
+        )
+
+    def _asked_of_edge(self, request: Evaluate, place: int) -> Measured:
+        edge = request.owners[place]
+        if not self.charter.test_M[edge]:
+            return self._asked_of_its_clients(request, edge)
+        answers, reasons = self.reach.ask_edges({edge: self._question(request, place)})
+        try:
+            return read_findings(decode(answers[edge], ("findings",)), request.num_models)
+        except (KeyError, WireError) as error:
+            why = reasons.get(edge, str(error))
+            raise TooFewClientsError(f"the test data of edge {edge} could not be measured on: {why}") from error
+
+    def _asked_of_its_clients(self, request: Evaluate, edge: int) -> Measured:
+        """Measure on the test data of an edge that its clients hold: each on its own, weighted by their examples."""
+        clients = tuple(client for client, at in zip(self.site.clients, self.site.edge_N, strict=True) if at == edge)
+        each = self._asked_of_clients(replace(request, owners=clients, level="client"))
+        total = int(each.count_G.sum())
+        if total == 0:
+            return _nothing(request.num_models)
+        held = each.count_G > 0
+        share_G = each.count_G[held] / total
+        loss_V, accuracy_V = (value_VG[:, held] @ share_G for value_VG in (each.loss_VG, each.accuracy_VG))
+        return Measured(loss_V[:, None], accuracy_V[:, None], np.array([total]))
+
+    def _question(self, request: Evaluate, place: int) -> bytes:
+        return question(request, place, self.before, self.owners, self.charter.id)
+
+
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
+    weight_R = np.zeros(trees.count(rows), dtype=np.int64)
+    np.add.at(weight_R, row_C, counted_C)
+    return weight_R
+
+
+def _failed(train: Train, place: int, num_epochs: int) -> Trained:
+    """Return what stands for a client that did not come back: it does not count."""
+    start = {
+        part: {name: value[int(train.row_C[part][place])][None] for name, value in params.items()}
+        for part, params in train.bank.items()
+    }
+    missing = np.full(1, np.nan)
+    return Trained(
+        start,
+        missing,
+        None,
+        missing if "square" in train.keep else None,
+        np.full((1, num_epochs), np.nan) if "epochs" in train.keep else None,
+    )
+
+
+def _nothing(num_models: int) -> Measured:
+    missing = np.full((num_models, 1), np.nan)
+    return Measured(missing, missing, np.zeros(1, dtype=np.int64))
+
+
+def _side_by_side(found: list[Measured]) -> Measured:
+    return Measured(
+        np.concatenate([one.loss_VG for one in found], axis=1),
+        np.concatenate([one.accuracy_VG for one in found], axis=1),
+        np.concatenate([one.count_G for one in found]),
+    )

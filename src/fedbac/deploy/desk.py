@@ -1,0 +1,102 @@
+"""What a site does with an order, over a network: the same ``serve`` as in the simulator, its clients elsewhere."""
+
+import threading
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.core.parts import Parts
+from fedbac.core.requests import Average, Request, Result
+from fedbac.core.settings import BoolArray
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.clients import Clients, Reach, TooFewClientsError
+from fedbac.deploy.keepsakes import Keepsakes
+from fedbac.deploy.wire import Message, laid_out
+from fedbac.errors import DeployError
+from fedbac.local import one_thread
+from fedbac.rounds.edge import serve
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+
+
+class AbandonedError(DeployError):
+    """Nobody waits for the work any more."""
+
+
+class Desk:
+    """A site at work. What it owns stays here; what clients own stays with them."""
+
+    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
+        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
+        self.clients = Clients(charter, site, reach)
+        self.keepsakes = Keepsakes(state / charter.run)
+        self.trained: tuple[int, Parts] = (0, {})
+        """The last round that was trained here, and the averages of it."""
+
+    def own(self, before: tuple[int, int], received: Parts) -> Parts:
+        """Return the parts that the site owns, and what stands for those of its clients."""
+        kept = Message("version", {}, self.keepsakes.before(before) or {}).parts("parts")
+        own = self.charter.own("edge", self.site.index, kept, received)
+        return own | self.charter.unknown(len(self.site.clients))
+
+    def first_memory(self) -> Any:
+        """Return what the selection policy remembers before the first round, as a template."""
+        return self.charter.experiment.method.selection.init(len(self.site.clients))
+
+    def averages(self, round_: int) -> Parts:
+        """Return what the site itself averaged in a round; nothing if it was not there."""
+        return self.trained[1] if self.trained[0] == round_ else {}
+
+    def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
+        """Run a round with the clients that are there."""
+        present_N = self._present()
+        self.clients.before = (order.round, 0)
+        parts = self.charter.experiment.method.personalization.parts
+        order = replace(order, bank={part: order.bank[part] for part in parts})
+        report = self._drive(order, gone, present_N)
+        assert isinstance(report, TrainReport)
+        came = len(report.selected) - len(report.failed)
+        if came < min(self.min_clients, len(report.selected)):
+            raise TooFewClientsError(f"{came} of {len(report.selected)} clients trained, and {self.min_clients} must")
+        own = self.charter.owners.only(report.bank, "edge")
+        if own:
+            self.keepsakes.keep((order.round, 0), laid_out(own, "parts"))
+        self.trained = (order.round, report.bank)
+        return report
+
+    def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
+        """Measure models after a round."""
+        self.clients.before = (round_ + 1, 0)
+        report = self._drive(order, gone, None)
+        assert isinstance(report, MeasureReport)
+        return report
+
+    def _present(self) -> BoolArray:
+        here = self.reach.clients()
+        present_N = np.array([client in here for client in self.site.clients])
+        count = int((present_N & (self.site.size_N > 0)).sum())
+        if count < self.min_clients:
+            raise TooFewClientsError(
+                f"{count} of {len(self.site.clients)} clients are there, and {self.min_clients} must"
+            )
+        return present_N
+
+    def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
+        work: Generator[Request, Result, Report] = serve(order, self.site, self.charter.experiment, present_N)
+        with one_thread():
+            try:
+                request = next(work)
+                while True:
+                    if gone.is_set():
+                        raise AbandonedError(f"round of {self.site.index}: nobody waits for it any more")
+                    result: Result = (
+                        self.clients.average(request)
+                        if isinstance(request, Average)
+                        else self.clients.evaluate(request)
+                    )
+                    request = work.send(result)
+            except StopIteration as done:
+                report: Report = done.value
+                return report

@@ -1,0 +1,188 @@
+"""An edge: takes its clients, serves the cloud."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.deploy.asking import STRANGER, ask_informed
+from fedbac.deploy.charter import Charter, Facts, read_charter, read_facts
+from fedbac.deploy.clients import Answers, TooFewClientsError
+from fedbac.deploy.desk import Desk
+from fedbac.deploy.greeting import check_hello, hello, welcome
+from fedbac.deploy.kits import Kit
+from fedbac.deploy.messages.orders import measure_report, read_measure_order, read_train_order, train_report
+from fedbac.deploy.settings import SiteConfig
+from fedbac.deploy.shop import Shop
+from fedbac.deploy.transport import Children
+from fedbac.deploy.wire import Message, WireError, decode, encode
+from fedbac.errors import DeployError
+
+KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
+
+EDGE = "edge"
+"""In a relay, the edge itself instead of a client."""
+
+log = logging.getLogger("fedbac")
+
+
+class EdgeReach:
+    """An edge's way to its clients, by their links, and to its own test data."""
+
+    def __init__(self, charter: Charter, site: SiteConfig, children: Children, shop: Shop | None) -> None:
+        assert site.edge is not None
+        self.charter, self.children, self.shop = charter, children, shop
+        self.deadline, self.edge = site.deploy.deadline, site.edge
+        self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
+        self.number_of = {name: number for number, name in self.name_of.items()}
+
+    def clients(self) -> frozenset[int]:
+        """Return the clients whose link is alive."""
+        return frozenset(self.number_of[name] for name in self.children.present() if name in self.number_of)
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages and wait for the answers."""
+        named = {self.name_of[client]: message for client, message in messages.items()}
+        answers, reasons = ask_informed(self.children, named, self.charter, self.deadline)
+        return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """Measure on the edge's own test data."""
+        if self.shop is None:
+            return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")
+        return {edge: self.shop.answer(message) for edge, message in messages.items()}, {}
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Log who gave no answer that could be used."""
+        for client, reason in reasons.items():
+            log.warning("%s gave no answer: %s", self.name_of[client], reason)
+
+
+class Edge:
+    """One edge of a federation: what it says to the cloud, and to its clients."""
+
+    def __init__(self, site: SiteConfig, state: Path, shop: Shop | None = None, kit: Kit | None = None) -> None:
+        self.site, self.state, self.shop, self.kit = site, state, shop, kit
+        self.children: Children | None = None
+        """Its clients; set once they can be taken."""
+        self.desk: Desk | None = None
+        """Its place in a run; set by the cloud."""
+        self.reach: EdgeReach | None = None
+
+    @property
+    def clients(self) -> Children:
+        """The links to its clients."""
+        assert self.children is not None
+        return self.children
+
+    def greet(self, name: str, said: bytes) -> bytes:
+        """Take a client."""
+        check_hello(name, said)
+        log.info("%s is here", name)
+        return welcome(self.site.name)
+
+    def hello(self) -> bytes:
+        """Return what it says to the cloud first."""
+        return hello(self.site.name)
+
+    def answer(self, payload: bytes, gone: threading.Event) -> bytes:
+        """Answer one message of the cloud."""
+        message = decode(payload, KINDS)
+        if message.kind == "enroll":
+            return self._enroll(message)
+        if message.kind == "begin":
+            return self._begin(message, payload)
+        if message.kind == "revoked":
+            return self._revoked(message)
+        desk, reach = self.desk, self.reach
+        if desk is None or reach is None or message.head.get("charter") != desk.charter.id:
+            return STRANGER
+        if message.kind == "relay":
+            return self._relay(message, reach)
+        try:
+            return self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+        except TooFewClientsError as error:
+            log.warning("%s takes no part in this round: %s", self.site.name, error)
+            return encode("absent", {"reason": str(error), "present": self._present()}, {})
+
+    def _present(self) -> list[str]:
+        return sorted(self.clients.present())
+
+    def _enroll(self, message: Message) -> bytes:
+        """Gather what clients say of their data; classes and sums go on as those of all of them together."""
+        payload = encode("enroll", {"experiment": message.value("experiment", dict)}, {})
+        answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
+        told: dict[str, Facts] = {}
+        for name, answer in answers.items():
+            try:
+                told[name] = read_facts(decode(answer, ("facts",)).head.get("facts"))
+            except WireError as error:
+                reasons[name] = str(error)
+        own = None
+        if self.shop is not None:
+            own = read_facts(decode(self.shop.answer(payload), ("facts",)).head.get("facts")).model_dump()
+        for name, reason in reasons.items():
+            log.warning("%s said nothing of its data: %s", name, reason)
+        plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
+        head = {"clients": plain, "edge": own, "reasons": reasons, **_together(list(told.values()))}
+        return encode("facts", head, {})
+
+    def _begin(self, message: Message, payload: bytes) -> bytes:
+        charter = read_charter(message)
+        assert self.site.edge is not None
+        if len(charter.clients[self.site.edge]) != len(self.site.children):
+            raise DeployError(f"{self.site.name}: the run has another number of clients than its kit; renew the kit")
+        if self.shop is not None and self.site.name in charter.fingerprints:
+            self.shop.answer(payload)
+        reach = EdgeReach(charter, self.site, self.clients, self.shop)
+        site = next(site for site in charter.sites if self.site.edge in site.edges)
+        self.reach = reach
+        self.desk = Desk(charter, site, reach, self.state, self.site.deploy.min_clients)
+        log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
+        return encode("ready", {"charter": charter.id}, {})
+
+    def _revoked(self, message: Message) -> bytes:
+        if self.kit is not None and self.kit.take_list(message.value("list", str).encode()):
+            log.warning("the cloud passed on a newer list of revoked certificates")
+        return encode("ready", {}, {})
+
+    def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
+        own = desk.own((message.whole("round", 2**53), 0), message.parts("bank"))
+        order = read_train_order(message, desk.site, desk.first_memory(), own)
+        return train_report(desk.train(order, gone), desk.charter.owners, self._present())
+
+    def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
+        round_ = message.whole("round", 2**53)
+        own = desk.own((round_ + 1, 0), message.parts("bank"))
+        order = read_measure_order(message, desk.site, desk.first_memory(), own, desk.averages(round_))
+        return measure_report(desk.measure(order, round_, gone), self._present())
+
+    def _relay(self, message: Message, reach: EdgeReach) -> bytes:
+        """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
+        payloads = {path: value.numpy().tobytes() for path, value in message.under("payload").items()}
+        to = message.value("to", dict)
+        known = {str(client): client for client in reach.name_of}
+        if not set(to) <= {*known, EDGE} or not set(map(str, to.values())) <= set(payloads):
+            raise WireError("relay: it is for clients that are not here")
+        found, lost = reach.ask({known[c]: payloads[str(place)] for c, place in to.items() if c != EDGE})
+        answers = {str(client): answer for client, answer in found.items()}
+        reasons = {str(client): reason for client, reason in lost.items()}
+        if EDGE in to:
+            found, lost = reach.ask_edges({reach.edge: payloads[str(to[EDGE])]})
+            answers |= dict.fromkeys([EDGE][: len(found)], next(iter(found.values()), b""))
+            reasons |= dict.fromkeys([EDGE][: len(lost)], next(iter(lost.values()), ""))
+        head = {"reasons": reasons, "present": self._present(), "numbers": sorted(reach.clients())}
+        return encode("relayed", head, {f"answer/{c}": np.frombuffer(a, dtype=np.uint8) for c, a in answers.items()})
+
+
+def _together(told: list[Facts]) -> dict[str, Any]:
+    """Return the class counts and sums of all clients, so that the cloud does not see those of one."""
+    classes = np.zeros(max((len(facts.classes) for facts in told), default=0), dtype=np.int64)
+    for facts in told:
+        classes[: len(facts.classes)] += facts.classes
+    sums = [facts.sums for facts in told if facts.sums is not None]
+    same = len({len(rows) for rows in sums}) == 1
+    return {"classes": classes.tolist(), "sums": np.sum(sums, axis=0).tolist() if sums and same else None}

@@ -1,0 +1,165 @@
+"""The data of one site: read where they are, described in a few numbers, and never sent."""
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbac.core.rng import stream
+from fedbac.core.settings import IntArray
+from fedbac.data.datasets import CLASSES, Array, as_examples, as_labels, channel_sums
+from fedbac.data.readers import reading
+from fedbac.errors import ConfigError, DeployError, quoted
+
+SPLITS = ("train", "validation", "test")
+FILE = "data.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """Examples and labels by split; a client holds training data, an edge perhaps test data."""
+
+    x: Mapping[str, Array]
+    y: Mapping[str, IntArray]
+
+    def __post_init__(self) -> None:
+        kinds = {(x.dtype.str, x.shape[1:]) for x in self.x.values()}
+        if len(kinds) != 1:
+            raise DeployError(f"data: examples differ from split to split: {quoted(sorted(map(str, kinds)))}")
+        for split, y in self.y.items():
+            if len(y) != len(self.x[split]) or len(y) == 0:
+                raise DeployError(
+                    f"data: {split} has {len(self.x[split])} examples and {len(y)} labels; make them equal"
+                )
+            if y.min() < 0:
+                raise DeployError(f"data: y_{split} goes down to {y.min()}; {CLASSES}")
+
+    @property
+    def example(self) -> Array:
+        """Any example, for its shape and number type."""
+        return next(iter(self.x.values()))[:1]
+
+    def size(self, split: str) -> int:
+        """Return the number of examples."""
+        return len(self.y[split]) if split in self.y else 0
+
+    def with_validation(self, fraction: float, seed: int, client: int) -> "LocalData":
+        """Return the data with this share of the training examples held out, unless some are already."""
+        held = round(fraction * self.size("train"))
+        if "validation" in self.y or held == 0 or held >= self.size("train"):
+            return self
+        order = stream(seed, "local-validation", client).permutation(self.size("train"))
+        taken = {"validation": np.sort(order[:held]), "train": np.sort(order[held:])}
+        x, y = dict(self.x), dict(self.y)
+        for split, chosen in taken.items():
+            x[split], y[split] = self.x["train"][chosen], self.y["train"][chosen]
+        return LocalData(x, y)
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of all arrays, by which a resumed run knows that it sees the same data."""
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            if split in self.y:
+                for array in (self.x[split], self.y[split]):
+                    digest.update(f"{split}{array.dtype.str}{array.shape}".encode())
+                    digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+    def classes(self, *splits: str) -> list[int]:
+        """Return how many examples of each class there are in some splits."""
+        labels = [self.y[split] for split in splits if split in self.y]
+        return np.bincount(np.concatenate(labels)).tolist() if labels else []
+
+    def sums(self) -> list[list[int]] | None:
+        """Return per channel the sum, the sum of squares and the number of pixels of the images to learn from."""
+        learned = [self.x[split] for split in ("train", "validation") if split in self.x]
+        if not learned or self.example.dtype != np.uint8:
+            return None
+        sums: list[list[int]] = np.sum([channel_sums(x) for x in learned], axis=0).tolist()
+        return sums
+
+    @property
+    def largest_token(self) -> int | None:
+        """The largest token; None where examples are no tokens."""
+        if self.example.dtype != np.int64:
+            return None
+        return int(max(x.max(initial=0) for x in self.x.values()))
+
+
+def read_local(source: str) -> LocalData:
+    """Return the data in an .npz file, in a folder that holds ``data.npz`` or one .npy per array, or of a function.
+
+    Arrays are x_train and y_train (a client must have them), x_validation and y_validation (held out by the task's
+    fraction when missing), x_test and y_test. A function is named as ``package.module:function`` and returns such
+    arrays by name.
+    """
+    path = Path(source)
+    arrays: Mapping[str, Any]
+    if path.is_dir():
+        arrays = _npz(path / FILE) if (path / FILE).exists() else _folder(path)
+    elif path.suffix == ".npz":
+        arrays = _npz(path)
+    elif ":" in source and not path.exists():
+        arrays = _called(source)
+    else:
+        raise DeployError(
+            f"--data: {quoted(source)} is no .npz file, no folder, and no function (package.module:function)"
+        )
+    return from_arrays(arrays, source)
+
+
+def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
+    """Return data from arrays by name; what is missing or does not fit is named."""
+    known = {f"{letter}_{split}" for letter in "xy" for split in SPLITS}
+    found = {name: array for name, array in arrays.items() if name in known}
+    splits = [split for split in SPLITS if f"x_{split}" in found or f"y_{split}" in found]
+    if not splits:
+        raise DeployError(
+            f"{source}: it holds {quoted(sorted(arrays))}; give x_train and y_train, or x_test and y_test"
+        )
+    for split in splits:
+        for letter in "xy":
+            if f"{letter}_{split}" not in found:
+                raise DeployError(f"{source}: {letter}_{split} is missing; give examples and labels")
+    try:
+        x = {split: as_examples(found[f"x_{split}"]) for split in splits}
+        y = {split: as_labels(source, f"y_{split}", found[f"y_{split}"]) for split in splits}
+        return LocalData(x, y)
+    except (ConfigError, DeployError) as error:
+        raise DeployError(f"{source}: {error}") from error
+
+
+def _npz(path: Path) -> dict[str, NDArray[Any]]:
+    with reading(path), np.load(path, allow_pickle=False) as content:
+        return {name: content[name] for name in content.files}
+
+
+def _folder(path: Path) -> dict[str, NDArray[Any]]:
+    arrays = {}
+    for file in sorted(path.glob("*.npy")):
+        with reading(file):
+            arrays[file.stem] = np.load(file, allow_pickle=False)
+    if not arrays:
+        raise DeployError(f"{path}: there is no {FILE} and no .npy file in this folder")
+    return arrays
+
+
+def _called(source: str) -> Mapping[str, Any]:
+    module, _, function = source.partition(":")
+    sys.path.insert(0, "")  # as for a script: modules beside it are found
+    try:
+        arrays = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise DeployError(f"--data: {source} cannot be called ({error}); name it as package.module:function") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(arrays, Mapping):
+        raise DeployError(f"--data: {source} must return arrays by name, not a {type(arrays).__name__}")
+    return arrays

@@ -1,0 +1,1 @@
+"""What travels: orders and reports between cloud and edges, lessons and questions between sites and clients."""

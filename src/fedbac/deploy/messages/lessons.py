@@ -1,0 +1,172 @@
+"""What sites and clients say to each other: the requests of ``core.requests``, client by client, to and from bytes.
+
+Parts that a client owns are not said: they stay with it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from fedbac.core.parts import Parts
+from fedbac.core.queries import Split
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.deploy.messages.pieces import (
+    LARGEST,
+    Owners,
+    are_shares,
+    most_in,
+    names_in,
+    one_of,
+    rows_in,
+    teachers_in,
+    teachers_out,
+)
+from fedbac.deploy.wire import Message, WireError, checked_parts, encode, laid_out
+from fedbac.errors import quoted
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One client's training: what ``Train`` says of it, without the parts that are its own."""
+
+    bank: Parts
+    """One row each."""
+    round: int
+    edge_round: int
+    learning_rate: float
+    keep: tuple[str, ...]
+    phases: tuple[int, ...] | None
+    teachers: Teachers | None
+
+
+def lesson(request: Train, place: int, owners: Owners, charter: str) -> bytes:
+    """Return the training of one client of a request."""
+    bank = owners.without(request.bank, "client")
+    rows = {
+        part: {name: value[int(request.row_C[part][place])][None] for name, value in params.items()}
+        for part, params in bank.items()
+    }
+    one = slice(place, place + 1)
+    teachers = None if request.teachers is None else request.part(one).teachers
+    tensors: dict[str, Any] = laid_out(rows, "bank")
+    tensors |= {
+        f"teachers/{path}": value for path, value in ({} if teachers is None else teachers_out(teachers)).items()
+    }
+    tensors["learning_rate"] = np.float64(request.learning_rate)
+    head = {
+        "charter": charter,
+        "round": request.round,
+        "edge_round": request.edge_round,
+        "keep": sorted(request.keep),
+        "phases": None if request.phases is None else list(request.phases),
+        "temperature": None if teachers is None else teachers.temperature,
+    }
+    return encode("lesson", head, tensors)
+
+
+def read_lesson(message: Message) -> Lesson:
+    """Return the training that a client is asked for."""
+    phases = message.value("phases", (list, type(None)))
+    return Lesson(
+        bank=message.parts("bank"),
+        round=message.whole("round", LARGEST),
+        edge_round=message.whole("edge_round", LARGEST),
+        learning_rate=float(message.array("learning_rate", np.float64, ())),
+        keep=names_in(message, "keep", ("square", "epochs")),
+        phases=None if phases is None else message.wholes("phases", range(1000)),
+        teachers=teachers_in(message, 1),
+    )
+
+
+def learned(trained: Trained, sent: Collection[str]) -> bytes:
+    """Return what one client came back with: those parts that are sent."""
+    tensors: dict[str, Any] = laid_out(
+        {part: trained.parts_C[part] for part in trained.parts_C if part in sent}, "parts"
+    )
+    tensors["loss"] = trained.loss_C
+    if trained.square_C is not None:
+        tensors["square"] = trained.square_C
+    if trained.epoch_CE is not None:
+        tensors["epochs"] = trained.epoch_CE
+    return encode("learned", {}, tensors)
+
+
+def read_learned(message: Message, request: Train, place: int, sent: Collection[str], num_epochs: int) -> Trained:
+    """Return what a client came back with if it can be; parts that are not sent are as the client received them."""
+    start = {
+        part: {name: value[int(request.row_C[part][place])][None] for name, value in params.items()}
+        for part, params in request.bank.items()
+    }
+    like = {part: start[part] for part in start if part in sent}
+    parts = checked_parts(message.parts("parts"), like, 1, "learned")
+    square = message.array("square", np.float64, (1,)) if "square" in request.keep else None
+    epochs = message.array("epochs", np.float64, (1, num_epochs)) if "epochs" in request.keep else None
+    return Trained(start | parts, message.array("loss", np.float64, (1,)), None, square, epochs)
+
+
+def question(request: Evaluate, place: int, before: tuple[int, int], owners: Owners, charter: str) -> bytes:
+    """Return a request to one of its owners: all its models, or where they are paired the owner's own.
+
+    ``before`` is the round and edge round before which what a client owns was trained.
+    """
+    row_V = {part: rows[place : place + 1] if request.paired else rows for part, rows in request.row_V.items()}
+    bank, rows_out = {}, {}
+    for part, rows in row_V.items():
+        used, rows_out[part] = np.unique(rows, return_inverse=True)
+        bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
+    tensors: dict[str, Any] = laid_out(owners.without(bank, "client"), "bank")
+    tensors |= {f"rows/{part}": rows.astype(np.int64) for part, rows in rows_out.items()}
+    head = {
+        "charter": charter,
+        "split": request.split,
+        "level": request.level,
+        "max_samples": request.max_samples,
+        "before": list(before),
+    }
+    return encode("question", head, tensors)
+
+
+def moment_in(message: Message) -> tuple[int, int]:
+    """Return the round and edge round before which what a client owns was trained."""
+    before = message.value("before", list)
+    if len(before) != 2 or not all(isinstance(one, int) for one in before):
+        raise WireError(f"question: before is {quoted(before)}; it must be a round and an edge round")
+    return before[0], before[1]
+
+
+def read_question(message: Message, owner: int, own: Parts) -> Evaluate:
+    """Return what is asked of an owner; ``own`` are the parts that a client owns, one row each."""
+    rows = {part: value.numpy() for part, value in message.under("rows").items()}
+    bank = message.parts("bank")
+    bank |= {part: params for part, params in own.items() if part in rows}
+    for part in own.keys() & rows.keys():
+        rows[part] = np.zeros_like(rows[part])
+    return Evaluate(
+        bank=bank,
+        row_V=rows_in(rows, bank, {}),
+        split=one_of(message.head.get("split"), get_args(Split)),
+        owners=(owner,),
+        level=one_of(message.head.get("level"), ("client", "edge")),
+        max_samples=most_in(message.head.get("max_samples")),
+    )
+
+
+def findings(measured: Measured) -> bytes:
+    """Return what was measured."""
+    return encode(
+        "findings",
+        {},
+        {"loss_VG": measured.loss_VG, "accuracy_VG": measured.accuracy_VG, "count_G": measured.count_G},
+    )
+
+
+def read_findings(message: Message, num_models: int) -> Measured:
+    """Return what one owner measured of so many models."""
+    loss, accuracy = (message.array(name, np.float64, (num_models, 1)) for name in ("loss_VG", "accuracy_VG"))
+    count = message.array("count_G", np.int64, (1,))
+    if (count < 0).any() or not are_shares(accuracy):
+        raise WireError("findings: accuracies or counts that cannot be")
+    return Measured(loss, accuracy, count)

@@ -1,0 +1,292 @@
+"""The edges of a federation as the cloud's round loop sees them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedbac.core.parts import Scope
+from fedbac.deploy.asking import ask_informed
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.clients import Answers, TooFewClientsError
+from fedbac.deploy.desk import Desk
+from fedbac.deploy.edge import EDGE
+from fedbac.deploy.messages.orders import (
+    lost_measurements,
+    lost_report,
+    measure_order,
+    read_measure_report,
+    read_train_report,
+    train_order,
+)
+from fedbac.deploy.settings import DeploySettings, edge_name
+from fedbac.deploy.transport import Children
+from fedbac.deploy.wire import Message, WireError, decode, encode
+from fedbac.errors import TooFewSitesError
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+
+AGAIN = 0.5
+"""Seconds between two looks at who is there."""
+REQUESTS = 4
+"""An edge asks its clients about so many things in an edge round, one after another, and each has its deadline."""
+
+SomeOrder = TypeVar("SomeOrder", TrainOrder, MeasureOrder)
+SomeReport = TypeVar("SomeReport", TrainReport, MeasureReport)
+
+log = logging.getLogger("fedbac")
+
+
+class Interruption(Exception):  # noqa: N818 (no error)
+    """The operator wants to stop while the cloud waits for sites."""
+
+
+class Remote:
+    """What both kinds of federations have in common: who is there, and waiting for more."""
+
+    device = torch.device("cpu")
+    keeps: frozenset[Scope] = frozenset({"edge", "client"})
+
+    def __init__(
+        self,
+        charter: Charter,
+        children: Children,
+        deploy: DeploySettings,
+        waiting: Callable[[str], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.charter, self.children, self.deploy = charter, children, deploy
+        self.waiting, self.stopped = waiting, stopped
+        self.round = 0
+        self.present: dict[str, list[str]] = {}
+        """By edge, the clients that were there when it last spoke."""
+        self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an edge has for an order."""
+        return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
+
+    def wait(self, enough: Callable[[], str | None]) -> None:
+        """Wait until nothing is missing, and say what is."""
+        while (missing := enough()) is not None:
+            if self.stopped():
+                raise Interruption(missing)
+            self.waiting(missing)
+            time.sleep(AGAIN)
+
+    def heard(self, name: str, message: Message) -> None:
+        """Note which clients an edge has."""
+        found = message.head.get("present")
+        if isinstance(found, list) and all(isinstance(one, str) for one in found):
+            self.present[name] = found
+
+    def close(self) -> None:
+        """Nothing to release: links belong to whoever made them."""
+
+
+class RemoteEdges(Remote):
+    """Every site is an edge elsewhere."""
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every edge run its order; too few answers make no round."""
+        self.wait(self._too_few)
+        self.round = orders[0].round
+        owners, key = self.charter.owners, self.charter.id
+        messages = {edge_name(order.site): train_order(order, owners, key) for order in orders}
+
+        def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
+            return read_train_report(message, order, site, owners)
+
+        return self._reports(orders, messages, "trained", read, lost_report)
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every edge measure; who does not answer has no accuracy."""
+        owners, key = self.charter.owners, self.charter.id
+        messages = {edge_name(order.site): measure_order(order, self.round, owners, key) for order in orders}
+        return self._reports(orders, messages, "measured", read_measure_report, lost_measurements)
+
+    def _reports(
+        self,
+        orders: Sequence[SomeOrder],
+        messages: Mapping[str, bytes],
+        kind: str,
+        read: Callable[[Message, SomeOrder, Site], SomeReport],
+        lost: Callable[[SomeOrder, Site], SomeReport],
+    ) -> list[SomeReport]:
+        """Return every edge's report, or what stands for it; too few of them are none."""
+        found = self._ask(messages, kind)
+        reports, reasons = [], {}
+        for order in orders:
+            name, site = edge_name(order.site), self.charter.sites[order.site]
+            answer = found.get(name, "it was not there")
+            if isinstance(answer, Message):
+                try:
+                    reports.append(read(answer, order, site))
+                    continue
+                except WireError as error:
+                    answer = str(error)
+            reasons[name] = answer
+            reports.append(lost(order, site))
+        self._count(reasons, len(orders))
+        return reports
+
+    def _ask(self, messages: Mapping[str, bytes], kind: str) -> dict[str, Message | str]:
+        """Return every edge's answer, or the reason why there is none."""
+        answers, reasons = ask_informed(self.children, messages, self.charter, self.patience)
+        found: dict[str, Message | str] = dict(reasons)
+        for name, answer in answers.items():
+            try:
+                message = decode(answer, (kind, "absent"))
+                self.heard(name, message)
+                found[name] = message if message.kind == kind else str(message.head.get("reason"))
+            except WireError as error:
+                found[name] = str(error)
+        return found
+
+    def _too_few(self) -> str | None:
+        here = self.children.present()
+        if len(here) >= self.deploy.min_edges:
+            return None
+        missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
+        return f"waiting for edges: {len(here)} of at least {self.deploy.min_edges} are there; {', '.join(missing)} not"
+
+    def _count(self, reasons: Mapping[str, Any], total: int) -> None:
+        for name, reason in reasons.items():
+            log.warning("round %d: %s gave no answer: %s", self.round, name, reason)
+        answered = total - len(reasons)
+        if answered < self.deploy.min_edges:
+            self.waiting(
+                f"round {self.round} is played again: {answered} of at least {self.deploy.min_edges} edges answered"
+            )
+            if self.stopped():
+                raise Interruption
+            time.sleep(AGAIN)
+            raise TooFewSitesError(f"{answered} edges answered")
+
+
+class RelayReach:
+    """A way to all clients through their edges, which pass on what is said."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote, self.charter = remote, remote.charter
+        self.edge_of = {client: m for m, clients in enumerate(self.charter.clients) for client in clients}
+
+    def clients(self) -> frozenset[int]:
+        """Ask the edges which clients are there."""
+        return self._relayed({m: ({}, None) for m in range(len(self.charter.clients))})[2]
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages, those of an edge together."""
+        to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
+        for client, message in messages.items():
+            to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
+        answers, reasons, _ = self._relayed(to)
+        reasons |= {client: "its edge is not there" for client in messages if client not in {*answers, *reasons}}
+        return answers, reasons
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send edges what they are to measure on their own test data."""
+        found: dict[int, bytes] = {}
+        reasons: dict[int, str] = {}
+        for edge, message in messages.items():
+            answers, lost, _ = self._relayed({edge: ({}, message)})
+            if -1 - edge in answers:
+                found[edge] = answers[-1 - edge]
+            else:
+                reasons[edge] = lost.get(-1 - edge, "it is not there")
+        return found, reasons
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Log who gave no answer that could be used."""
+        for client, reason in reasons.items():
+            log.warning("client %d gave no answer: %s", client, reason)
+
+    def _relayed(
+        self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
+    ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
+        """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
+        messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
+        replies, lost = ask_informed(self.remote.children, messages, self.charter, self.remote.patience)
+        answers: dict[int, bytes] = {}
+        reasons: dict[int, str] = {}
+        here: set[int] = set()
+        for m, (each, own) in to.items():
+            mine = {str(client): client for client in self.charter.clients[m]} | {EDGE: -1 - m}
+            try:
+                if edge_name(m) in lost:
+                    raise WireError(lost[edge_name(m)])
+                message = decode(replies[edge_name(m)], ("relayed",))
+                self.remote.heard(edge_name(m), message)
+                here |= set(message.wholes("numbers", frozenset(self.charter.clients[m])))
+                answers |= {mine[c]: v.numpy().tobytes() for c, v in message.under("answer").items() if c in mine}
+                reasons |= {mine[c]: str(why) for c, why in message.value("reasons", dict).items() if c in mine}
+            except WireError as error:
+                asked = [*each, *([-1 - m] if own is not None else [])]
+                reasons |= dict.fromkeys(asked, f"{edge_name(m)}: {error}")
+        return answers, reasons, frozenset(here)
+
+    def _packed(self, each: Mapping[int, bytes], own: bytes | None) -> bytes:
+        """Return a relay; a message that several clients get travels once."""
+        places: dict[bytes, int] = {}
+        to = {str(client): places.setdefault(message, len(places)) for client, message in each.items()}
+        if own is not None:
+            to[EDGE] = places.setdefault(own, len(places))
+        tensors = {f"payload/{place}": np.frombuffer(message, dtype=np.uint8) for message, place in places.items()}
+        return encode("relay", {"charter": self.charter.id, "to": to}, tensors)
+
+
+class RemoteClients(Remote):
+    """The cloud itself is the only site, and edges pass on what it says to clients."""
+
+    def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
+        super().__init__(charter, *rest)
+        self.desk = Desk(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Run the order here, with clients elsewhere."""
+        (order,) = orders
+        self.wait(self._too_few)
+        self.round = order.round
+        here = replace(
+            order,
+            bank=dict(order.bank) | self.desk.own((order.round, 0), order.bank),
+            momentum=None,
+            links={name: parts for name, parts in order.links.items() if name == "client_down"},
+        )
+        try:
+            report = self.desk.train(here, threading.Event())
+        except TooFewClientsError as error:
+            raise self._again(error) from error
+        kept = self.charter.owners.only(order.bank, "edge", "client")
+        links = {**order.links, **report.links}
+        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=links)]
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Measure with clients and edges elsewhere."""
+        try:
+            return [self._measure(order) for order in orders]
+        except TooFewClientsError as error:
+            raise self._again(error) from error
+
+    def _measure(self, order: MeasureOrder) -> MeasureReport:
+        own = self.desk.own((self.round + 1, 0), order.bank)
+        bank = {part: own.get(part, params) for part, params in order.bank.items()}
+        return self.desk.measure(replace(order, bank=bank), self.round, threading.Event())
+
+    def _too_few(self) -> str | None:
+        if self.children.present():
+            return None
+        return "waiting for edges, which pass on what is said to clients: none is there"
+
+    def _again(self, error: Exception) -> TooFewSitesError:
+        self.waiting(f"round {self.round} is played again: {error}")
+        if self.stopped():
+            raise Interruption
+        time.sleep(AGAIN)
+        return TooFewSitesError(str(error))

@@ -1,0 +1,163 @@
+"""Messages as bytes: tensors as safetensors, everything else as JSON in its head. No pickle, and no code travels.
+
+Whoever decodes believes nothing: a message is one of a few known kinds, and every tensor in it must have the name, the
+shape and the number type that the receiver expects.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedbac.core.parts import Params, Parts
+from fedbac.errors import DeployError, quoted
+
+PROTOCOL = 1
+"""The version of what is said; sites of different versions do not talk."""
+MOST_HEAD = 2**24
+"""Bytes of the JSON of a message."""
+MOST_TENSORS = 100_000
+LENGTH = 8
+"""Bytes of the number that a message begins with: the length of its JSON."""
+
+
+class WireError(DeployError):
+    """A message that is not what it should be; it is refused."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was said: a kind, plain values, and tensors by their paths (``bank/global/0.weight``)."""
+
+    kind: str
+    head: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def parts(self, place: str) -> Parts:
+        """Return the networks at a place, by part and weight, in the order in which they were sent."""
+        found: Parts = {}
+        for path, value in self.under(place).items():
+            part, slash, name = path.partition("/")
+            if not slash or not name:
+                raise WireError(f"{self.kind}: {place}/{path} names no weight of a part")
+            found.setdefault(part, {})[name] = value
+        return found
+
+    def under(self, place: str) -> dict[str, Tensor]:
+        """Return all tensors at a place, by the rest of their paths."""
+        prefix = f"{place}/"
+        return {path.removeprefix(prefix): value for path, value in self.tensors.items() if path.startswith(prefix)}
+
+    def array(self, path: str, dtype: type[Any], shape: tuple[int, ...]) -> Any:
+        """Return an array that must be there, of this number type and shape."""
+        value = self.tensors.get(path)
+        if value is None:
+            raise WireError(f"{self.kind}: {path} is missing")
+        found = value.numpy()
+        if found.dtype != dtype or found.shape != shape:
+            raise WireError(f"{self.kind}: {path} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
+        return found
+
+    def value(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """Return a plain value that must be there, of this type."""
+        found = self.head.get(name)
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise WireError(f"{self.kind}: {name} is {quoted(found)}, which is not allowed")
+        return found
+
+    def whole(self, name: str, most: int) -> int:
+        """Return a whole number from 0 to ``most`` that must be there."""
+        found = self.value(name, int)
+        if not 0 <= found <= most:
+            raise WireError(f"{self.kind}: {name} is {found}; it must be from 0 to {most}")
+        return int(found)
+
+    def wholes(self, name: str, allowed: Collection[int]) -> tuple[int, ...]:
+        """Return a list of different numbers, each of which must be allowed."""
+        found = self.value(name, list)
+        good = all(isinstance(one, int) and not isinstance(one, bool) and one in allowed for one in found)
+        if not good or len(set(found)) != len(found):
+            raise WireError(f"{self.kind}: {name} is {quoted(found)}; it must list some of {quoted(sorted(allowed))}")
+        return tuple(found)
+
+
+def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> bytes:
+    """Return a message as bytes."""
+    ready = {path: _ready(value) for path, value in tensors.items()}
+    text = json.dumps({"protocol": PROTOCOL, "kind": kind, "order": list(ready), "head": dict(head)}, allow_nan=False)
+    return save(ready, metadata={"fedbac": text})
+
+
+def decode(data: bytes, kinds: Collection[str], most_head: int = MOST_HEAD) -> Message:
+    """Return the message that bytes hold, if it is of one of these kinds; else raise a WireError."""
+    length = int.from_bytes(data[:LENGTH], "little")
+    if len(data) < LENGTH or length > min(len(data) - LENGTH, most_head):
+        raise WireError("a message is cut short, or says too much of itself")
+    try:
+        outer = json.loads(data[LENGTH : LENGTH + length])
+        if not isinstance(outer, dict) or len(outer) > MOST_TENSORS:
+            raise WireError("a message holds too many tensors")
+        meta = outer.get("__metadata__", {})
+        said = json.loads(meta["fedbac"], parse_constant=_refuse_constant)
+        protocol, kind, order, head = (said[name] for name in ("protocol", "kind", "order", "head"))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError("a message has no head that can be read") from error
+    if protocol != PROTOCOL:
+        raise WireError(f"a message is of protocol {quoted(protocol)}, and this is {PROTOCOL}; update the older site")
+    if not isinstance(kind, str) or kind not in kinds or not isinstance(head, dict):
+        raise WireError(f"a message is of kind {quoted(kind)}, and {' or '.join(sorted(kinds))} was expected")
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
+        raise WireError(f"{kind}: its tensors cannot be read") from error
+    if not isinstance(order, list) or set(map(str, order)) != set(tensors) or len(order) != len(tensors):
+        raise WireError(f"{kind}: it does not name its tensors")
+    return Message(kind, head, {path: tensors[path] for path in order})
+
+
+def laid_out(parts: Parts, place: str) -> dict[str, Tensor]:
+    """Return networks by their paths below a place."""
+    return {f"{place}/{part}/{name}": value for part, params in parts.items() for name, value in params.items()}
+
+
+def checked_parts(found: Parts, like: Parts, rows: int | None, what: str) -> Parts:
+    """Return networks in the order of those that they must be like, in names, shapes and number types.
+
+    ``rows`` is how many there must be of each; as many as in ``like`` when not given.
+    """
+    if set(found) != set(like):
+        raise WireError(f"{what}: it holds the parts {quoted(sorted(found))}, not {quoted(sorted(like))}")
+    return {part: _checked_params(found[part], params, rows, f"{what}: {part}") for part, params in like.items()}
+
+
+def _checked_params(found: Params, like: Params, rows: int | None, what: str) -> Params:
+    if set(found) != set(like):
+        raise WireError(f"{what}: it holds the weights {quoted(sorted(found))}, not {quoted(sorted(like))}")
+    for name, wanted in like.items():
+        shape = (len(wanted) if rows is None else rows, *wanted.shape[1:])
+        if tuple(found[name].shape) != shape or found[name].dtype != wanted.dtype:
+            got = f"{found[name].dtype} {tuple(found[name].shape)}"
+            raise WireError(f"{what}: {name} is {got}, not {wanted.dtype} {shape}")
+    return {name: found[name] for name in like}
+
+
+def all_finite(parts: Parts) -> bool:
+    """Whether no weight is NaN or infinite."""
+    return all(bool(torch.isfinite(value).all()) for params in parts.values() for value in params.values())
+
+
+def _ready(value: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
+    tensor = tensor.detach().cpu().contiguous()
+    # What shares its memory with another, or is a view of something larger, must be saved as its own.
+    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")

@@ -1,0 +1,184 @@
+"""A federation in one process: the real roles, with calls where links would be; and the same data for the simulator."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.data import Dataset, Shards
+from fedbac.deploy.edge import Edge
+from fedbac.deploy.enrolment import Enrolled, enrol
+from fedbac.deploy.remote import Remote, RemoteClients, RemoteEdges
+from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
+from fedbac.deploy.shop import Shop
+from fedbac.runs.play import conduct, finish
+from fedbac.runs.store import Run, RunFolder
+
+CPU = Runtime(device="cpu", workers=1)
+Answer = Callable[[bytes, threading.Event], bytes]
+
+
+class MemoryChildren:
+    """Children that answer at once. ``lost`` are not there; ``answer`` may be replaced to lie."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self.answers = dict(answers)
+        self.lost: set[str] = set()
+        self.bytes_down = self.bytes_up = 0
+
+    def present(self) -> frozenset[str]:
+        return frozenset(self.answers) - self.lost
+
+    def seen(self) -> dict[str, float]:
+        return dict.fromkeys(self.present(), 0.0)
+
+    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, reasons = {}, {}
+        for name, message in messages.items():
+            if name in self.lost:
+                reasons[name] = "lost"
+                continue
+            self.bytes_down += len(message)
+            try:
+                answers[name] = self.answers[name](message, threading.Event())
+                self.bytes_up += len(answers[name])
+            except Exception as error:
+                reasons[name] = f"{type(error).__name__}: {error}"
+        return answers, reasons
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class MemoryFederation:
+    """A cloud, its edges and their clients."""
+
+    experiment: Experiment
+    folder: Path
+    data: Mapping[str, Mapping[str, Any]]
+    """Arrays by site."""
+    deploy: DeploySettings = DeploySettings()  # noqa: RUF009 (frozen)
+    edges: dict[str, Edge] = field(default_factory=dict)
+    shops: dict[str, Shop] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    """What the cloud said that it waits for."""
+
+    def __post_init__(self) -> None:
+        counts = self.experiment.task.clients()
+        place = {"address": "localhost:1", "listen": "localhost:1"}
+        config = FederationConfig(
+            name="test",
+            cloud=CloudPlace(**place),
+            edges=tuple(EdgePlace(**place, clients=count) for count in counts),
+            deploy=self.deploy,
+            experiment={},
+        )
+        self.sites = config.sites()
+        for name, arrays in self.data.items():
+            path = self.folder / "data" / name
+            path.mkdir(parents=True, exist_ok=True)
+            np.savez(path / "data.npz", **arrays)
+        self.cloud = MemoryChildren({name: self._edge(name) for name in self.sites["cloud"].children})
+
+    def _edge(self, name: str) -> Answer:
+        site = self.sites[name]
+        shop = self._shop(name) if name in self.data else None
+        edge = Edge(site, self.folder / "state" / name, shop)
+        clients = {child: self._client(child) for child in site.children}
+        edge.children = MemoryChildren(clients)
+        self.edges[name] = edge
+        return edge.answer
+
+    def _client(self, name: str) -> Answer:
+        shop = self._shop(name)
+        return lambda payload, gone: shop.answer(payload)
+
+    def _shop(self, name: str) -> Shop:
+        site = self.sites[name]
+        assert site.edge is not None
+        source, state = str(self.folder / "data" / name), self.folder / "state" / name
+        shop = Shop(name, site.number, site.edge, site.role == "client", source, state, CPU)
+        self.shops[name] = shop
+        return shop
+
+    def children(self, edge: str) -> MemoryChildren:
+        """Return the links of an edge."""
+        found = self.edges[edge].children
+        assert isinstance(found, MemoryChildren)
+        return found
+
+    def enrol(self) -> Enrolled:
+        """Let everybody say what they hold."""
+        return enrol(self.experiment, self.cloud, 10.0, self.said.append, lambda: False)
+
+    def connect(self, enrolled: Enrolled) -> Remote:
+        """Return the edges as the round loop sees them."""
+        rest = (enrolled.charter, self.cloud, self.deploy, self.said.append, lambda: False)
+        if self.experiment.method.topology.tiers == 2:
+            return RemoteClients(self.folder / "state" / "cloud", *rest)
+        return RemoteEdges(*rest)
+
+    def run(self, folder: Path | None = None, enrolled: Enrolled | None = None) -> Run:
+        """Play the whole run."""
+        enrolled = enrolled or self.enrol()
+        to = None if folder is None else RunFolder(folder)
+        playing = conduct(
+            self.experiment, enrolled, self.connect(enrolled), CPU, folder=to, continued=folder is not None
+        )  # type: ignore[arg-type]
+        return finish(playing)
+
+
+def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return the arrays of every site, as a partition hands them out."""
+    sites: dict[str, Any] = {}
+    for edge, clients in enumerate(shards.clients):
+        if tests_at == "edge":
+            test = shards.test[edge]
+            sites[f"edge-{edge}"] = {"x_test": dataset.x_test[test], "y_test": dataset.y_test[test]}
+        for within, client in enumerate(clients):
+            arrays = {}
+            for split, indices in (("train", shards.train[client]), ("validation", shards.validation[client])):
+                if indices.size:
+                    arrays |= {f"x_{split}": dataset.x_train[indices], f"y_{split}": dataset.y_train[indices]}
+            if tests_at == "clients":
+                share = client_test[client]
+                if share.size:
+                    arrays |= {"x_test": dataset.x_test[share], "y_test": dataset.y_test[share]}
+            sites[f"edge-{edge}-client-{within}"] = arrays
+    return sites
+
+
+def gathered(
+    name: str, sites: Mapping[str, Mapping[str, Any]], counts: Sequence[int], num_classes: int
+) -> tuple[Dataset, Shards]:
+    """Return all data of a federation as one data set with its shards, as only a test may."""
+    x: dict[str, list[Any]] = {"train": [], "test": []}
+    y: dict[str, list[Any]] = {"train": [], "test": []}
+    train, validation, test, clients, number = [], [], [], [], 0
+
+    def add(to: str, arrays: Mapping[str, Any], split: str) -> Any:
+        begin = sum(map(len, y[to]))
+        if f"x_{split}" not in arrays:
+            return np.zeros(0, dtype=np.int64)
+        x[to].append(arrays[f"x_{split}"])
+        y[to].append(arrays[f"y_{split}"])
+        return np.arange(begin, begin + len(arrays[f"y_{split}"]))
+
+    for edge, count in enumerate(counts):
+        tests = [add("test", sites.get(f"edge-{edge}", {}), "test")]
+        for within in range(count):
+            arrays = sites[f"edge-{edge}-client-{within}"]
+            train.append(add("train", arrays, "train"))
+            validation.append(add("train", arrays, "validation"))
+            tests.append(add("test", arrays, "test"))
+        test.append(np.concatenate(tests))
+        clients.append(range(number, number + count))
+        number += count
+    arrays = [np.concatenate(part) for part in (x["train"], y["train"], x["test"], y["test"])]
+    dataset = Dataset(name, *arrays, num_classes)
+    return dataset, Shards(tuple(train), tuple(validation), tuple(test), tuple(clients))
