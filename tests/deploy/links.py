@@ -17,11 +17,14 @@ from fedbac.deploy.authority import Authority
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.frames import Kind, framed
 from fedbac.deploy.grpc import GrpcChildren, GrpcParent
-from fedbac.deploy.grpc.common import METHOD, SITE, options
+from fedbac.deploy.grpc.common import METHOD, SITE
 from fedbac.deploy.settings import Role
 from fedbac.deploy.transport import Answer
 
-HEARTBEAT = 0.2
+HEARTBEAT = 2.0
+"""Long enough that a busy machine makes nobody silent."""
+QUICK = 0.3
+"""For tests in which somebody falls silent."""
 LIMIT = 32 * 1024 * 1024
 EDGE = "edge-0"
 CHILDREN = tuple(f"edge-0-client-{number}" for number in range(4))
@@ -161,10 +164,14 @@ def program(body: str, **values: object) -> Iterator[subprocess.Popen[str]]:
 def child_process(
     credentials: Credentials, address: str, name: str, heartbeat: float = HEARTBEAT
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a child that answers with what it is asked, in a process of its own."""
+    """Run a child that answers with what it is asked, unless that is to wait, in a process of its own."""
     body = f"""
+        def answer(request, gone):
+            if request == b"wait":
+                gone.wait()
+            return request
         GrpcParent(address, {EDGE!r}, name, credentials, heartbeat=heartbeat, limit={LIMIT}).serve(
-            lambda: b"hello", lambda welcome: None, lambda request, gone: request, threading.Event())
+            lambda: b"hello", lambda welcome: None, answer, threading.Event())
     """
     with program(body, credentials=credentials, address=address, name=name, heartbeat=heartbeat) as process:
         yield process
@@ -178,9 +185,8 @@ class Hostile:
         self._channel = grpc.secure_channel(
             address,
             grpc.ssl_channel_credentials(authority, key, certificate),
-            [*options(5), ("grpc.ssl_target_name_override", EDGE), ("grpc.max_send_message_length", -1)],
+            [("grpc.ssl_target_name_override", EDGE), ("grpc.use_local_subchannel_pool", 1)],
         )
-        self._sent = 0
         self._waiting: list[bytes] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -214,7 +220,8 @@ class Hostile:
 
     def receive(self, kind: Kind) -> bytes:
         """Return the next frame of a kind."""
-        return next(frame for frame in self._frames if frame[0] == kind)
+        found: bytes = next(frame for frame in self._frames if frame[0] == kind)
+        return found
 
     def joins(self) -> "Hostile":
         self.say(Kind.HELLO, payload=b"hello")

@@ -141,15 +141,16 @@ class Outbox:
 
     def __next__(self) -> bytes:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, self._heartbeat)
-            while self._waiting:
-                frame = next(self._waiting[0], None)
-                if frame is not None:
-                    return frame
-                self._waiting.popleft()
-            if self._closed:
-                raise StopIteration
-        return next(framed(Kind.PING, 0, b""))
+            while True:
+                while self._waiting:
+                    frame = next(self._waiting[0], None)
+                    if frame is not None:
+                        return frame
+                    self._waiting.popleft()
+                if self._closed:
+                    raise StopIteration
+                if not self._changed.wait_for(lambda: self._waiting or self._closed, self._heartbeat):
+                    return next(framed(Kind.PING, 0, b""))
 
 
 class Budget:
