@@ -15,7 +15,7 @@ import grpc
 
 from fedbac.deploy.authority import Authority
 from fedbac.deploy.credentials import Credentials
-from fedbac.deploy.frames import Kind, framed
+from fedbac.deploy.frames import HEADER, Kind, framed
 from fedbac.deploy.grpc import GrpcChildren, GrpcParent
 from fedbac.deploy.grpc.common import METHOD, SITE
 from fedbac.deploy.settings import Role
@@ -38,9 +38,10 @@ PATIENCE = 30.0
 class Identities:
     """Credentials by the names of sites, in a folder."""
 
-    def __init__(self, folder: Path, **how: Any) -> None:
+    def __init__(self, folder: Path, authority: Authority | None = None, **how: Any) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.authority = Authority.create(folder / "authority", "hospital")
+        self.authority = authority or Authority.create(folder / "authority", "hospital")
         roles: dict[str, Role] = {EDGE: "edge", **dict.fromkeys((*CHILDREN, STRANGER), "client")}
         self.issue(roles, **how)
 
@@ -50,8 +51,7 @@ class Identities:
             (self.folder / f"{name}.crt").write_bytes(pair.certificate)
 
     def of(self, name: str) -> Credentials:
-        folder = self.folder
-        authority = folder / "authority"
+        folder, authority = self.folder, self.authority.folder
         return Credentials(
             folder / f"{name}.key", folder / f"{name}.crt", authority / "ca.crt", authority / "revoked.crl"
         )
@@ -178,19 +178,22 @@ def child_process(
 
 
 class Hostile:
-    """A child with genuine credentials that sends whatever it likes."""
+    """A child that sends whatever it likes: by its credentials, those that gRPC is told, or without TLS."""
 
-    def __init__(self, credentials: Credentials, address: str, name: str, **call: Any) -> None:
-        key, certificate, authority = credentials.read()
-        self._channel = grpc.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(authority, key, certificate),
-            [("grpc.ssl_target_name_override", EDGE), ("grpc.use_local_subchannel_pool", 1)],
+    def __init__(self, proof: Any, address: str, name: str | None, **call: Any) -> None:
+        if isinstance(proof, Credentials):
+            key, certificate, authority = proof.read()
+            proof = grpc.ssl_channel_credentials(authority, key, certificate)
+        options = [("grpc.ssl_target_name_override", EDGE), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = (
+            grpc.secure_channel(address, proof, options) if proof else grpc.insecure_channel(address, options[1:])
         )
         self._waiting: list[bytes] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._frames = self._channel.stream_stream(METHOD)(self._pending(), metadata=((SITE, name),), **call)
+        self._frames = self._channel.stream_stream(METHOD)(
+            self._pending(), metadata=((SITE, name),) if name else (), **call
+        )
 
     def __enter__(self) -> "Hostile":
         return self
@@ -227,6 +230,10 @@ class Hostile:
         self.say(Kind.HELLO, payload=b"hello")
         self.receive(Kind.WELCOME)
         return self
+
+    def on_request(self, act: Callable[[int], None]) -> None:
+        """Do something with the number of the next request, when it comes."""
+        threading.Thread(target=lambda: act(HEADER.unpack_from(self.receive(Kind.REQUEST))[1])).start()
 
     def end(self) -> grpc.RpcError:
         """Wait for the parent to end the link; return how it did."""

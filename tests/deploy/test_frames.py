@@ -50,7 +50,7 @@ def frame(kind: int, number: int, total: int, chunk: bytes = b"") -> bytes:
         ([frame(Kind.ANSWER, 1, LIMIT, bytes(CHUNK + 1))], "a frame of"),
         ([frame(99, 1, 1, b"x")], "kind 99"),
         ([frame(Kind.REQUEST, 1, 1, b"x")], "kind 3, which it may not send"),
-        ([frame(Kind.ANSWER, 1, LIMIT + 1, bytes(CHUNK))], "a ANSWER of 786,433 bytes"),
+        ([frame(Kind.ANSWER, 1, LIMIT + 1, bytes(CHUNK))], "an ANSWER of 786,433 bytes"),
         ([frame(Kind.ANSWER, 1, 2**64 - 1, bytes(CHUNK))], "18,446,744,073,709,551,615"),
         ([frame(Kind.FAILED, 1, 11, bytes(11))], "a FAILED of 11 bytes"),
         ([frame(Kind.PING, 0, 0, b"x")], "a PING with content"),

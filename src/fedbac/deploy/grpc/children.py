@@ -95,14 +95,14 @@ class Link:
                 raise FrameError("a second HELLO")
             self.said_hello = True
         elif not self.said_hello:
-            raise FrameError(f"a {kind.name} before its HELLO")
+            raise FrameError(f"{kind.one} before its HELLO")
         elif kind is Kind.PING:
             if not self._signs.spend():
                 raise FrameError("a flood of frames")
         else:
             with self._lock:
                 if self.current is None or self.current.number != number:
-                    raise FrameError(f"a {kind.name} to no request that it has")
+                    raise FrameError(f"{kind.one} to no request that it has")
 
 
 class GrpcChildren:
@@ -148,6 +148,7 @@ class GrpcChildren:
                 ("grpc.max_concurrent_streams", 1),
                 ("grpc.max_allowed_incoming_connections", max(256, 4 * most)),
                 ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 30_000),  # whoever was refused need not stay
             ],
             maximum_concurrent_rpcs=most,
         )
@@ -349,8 +350,8 @@ class GrpcChildren:
             for exchange in (link.current, link.next):
                 if exchange is not None and exchange.reason is None:
                     exchange.reason = reason
+            log.warning("%s %s", link.name, reason)
             self._changed.notify_all()
-        log.warning("%s %s", link.name, reason)
         link.context.set_code(code)
         link.context.set_details(f"{link.name} {reason}")
         link.outbox.close()

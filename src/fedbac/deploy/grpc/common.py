@@ -24,7 +24,7 @@ Option = tuple[str, int | str]
 
 def options(heartbeat: float) -> list[Option]:
     """Return the settings of gRPC that both ends use."""
-    milliseconds = max(1000, int(1000 * heartbeat))
+    milliseconds = max(100, int(1000 * heartbeat))
     return [
         ("grpc.max_receive_message_length", LARGEST_FRAME),
         ("grpc.max_send_message_length", LARGEST_FRAME),
