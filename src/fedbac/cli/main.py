@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 
-from fedbac.cli import exporting, lists, reporting, running, watching
+from fedbac.cli import exporting, federating, lists, reporting, running, watching
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.local import kernels
@@ -42,6 +42,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(lists.data_app, name="data")
+app.add_typer(federating.federation_app, name="federation")
 
 
 def _version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """A federation's certificate authority: it issues, renews and revokes; and what certificates and its list say."""
 
 import datetime as dt
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,15 +14,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from filelock import FileLock, Timeout
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
-from fedbac.deploy.settings import Configuration, Role, parse_settings
+from fedbac.deploy.settings import SITE_DAYS, Configuration, Role, parse_settings
 from fedbac.errors import DeployError
 from fedbac.files import make_folder, read_json, why, write_whole
 
 AUTHORITY_DAYS = 3652
 """Ten years; sites get new certificates many times within it."""
-SITE_DAYS = 90
 BACKDATED = dt.timedelta(minutes=5)
 """A certificate is valid from a little before it was made, since clocks of sites differ."""
 ONLY_OWNER, FOLDER_OF_OWNER = 0o600, 0o700
@@ -45,10 +45,6 @@ class Identity(NamedTuple):
     serial: int
     begins: dt.datetime
     expires: dt.datetime
-
-    def days_left(self, now: dt.datetime | None = None) -> int:
-        """Return the whole days until the certificate expires; negative ones since it did."""
-        return (self.expires - (now or dt.datetime.now(dt.UTC))).days
 
 
 class RevokedList(NamedTuple):
@@ -75,16 +71,20 @@ class Issued(Configuration):
     """The site's."""
     serial: Annotated[str, Field(pattern="^[0-9a-f]+$")]
     """Hexadecimal."""
-    expires: dt.datetime
+    expires: AwareDatetime
     """When it ends."""
-    revoked: dt.datetime | None = None
+    revoked: AwareDatetime | None = None
     """When it was revoked, if it was."""
+
+    def days_left(self, now: dt.datetime) -> int:
+        """Return the days until it expires, a begun one for a whole; negative ones since it did."""
+        return math.ceil((self.expires - now) / dt.timedelta(days=1))
 
 
 class Book(Configuration):
     """``issued.json``: every certificate of the authority, and the number of its last list of revoked ones."""
 
-    number: int = 0
+    number: Annotated[int, Field(ge=0)] = 0
     """Of the last list."""
     certificates: tuple[Issued, ...] = ()
     """In the order in which they were issued."""
@@ -162,17 +162,18 @@ class Authority:
 
     def revoked(self) -> RevokedList:
         """Return the list as sites have it."""
-        return read_revoked(self.list_pem(), self.pem, str(self.folder / LIST_FILE))
+        return read_revoked(read(self.list_file), self.pem, str(self.list_file))
 
-    def list_pem(self) -> bytes:
-        """Return the signed list, for kits."""
-        return read(self.folder / LIST_FILE)
+    @property
+    def list_file(self) -> Path:
+        """The signed list, which cloud and edges have a copy of."""
+        return self.folder / LIST_FILE
 
     def _certify(
         self, name: str, role: Role, key: ec.EllipticCurvePublicKey, begin: dt.datetime, end: dt.datetime
     ) -> x509.Certificate:
         issuer = self._certificate.subject
-        subject = _subject(name, issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
+        subject = _subject(name, str(issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value))
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             _builder(subject, issuer, key, begin - BACKDATED, end)
@@ -216,7 +217,7 @@ class Authority:
                 one = x509.RevokedCertificateBuilder().serial_number(int(entry.serial, 16))
                 builder = builder.add_revoked_certificate(one.revocation_date(entry.revoked).build())
         signed = builder.sign(self._key, hashes.SHA256())
-        write_whole(self.folder / LIST_FILE, signed.public_bytes(serialization.Encoding.PEM))
+        write_whole(self.list_file, signed.public_bytes(serialization.Encoding.PEM))
 
 
 def read_identity(pem: bytes, source: str) -> Identity:
@@ -294,9 +295,9 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC).replace(microsecond=0)
 
 
-def _subject(name: str, federation: str | bytes) -> x509.Name:
+def _subject(name: str, federation: str) -> x509.Name:
     return x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.ORGANIZATION_NAME, str(federation))]
+        [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation)]
     )
 
 

@@ -8,8 +8,8 @@ from typing import Self
 
 from fedbac.config.text import to_yaml
 from fedbac.deploy import authority
-from fedbac.deploy.authority import ONLY_OWNER, SITE_DAYS, Authority, Identity, Pair, RevokedList
-from fedbac.deploy.settings import FederationConfig, SiteConfig, read_settings
+from fedbac.deploy.authority import ONLY_OWNER, Authority, Identity, Pair, RevokedList
+from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, SiteConfig, read_settings
 from fedbac.errors import DeployError, quoted, unknown
 from fedbac.files import make_folder, remove, write_whole
 
@@ -163,16 +163,20 @@ class FederationFolder:
         return chosen
 
     def revoke(self, name: str) -> list[Path]:
-        """Revoke a site; return the lists that must reach the cloud and the edges."""
+        """Revoke a site; return the kits that have the new list, which must reach the cloud and the edges."""
         issued = self.authority.issued()
         if name not in issued:
             raise DeployError(f"{self.path}: {unknown('site', name, issued)}")
+        if name == CLOUD:
+            raise DeployError(
+                f"{self.path}: edges cannot tell that the cloud was revoked; make a new federation instead"
+            )
         self.authority.revoke(name)
-        parents = [self.kit(site.name) for site in self.config.sites().values() if site.role != "client"]
-        lists = [kit / LIST_FILE for kit in parents if kit.is_dir()]
-        for place in lists:
-            write_whole(place, self.authority.list_pem())
-        return lists
+        parents = (self.kit(site.name) for site in self.config.sites().values() if site.role != "client")
+        kits = [kit for kit in parents if kit.is_dir()]  # whoever moved one elsewhere copies the list there
+        for kit in kits:
+            self._write_list(kit)
+        return kits
 
     def is_revoked(self, name: str) -> bool:
         """Whether the last certificate of a site was revoked."""
@@ -186,6 +190,9 @@ class FederationFolder:
         write_whole(kit / CERTIFICATE_FILE, pair.certificate)
         write_whole(kit / AUTHORITY_FILE, self.authority.pem)
         if site.role != "client":
-            write_whole(kit / LIST_FILE, self.authority.list_pem())
+            self._write_list(kit)
         if site.role == "cloud":
             write_whole(kit / EXPERIMENT_FILE, FROM_FEDERATION + to_yaml({"experiment": self.config.experiment}))
+
+    def _write_list(self, kit: Path) -> None:
+        write_whole(kit / LIST_FILE, authority.read(self.authority.list_file))

@@ -14,6 +14,8 @@ from fedbac.config.text import read_yaml
 from fedbac.errors import ConfigError, DeployError, quoted, unknown
 
 CLOUD = "cloud"
+SITE_DAYS = 90
+"""How long a site's certificate is good, unless a person says otherwise."""
 MOST_SITES = 10_000
 """Of one federation: each is a process with a key and a certificate."""
 MOST_PORT = 65_535
@@ -184,6 +186,14 @@ class FederationConfig(Configuration):
         sites = 1 + sum(1 + edge.clients for edge in self.edges)
         if sites > MOST_SITES:
             raise ValueError(f"edges: they make {sites:,} sites; there may be {MOST_SITES:,}")
+        clients = [edge.clients for edge in self.edges]
+        task = self.experiment.get("task")
+        told = task.get("clients_per_edge") if isinstance(task, dict) else None
+        told = [told] * len(clients) if isinstance(told, int) else told
+        if not isinstance(task, dict) or task.get("num_edges") != len(clients) or told != clients:
+            raise ValueError(
+                f"experiment.task: give num_edges {len(clients)} and clients_per_edge {clients}, as the edges have them"
+            )
         return self
 
     def sites(self) -> dict[str, SiteConfig]:
