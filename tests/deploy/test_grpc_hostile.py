@@ -59,7 +59,10 @@ CRIMES: dict[str, tuple[Callable[[int], list[bytes]], str]] = {
         lambda number: [frame(Kind.ANSWER, number, 2**64 - 1, bytes(CHUNK))] * 1000,
         f"sent an ANSWER of {2**64 - 1:,} bytes, where {LIMIT:,} are allowed",
     ),
-    "wrong number": (lambda number: [*framed(Kind.ANSWER, number ^ 1, b"")], "sent an ANSWER to no request that it has"),
+    "wrong number": (
+        lambda number: [*framed(Kind.ANSWER, number ^ 1, b"")],
+        "sent an ANSWER to no request that it has",
+    ),
     "failure of another": (
         lambda number: [*framed(Kind.FAILED, 0, b"")],
         "sent a FAILED to no request that it has",

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from cryptography import x509
 
-from fedbac.deploy.authority import Identity
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.frames import Assembler, Kind
 from fedbac.deploy.grpc import GrpcChildren
+from fedbac.deploy.grpc.children import Link
 from fedbac.errors import DeployError
 from tests.deploy.links import (
     CHILDREN,
@@ -144,7 +144,7 @@ def test_a_certificate_that_expires_ends_its_link(
 ) -> None:
     with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST):
         parent.wait_for(FIRST)
-        monkeypatch.setattr(Identity, "days_left", lambda self: -1)
+        monkeypatch.setattr(Link, "expired", lambda self: True)
         eventually(lambda: parent.children.present() == frozenset())
         assert f"{FIRST} has a certificate that has expired" in caplog.messages
 

@@ -1,5 +1,6 @@
 """A parent's end: listens, takes its children and no one else, and calls them."""
 
+import datetime as dt
 import logging
 import secrets
 import threading
@@ -74,6 +75,10 @@ class Link:
         self.next: Exchange | None = None
         """The request that waits for the child to be free."""
         self._signs = signs_budget(heartbeat)
+
+    def expired(self) -> bool:
+        """Whether the time of the child's certificate is over."""
+        return dt.datetime.now(dt.UTC) >= self.identity.expires
 
     def start(self, exchange: Exchange) -> None:
         """Send a request now, or as soon as the child is free."""
@@ -370,7 +375,7 @@ class GrpcChildren:
                             self._lingering.remove((link, reader))
                     elif link.identity in self._revoked:
                         self._end(link, "has a certificate that is revoked", grpc.StatusCode.PERMISSION_DENIED)
-                    elif link.identity.days_left() < 0:
+                    elif link.expired():
                         self._end(link, "has a certificate that has expired", grpc.StatusCode.PERMISSION_DENIED)
                     elif silent > MISSED * self._heartbeat:
                         self._end(link, f"gave no sign of life for {silent:.1f} s")
