@@ -136,7 +136,8 @@ def test_a_stopped_child_is_a_reason_after_three_heartbeats_and_comes_back(ident
         # More than a stopped process takes, so that the link cannot end in the ordinary way either.
         answers, reasons = parent.children.call({FIRST: bytes(LIMIT)}, 10 * PATIENCE)
         assert answers == {}
-        assert reasons[FIRST].startswith("gave no sign of life for ")
+        # By our own signs of life, or on a very busy machine by those of HTTP/2.
+        assert reasons[FIRST].startswith("gave no sign of life for ") or reasons[FIRST] == "lost its link"
         assert parent.children.present() == frozenset()
         assert parent.children.seen()[FIRST] > 3 * QUICK
         process.send_signal(signal.SIGCONT)
@@ -170,8 +171,8 @@ def test_a_child_that_goes_on_past_the_deadline_is_busy(identities: Identities) 
         return request
 
     with (
-        edge(identities, heartbeat=QUICK) as parent,
-        child(identities.of(FIRST), parent.address, FIRST, answer, heartbeat=2.0),
+        edge(identities, heartbeat=1) as parent,
+        child(identities.of(FIRST), parent.address, FIRST, answer, heartbeat=1),
     ):
         parent.wait_for(FIRST)
         parent.children.call({FIRST: b"stubborn"}, 0.1)
@@ -230,8 +231,8 @@ def test_a_refused_hello_reaches_the_child(identities: Identities, caplog: pytes
         eventually(
             lambda: (
                 {
-                    f"edge-0 says: {FIRST} was refused: your version is too old; upgrade it",
-                    f"edge-0 says: {SECOND} was refused: this site could not answer the hello; its log says why",
+                    f"edge-0: {FIRST} was refused: your version is too old; upgrade it",
+                    f"edge-0: {SECOND} was refused: this site could not answer the hello; its log says why",
                 }
                 <= set(caplog.messages)
             )
@@ -241,13 +242,24 @@ def test_a_refused_hello_reaches_the_child(identities: Identities, caplog: pytes
     assert no_traceback(caplog)
 
 
+def test_a_welcome_that_is_too_large_is_logged_at_the_parent(
+    identities: Identities, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        edge(identities, lambda name, hello: bytes(1001), limit=1000) as parent,
+        child(identities.of(FIRST), parent.address, FIRST, limit=1000),
+    ):
+        eventually(lambda: any("the welcome has 1,001 bytes; 1,000 are allowed" in said for said in caplog.messages))
+        assert parent.children.present() == frozenset()
+
+
 def test_a_child_may_turn_down_the_welcome(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
     def welcomed(welcome: bytes) -> None:
         raise Refusal("the parent's version is too old")
 
     with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST, welcomed=welcomed):
         eventually(lambda: "edge-0-client-0 lost its link" in caplog.messages)
-        eventually(lambda: "edge-0 says: the parent's version is too old" in caplog.messages)
+        eventually(lambda: "edge-0: its welcome was turned down: the parent's version is too old" in caplog.messages)
 
 
 def test_a_newer_link_takes_the_place_of_an_older(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
@@ -261,7 +273,7 @@ def test_a_newer_link_takes_the_place_of_an_older(identities: Identities, caplog
             parent.wait_for(FIRST)
             assert parent.children.call({FIRST: b""}, PATIENCE) == ({FIRST: b"newer"}, {})
             twice = f"{FIRST} dialled again; if this goes on, its kit is in use twice"
-            eventually(lambda: f"edge-0 says: {twice}" in caplog.messages)
+            eventually(lambda: f"edge-0: {twice}" in caplog.messages)
 
 
 def test_a_parent_that_comes_back_is_found_again(identities: Identities) -> None:

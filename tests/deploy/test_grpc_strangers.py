@@ -114,7 +114,7 @@ def test_a_genuine_certificate_in_the_wrong_place_is_refused(
 
 def test_a_child_that_is_refused_says_why_once(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
     with edge(identities) as parent, child(identities.of(STRANGER), parent.address, STRANGER):
-        eventually(lambda: "edge-0 says: 'edge-1-client-0' is none of this site's children" in caplog.messages)
+        eventually(lambda: "edge-0: 'edge-1-client-0' is none of this site's children" in caplog.messages)
         assert parent.greeted == []
 
 

@@ -69,7 +69,8 @@ class Link:
         self.heard = time.monotonic()
         self.said_hello = False
         self.welcomed = False
-        self.ended: str | None = None
+        self.ended: float | None = None
+        """When it was."""
         self.current: Exchange | None = None
         """The request that the child has; also after nobody waits for it, until the child says that it is free."""
         self.next: Exchange | None = None
@@ -85,6 +86,7 @@ class Link:
         if self.current is None:
             self.current = exchange
             self.outbox.put(Kind.REQUEST, exchange.number, exchange.message)
+            exchange.message = b""  # a child may keep its request long after the caller has given up
         else:
             self.next = exchange
 
@@ -114,7 +116,8 @@ class GrpcChildren:
     """Children over gRPC; see the protocol Children.
 
     ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the
-    longest message, either way.
+    longest message, either way. Of each child at most one message is kept, so all of them together can make this
+    process hold no more than their number times the limit.
     """
 
     def __init__(
@@ -330,6 +333,8 @@ class GrpcChildren:
     def _welcome(self, link: Link, hello: bytes) -> None:
         try:
             welcome = self._greet(link.name, hello)
+            if len(welcome) > self._limit:
+                raise DeployError(f"the welcome has {len(welcome):,} bytes; {self._limit:,} are allowed")
         except Refusal:
             raise
         except Exception as error:
@@ -347,7 +352,7 @@ class GrpcChildren:
         with self._changed:
             if link.ended is not None:
                 return
-            link.ended = reason
+            link.ended = time.monotonic()
             if link.welcomed:
                 self._heard[link.name] = link.heard
             if self._links.get(link.name) is link:
@@ -366,13 +371,15 @@ class GrpcChildren:
         for asleep in ticks(self._closing, self._heartbeat):
             with self._changed:
                 self._revoked.refresh()
+                now = time.monotonic()
                 for link, reader in list(self._lingering):
                     link.heard += asleep
-                    silent = time.monotonic() - link.heard
+                    silent = now - link.heard
                     if link.ended is not None:
-                        link.context.cancel()  # the end may wait behind data that the child never takes
                         if not reader.is_alive():
                             self._lingering.remove((link, reader))
+                        elif now - link.ended > self._heartbeat:  # it waits behind data that the child never takes
+                            link.context.cancel()
                     elif link.identity in self._revoked:
                         self._end(link, "has a certificate that is revoked", grpc.StatusCode.PERMISSION_DENIED)
                     elif link.expired():

@@ -33,7 +33,7 @@ def options(heartbeat: float) -> list[Option]:
         ("grpc.per_message_decompression", 0),  # a small frame must not unfold into a large one
         ("grpc.per_message_compression", 0),
         ("grpc.keepalive_time_ms", milliseconds),
-        ("grpc.keepalive_timeout_ms", 2 * milliseconds),
+        ("grpc.keepalive_timeout_ms", MISSED * milliseconds),  # after our own signs, which say more
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 2),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", milliseconds // 2),

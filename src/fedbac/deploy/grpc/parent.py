@@ -208,7 +208,7 @@ class GrpcParent:
             try:
                 welcomed(message.payload)
             except Refusal as refusal:
-                link.end(str(refusal), refused=True)
+                link.end(f"its welcome was turned down: {shown(str(refusal))}", refused=True)
             else:
                 since = time.monotonic()
                 self._note(f"welcomed by {self._parent}", logging.INFO)
@@ -232,7 +232,7 @@ class GrpcParent:
 
     def _explained(self, link: Uplink) -> str:
         if link.refused:
-            return f"{self._parent} says: {link.reason}"
+            return f"{self._parent}: {link.reason}"
         if link.answered:
             return f"the link to {self._parent} has ended: {link.reason}"
         return (
