@@ -15,13 +15,16 @@ import grpc
 
 from fedbac.deploy.authority import Authority
 from fedbac.deploy.credentials import Credentials
-from fedbac.deploy.frames import Kind, framed
+from fedbac.deploy.frames import HEADER, Kind, framed
 from fedbac.deploy.grpc import GrpcChildren, GrpcParent
-from fedbac.deploy.grpc.common import METHOD, SITE, options
+from fedbac.deploy.grpc.common import METHOD, SITE
 from fedbac.deploy.settings import Role
 from fedbac.deploy.transport import Answer
 
-HEARTBEAT = 0.2
+HEARTBEAT = 2.0
+"""Long enough that a busy machine makes nobody silent."""
+QUICK = 0.3
+"""For tests in which somebody falls silent."""
 LIMIT = 32 * 1024 * 1024
 EDGE = "edge-0"
 CHILDREN = tuple(f"edge-0-client-{number}" for number in range(4))
@@ -35,9 +38,10 @@ PATIENCE = 30.0
 class Identities:
     """Credentials by the names of sites, in a folder."""
 
-    def __init__(self, folder: Path, **how: Any) -> None:
+    def __init__(self, folder: Path, authority: Authority | None = None, **how: Any) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.authority = Authority.create(folder / "authority", "hospital")
+        self.authority = authority or Authority.create(folder / "authority", "hospital")
         roles: dict[str, Role] = {EDGE: "edge", **dict.fromkeys((*CHILDREN, STRANGER), "client")}
         self.issue(roles, **how)
 
@@ -47,8 +51,7 @@ class Identities:
             (self.folder / f"{name}.crt").write_bytes(pair.certificate)
 
     def of(self, name: str) -> Credentials:
-        folder = self.folder
-        authority = folder / "authority"
+        folder, authority = self.folder, self.authority.folder
         return Credentials(
             folder / f"{name}.key", folder / f"{name}.crt", authority / "ca.crt", authority / "revoked.crl"
         )
@@ -161,30 +164,36 @@ def program(body: str, **values: object) -> Iterator[subprocess.Popen[str]]:
 def child_process(
     credentials: Credentials, address: str, name: str, heartbeat: float = HEARTBEAT
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a child that answers with what it is asked, in a process of its own."""
+    """Run a child that answers with what it is asked, unless that is to wait, in a process of its own."""
     body = f"""
+        def answer(request, gone):
+            if request == b"wait":
+                gone.wait()
+            return request
         GrpcParent(address, {EDGE!r}, name, credentials, heartbeat=heartbeat, limit={LIMIT}).serve(
-            lambda: b"hello", lambda welcome: None, lambda request, gone: request, threading.Event())
+            lambda: b"hello", lambda welcome: None, answer, threading.Event())
     """
     with program(body, credentials=credentials, address=address, name=name, heartbeat=heartbeat) as process:
         yield process
 
 
 class Hostile:
-    """A child with genuine credentials that sends whatever it likes."""
+    """A child that sends whatever it likes: by its credentials, those that gRPC is told, or without TLS."""
 
-    def __init__(self, credentials: Credentials, address: str, name: str, **call: Any) -> None:
-        key, certificate, authority = credentials.read()
-        self._channel = grpc.secure_channel(
-            address,
-            grpc.ssl_channel_credentials(authority, key, certificate),
-            [*options(5), ("grpc.ssl_target_name_override", EDGE), ("grpc.max_send_message_length", -1)],
+    def __init__(self, proof: Any, address: str, name: str | None, **call: Any) -> None:
+        if isinstance(proof, Credentials):
+            key, certificate, authority = proof.read()
+            proof = grpc.ssl_channel_credentials(authority, key, certificate)
+        options = [("grpc.ssl_target_name_override", EDGE), ("grpc.use_local_subchannel_pool", 1)]
+        self._channel = (
+            grpc.secure_channel(address, proof, options) if proof else grpc.insecure_channel(address, options[1:])
         )
-        self._sent = 0
         self._waiting: list[bytes] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._frames = self._channel.stream_stream(METHOD)(self._pending(), metadata=((SITE, name),), **call)
+        self._frames = self._channel.stream_stream(METHOD)(
+            self._pending(), metadata=((SITE, name),) if name else (), **call
+        )
 
     def __enter__(self) -> "Hostile":
         return self
@@ -214,12 +223,17 @@ class Hostile:
 
     def receive(self, kind: Kind) -> bytes:
         """Return the next frame of a kind."""
-        return next(frame for frame in self._frames if frame[0] == kind)
+        found: bytes = next(frame for frame in self._frames if frame[0] == kind)
+        return found
 
     def joins(self) -> "Hostile":
         self.say(Kind.HELLO, payload=b"hello")
         self.receive(Kind.WELCOME)
         return self
+
+    def on_request(self, act: Callable[[int], None]) -> None:
+        """Do something with the number of the next request, when it comes."""
+        threading.Thread(target=lambda: act(HEADER.unpack_from(self.receive(Kind.REQUEST))[1])).start()
 
     def end(self) -> grpc.RpcError:
         """Wait for the parent to end the link; return how it did."""

@@ -29,6 +29,11 @@ class Kind(IntEnum):
     FAILED = 5
     CANCEL = 6
 
+    @property
+    def one(self) -> str:
+        """Its name in a sentence."""
+        return f"{'an' if self is Kind.ANSWER else 'a'} {self.name}"
+
 
 class Message(NamedTuple):
     """A whole message."""
@@ -82,16 +87,16 @@ class Assembler:
         kind = Kind(code)
         if not self._limits[kind]:
             if total or len(chunk):
-                raise FrameError(f"a {kind.name} with content")
+                raise FrameError(f"{kind.one} with content")
             self._admit(kind, number)
             return Message(kind, number, b"")
         if self._open is None:
             if total > self._limits[kind]:
-                raise FrameError(f"a {kind.name} of {total:,} bytes, where {self._limits[kind]:,} are allowed")
+                raise FrameError(f"{kind.one} of {total:,} bytes, where {self._limits[kind]:,} are allowed")
             self._admit(kind, number)
             self._open, self._missing = header, total
         elif header != self._open:
-            raise FrameError(f"a {kind.name} inside another message")
+            raise FrameError(f"{kind.one} inside another message")
         if len(chunk) != min(CHUNK, self._missing):  # whoever sends crumbs keeps the receiver busy
             raise FrameError(f"a chunk of {len(chunk)} bytes, where {min(CHUNK, self._missing)} were due")
         self._chunks.append(chunk)
@@ -141,15 +146,16 @@ class Outbox:
 
     def __next__(self) -> bytes:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed, self._heartbeat)
-            while self._waiting:
-                frame = next(self._waiting[0], None)
-                if frame is not None:
-                    return frame
-                self._waiting.popleft()
-            if self._closed:
-                raise StopIteration
-        return next(framed(Kind.PING, 0, b""))
+            while True:
+                while self._waiting:
+                    frame = next(self._waiting[0], None)
+                    if frame is not None:
+                        return frame
+                    self._waiting.popleft()
+                if self._closed:
+                    raise StopIteration
+                if not self._changed.wait_for(lambda: self._waiting or self._closed, self._heartbeat):
+                    return next(framed(Kind.PING, 0, b""))
 
 
 class Budget:

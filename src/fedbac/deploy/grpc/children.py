@@ -1,5 +1,6 @@
 """A parent's end: listens, takes its children and no one else, and calls them."""
 
+import datetime as dt
 import logging
 import secrets
 import threading
@@ -48,12 +49,15 @@ class Exchange:
 
 
 class Link:
-    """One child that is connected. Whoever changes it holds the lock of its GrpcChildren."""
+    """One child that is connected. Its requests change under the lock of its GrpcChildren."""
 
-    def __init__(self, identity: Identity, context: Any, heartbeat: float, limit: int) -> None:
+    def __init__(
+        self, identity: Identity, context: Any, lock: threading.Condition, *, heartbeat: float, limit: int
+    ) -> None:
         self.identity = identity
         self.name = identity.name
         self.context = context
+        self._lock = lock
         self.outbox = Outbox(heartbeat)
         limits = {
             Kind.PING: 0,
@@ -65,18 +69,24 @@ class Link:
         self.heard = time.monotonic()
         self.said_hello = False
         self.welcomed = False
-        self.ended: str | None = None
+        self.ended: float | None = None
+        """When it was."""
         self.current: Exchange | None = None
         """The request that the child has; also after nobody waits for it, until the child says that it is free."""
         self.next: Exchange | None = None
         """The request that waits for the child to be free."""
         self._signs = signs_budget(heartbeat)
 
+    def expired(self) -> bool:
+        """Whether the time of the child's certificate is over."""
+        return dt.datetime.now(dt.UTC) >= self.identity.expires
+
     def start(self, exchange: Exchange) -> None:
         """Send a request now, or as soon as the child is free."""
         if self.current is None:
             self.current = exchange
             self.outbox.put(Kind.REQUEST, exchange.number, exchange.message)
+            exchange.message = b""  # a child may keep its request long after the caller has given up
         else:
             self.next = exchange
 
@@ -92,19 +102,22 @@ class Link:
                 raise FrameError("a second HELLO")
             self.said_hello = True
         elif not self.said_hello:
-            raise FrameError(f"a {kind.name} before its HELLO")
+            raise FrameError(f"{kind.one} before its HELLO")
         elif kind is Kind.PING:
             if not self._signs.spend():
                 raise FrameError("a flood of frames")
-        elif self.current is None or self.current.number != number:
-            raise FrameError(f"a {kind.name} to no request that it has")
+        else:
+            with self._lock:
+                if self.current is None or self.current.number != number:
+                    raise FrameError(f"{kind.one} to no request that it has")
 
 
 class GrpcChildren:
     """Children over gRPC; see the protocol Children.
 
     ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the
-    longest message, either way.
+    longest message, either way. Of each child at most one message is kept, so all of them together can make this
+    process hold no more than their number times the limit.
     """
 
     def __init__(
@@ -141,13 +154,15 @@ class GrpcChildren:
                 *options(heartbeat),
                 ("grpc.so_reuseport", 0),  # a second process at the same port is an error, not a lottery
                 ("grpc.max_concurrent_streams", 1),
-                ("grpc.max_allowed_incoming_connections", 4 * most),
+                ("grpc.max_allowed_incoming_connections", max(256, 4 * most)),
                 ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 30_000),  # whoever was refused need not stay
             ],
             maximum_concurrent_rpcs=most,
         )
-        key, certificate, authority = credentials.read()
-        proof = grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        proof = grpc.dynamic_ssl_server_credentials(
+            _proof(credentials), self._renewed, require_client_authentication=True
+        )
         try:
             self.port: int = self._server.add_secure_port(listen, proof)
         except RuntimeError as error:
@@ -182,7 +197,7 @@ class GrpcChildren:
             for name, exchange in exchanges.items():
                 link = self._links.get(name)
                 if len(exchange.message) > self._limit:
-                    exchange.reason = f"the message has {len(exchange.message):,} bytes; {self._limit:,} are allowed"
+                    exchange.reason = f"was not sent {len(exchange.message):,} bytes; {self._limit:,} are allowed"
                 elif link is None or not link.welcomed:
                     exchange.reason = "is not there"
                 elif link.next is not None:
@@ -210,11 +225,19 @@ class GrpcChildren:
         with self._changed:
             links = list(self._links.values())
         for link in links:
-            self._end(link, "this site is closing")
+            self._end(link, "was let go: this site is closing")
         self._server.stop(grace=min(1.0, self._heartbeat)).wait()
         self._pool.shutdown()
         for _, reader in self._lingering:
             reader.join()
+
+    def _renewed(self) -> Any:
+        """Return what is in the files now; None, for what was there before, when they cannot be read."""
+        try:
+            return _proof(self._credentials)
+        except DeployError as error:
+            log.error("%s; what was read before stays in use", error)
+            return None
 
     def _await(self, exchanges: Mapping[str, Exchange], until: float) -> None:
         self._changed.wait_for(
@@ -227,7 +250,7 @@ class GrpcChildren:
         if link.outbox.empty:
             link.outbox.put(Kind.CANCEL, link.current.number)
         else:
-            self._end(link, "the request could not be sent within its deadline")
+            self._end(link, "did not take the whole request within its deadline")
 
     def _join(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Take a child's stream, or refuse it before a frame is read; runs in a thread of the pool."""
@@ -237,7 +260,7 @@ class GrpcChildren:
             log.warning("%s was refused: %s", context.peer(), error)
             closing = self._closing.is_set()
             context.set_code(grpc.StatusCode.UNAVAILABLE if closing else grpc.StatusCode.PERMISSION_DENIED)
-            context.set_details(str(error))
+            context.set_details(shown(str(error)))
             return iter(())
         reader = threading.Thread(target=self._read, args=(link, frames), name=f"fedbac-{link.name}", daemon=True)
         with self._changed:
@@ -263,24 +286,26 @@ class GrpcChildren:
             if not self._arrivals[name].spend():
                 raise Refusal(f"{quoted(name)} dials too often")
             if name in self._links:
-                self._end(self._links[name], "a newer link of the same name took its place")
-            link = self._links[name] = Link(identity, context, self._heartbeat, self._limit)
+                again = "dialled again; if this goes on, its kit is in use twice"
+                self._end(self._links[name], again, grpc.StatusCode.FAILED_PRECONDITION)
+            link = self._links[name] = Link(
+                identity, context, self._changed, heartbeat=self._heartbeat, limit=self._limit
+            )
         return link
 
     def _read(self, link: Link, frames: Iterator[bytes]) -> None:
         """Take what a child sends, until the link ends; runs in a thread of its own."""
-        reason, code = "the link was lost", grpc.StatusCode.UNAVAILABLE
+        reason, code = "lost its link", grpc.StatusCode.UNAVAILABLE
         try:
             for frame in frames:
                 link.heard = time.monotonic()
-                with self._changed:
-                    message = None if link.ended else link.inbox.take(frame)
+                message = link.inbox.take(frame)
                 if message is not None:
                     self._handle(link, message)
         except FrameError as error:
-            reason, code = f"it sent {error}", grpc.StatusCode.INVALID_ARGUMENT
+            reason, code = f"sent {error}", grpc.StatusCode.INVALID_ARGUMENT
         except Refusal as refusal:
-            reason, code = f"refused: {refusal}", grpc.StatusCode.FAILED_PRECONDITION
+            reason, code = f"was refused: {shown(str(refusal))}", grpc.StatusCode.FAILED_PRECONDITION
         except grpc.RpcError:
             pass  # the network's way to say that the stream is over
         finally:
@@ -289,11 +314,8 @@ class GrpcChildren:
     def _handle(self, link: Link, message: Message) -> None:
         if message.kind is Kind.HELLO:
             with self._greeting:
-                welcome = self._welcome(link.name, message.payload)
-            with self._changed:
-                link.outbox.put(Kind.WELCOME, payload=welcome)
-                link.welcomed = True
-            log.info("%s has joined", link.name)
+                if link.ended is None:  # while it waited for its turn
+                    self._welcome(link, message.payload)
             return
         if message.kind is Kind.PING:
             return
@@ -304,26 +326,33 @@ class GrpcChildren:
                 if message.kind is Kind.ANSWER:
                     exchange.answer = message.payload
                 else:
-                    exchange.reason = shown(message.payload)
+                    exchange.reason = f"failed: {shown(message.payload.decode(errors='replace'))}"
             link.free()
             self._changed.notify_all()
 
-    def _welcome(self, name: str, hello: bytes) -> bytes:
+    def _welcome(self, link: Link, hello: bytes) -> None:
         try:
-            return self._greet(name, hello)
+            welcome = self._greet(link.name, hello)
+            if len(welcome) > self._limit:
+                raise DeployError(f"the welcome has {len(welcome):,} bytes; {self._limit:,} are allowed")
         except Refusal:
             raise
         except Exception as error:
-            log.error("the hello of %s could not be answered: %s", name, short(error))
+            log.error("the hello of %s could not be answered: %s", link.name, short(error))
             log.debug("in full", exc_info=True)
             raise Refusal("this site could not answer the hello; its log says why") from error
+        with self._changed:
+            if link.ended is None:
+                link.outbox.put(Kind.WELCOME, payload=welcome)
+                link.welcomed = True
+                log.info("%s has joined", link.name)
 
     def _end(self, link: Link, reason: str, code: Any = grpc.StatusCode.UNAVAILABLE) -> None:
         """End a link, once; whoever waits for its child is told why."""
         with self._changed:
             if link.ended is not None:
                 return
-            link.ended = reason
+            link.ended = time.monotonic()
             if link.welcomed:
                 self._heard[link.name] = link.heard
             if self._links.get(link.name) is link:
@@ -331,10 +360,10 @@ class GrpcChildren:
             for exchange in (link.current, link.next):
                 if exchange is not None and exchange.reason is None:
                     exchange.reason = reason
+            log.warning("%s %s", link.name, reason)
             self._changed.notify_all()
-        log.warning("the link to %s has ended: %s", link.name, reason)
         link.context.set_code(code)
-        link.context.set_details(reason)
+        link.context.set_details(f"{link.name} {reason}")
         link.outbox.close()
 
     def _watch(self) -> None:
@@ -342,16 +371,24 @@ class GrpcChildren:
         for asleep in ticks(self._closing, self._heartbeat):
             with self._changed:
                 self._revoked.refresh()
+                now = time.monotonic()
                 for link, reader in list(self._lingering):
                     link.heard += asleep
-                    silent = time.monotonic() - link.heard
+                    silent = now - link.heard
                     if link.ended is not None:
-                        link.context.cancel()  # the end may wait behind data that the child never takes
                         if not reader.is_alive():
                             self._lingering.remove((link, reader))
+                        elif now - link.ended > self._heartbeat:  # it waits behind data that the child never takes
+                            link.context.cancel()
                     elif link.identity in self._revoked:
-                        self._end(link, "its certificate is revoked", grpc.StatusCode.PERMISSION_DENIED)
-                    elif link.identity.days_left() < 0:
-                        self._end(link, "its certificate has expired", grpc.StatusCode.PERMISSION_DENIED)
+                        self._end(link, "has a certificate that is revoked", grpc.StatusCode.PERMISSION_DENIED)
+                    elif link.expired():
+                        self._end(link, "has a certificate that has expired", grpc.StatusCode.PERMISSION_DENIED)
                     elif silent > MISSED * self._heartbeat:
-                        self._end(link, f"no sign of life for {silent:.1f} s")
+                        self._end(link, f"gave no sign of life for {silent:.1f} s")
+
+
+def _proof(credentials: Credentials) -> Any:
+    """Return by what the server proves itself and believes others, as gRPC takes it."""
+    key, certificate, authority = credentials.read()
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)

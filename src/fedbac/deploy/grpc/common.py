@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from fedbac.deploy.frames import LARGEST_FRAME, Budget
-from fedbac.errors import LONGEST_QUOTE, visible
+from fedbac.errors import visible
 
 SERVICE, NAME = "fedbac.Link", "Join"
 METHOD = f"/{SERVICE}/{NAME}"
@@ -13,8 +13,10 @@ SITE = "fedbac-site"
 """Metadata: who the dialling site says it is; the parent compares it with the certificate."""
 MISSED = 3
 """Heartbeats without a sign of life after which a peer is gone."""
-LONGEST_FAILURE = 4096
-"""Bytes of a FAILED message."""
+LONGEST_LINE = 400
+"""Characters of what a peer says that are logged or sent on."""
+LONGEST_FAILURE = 4 * LONGEST_LINE
+"""Bytes of a FAILED message, which is such a line in UTF-8."""
 LARGEST_HELLO = 16 * 1024 * 1024
 
 Option = tuple[str, int | str]
@@ -22,7 +24,7 @@ Option = tuple[str, int | str]
 
 def options(heartbeat: float) -> list[Option]:
     """Return the settings of gRPC that both ends use."""
-    milliseconds = max(1000, int(1000 * heartbeat))
+    milliseconds = max(100, int(1000 * heartbeat))
     return [
         ("grpc.max_receive_message_length", LARGEST_FRAME),
         ("grpc.max_send_message_length", LARGEST_FRAME),
@@ -31,7 +33,7 @@ def options(heartbeat: float) -> list[Option]:
         ("grpc.per_message_decompression", 0),  # a small frame must not unfold into a large one
         ("grpc.per_message_compression", 0),
         ("grpc.keepalive_time_ms", milliseconds),
-        ("grpc.keepalive_timeout_ms", 2 * milliseconds),
+        ("grpc.keepalive_timeout_ms", MISSED * milliseconds),  # after our own signs, which say more
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 2),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", milliseconds // 2),
@@ -62,8 +64,7 @@ def short(error: BaseException) -> str:
     return shown(f"{type(error).__name__}: {error}")
 
 
-def shown(text: str | bytes) -> str:
-    """Return the first line of what a peer or a library says, with nothing in it that moves a cursor."""
-    text = text.decode(errors="replace") if isinstance(text, bytes) else text
-    line = next(iter(text.strip().splitlines()), "")
-    return visible(line[:LONGEST_QUOTE]) + "…" * (len(line) > LONGEST_QUOTE)
+def shown(text: str) -> str:
+    """Return the first line of what a peer or a library says, cut short, with nothing in it that moves a cursor."""
+    line = visible(next(iter(text.strip().splitlines()), "")[: LONGEST_LINE + 1])
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"

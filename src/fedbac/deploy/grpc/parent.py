@@ -12,7 +12,7 @@ import grpc
 
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.frames import Assembler, FrameError, Kind, Message, Outbox
-from fedbac.deploy.grpc.common import METHOD, MISSED, SITE, options, short, shown, signs_budget, ticks
+from fedbac.deploy.grpc.common import LARGEST_HELLO, METHOD, MISSED, SITE, options, short, shown, signs_budget, ticks
 from fedbac.deploy.transport import Answer, Refusal
 from fedbac.errors import DeployError, Error
 
@@ -44,6 +44,8 @@ class Uplink:
         self._heard = time.monotonic()
         self._patience = max(LONGEST_DIAL, MISSED * heartbeat)
         self._over = threading.Event()
+        self.answered = False
+        """Whether the parent has sent anything."""
         self.reason = ""
         self.refused = False
         self._signs = signs_budget(heartbeat)
@@ -91,6 +93,7 @@ class Uplink:
         reason, refused = "the link was lost", False
         try:
             for frame in self._frames:
+                self.answered = True
                 self._heard, self._patience = time.monotonic(), MISSED * self._heartbeat
                 message = self._inbox.take(frame)
                 if message is None or message.kind is Kind.PING:
@@ -158,16 +161,20 @@ class GrpcParent:
         """Answer the parent's requests, one at a time, until ``stop`` is set; dial again when the link is lost."""
         pause = SHORTEST_PAUSE
         while not stop.is_set():
-            link = self._dial(hello(), stop)
+            try:
+                proof = self._credentials.read()
+            except DeployError as error:  # a renewed kit may be on its way
+                self._note(str(error))
+                stop.wait(LONGEST_PAUSE)
+                continue
+            link = self._dial(proof, hello(), stop)
             try:
                 lasted = self._attend(link, welcomed, answer)
             finally:
                 link.close()
             if stop.is_set():
                 return
-            self._note(
-                f"refused by {self._parent}: {link.reason}" if link.refused else f"{self._parent}: {link.reason}"
-            )
+            self._note(self._explained(link))
             if link.refused:
                 pause = LONGEST_PAUSE
             elif lasted > MISSED * self._heartbeat:
@@ -175,10 +182,10 @@ class GrpcParent:
             stop.wait(pause * random.uniform(0.5, 1))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _dial(self, hello: bytes, stop: threading.Event) -> Uplink:
-        if len(hello) > self._limit:
-            raise DeployError(f"the hello has {len(hello):,} bytes; {self._limit:,} are allowed (max_message_mib)")
-        key, certificate, authority = self._credentials.read()
+    def _dial(self, proof: tuple[bytes, bytes, bytes], hello: bytes, stop: threading.Event) -> Uplink:
+        if len(hello) > (most := min(self._limit, LARGEST_HELLO)):
+            raise DeployError(f"the hello has {len(hello):,} bytes; {most:,} are allowed")
+        key, certificate, authority = proof
         channel = grpc.secure_channel(
             self._address,
             grpc.ssl_channel_credentials(authority, key, certificate),
@@ -201,7 +208,7 @@ class GrpcParent:
             try:
                 welcomed(message.payload)
             except Refusal as refusal:
-                link.end(str(refusal), refused=True)
+                link.end(f"its welcome was turned down: {shown(str(refusal))}", refused=True)
             else:
                 since = time.monotonic()
                 self._note(f"welcomed by {self._parent}", logging.INFO)
@@ -214,16 +221,24 @@ class GrpcParent:
                 return Kind.FAILED, request.number, b"nobody waited for the answer any more"
             if len(payload) <= self._limit:
                 return Kind.ANSWER, request.number, payload
-            text = f"the answer has {len(payload):,} bytes; {self._limit:,} are allowed (max_message_mib)"
-        except Error as error:
-            text = shown(str(error))
+            text = f"the answer has {len(payload):,} bytes; {self._limit:,} are allowed"
+            log.error("a request failed: %s", text)
         except Exception as error:
             log.error("a request failed: %s", short(error))
             log.debug("in full", exc_info=True)
-            text = f"failed with {type(error).__name__}; the log of {self._name} says more"
-            return Kind.FAILED, request.number, text.encode()
-        log.error("a request failed: %s", text)
-        return Kind.FAILED, request.number, text.encode()
+            # The text of an error that nobody wrote for others may quote the data of this site.
+            text = shown(str(error)) if isinstance(error, Error) else f"{type(error).__name__}; its log says more"
+        return Kind.FAILED, request.number, text.encode(errors="replace")
+
+    def _explained(self, link: Uplink) -> str:
+        if link.refused:
+            return f"{self._parent}: {link.reason}"
+        if link.answered:
+            return f"the link to {self._parent} has ended: {link.reason}"
+        return (
+            f"{self._parent} cannot be reached at {self._address}: {link.reason} "
+            f"(if it runs, see there whether it takes the certificate of {self._name})"
+        )
 
     def _note(self, text: str, level: int = logging.WARNING) -> None:
         """Log what is new: an attempt that fails like the one before is none."""

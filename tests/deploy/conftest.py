@@ -1,0 +1,17 @@
+"""What the tests of links share."""
+
+import pytest
+
+from tests.deploy.links import Identities
+
+
+@pytest.fixture(scope="session")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
+    """A federation's certificates; a test that changes them makes its own."""
+    return Identities(tmp_path_factory.mktemp("identities"))
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback is reached directly, whatever this machine's environment says."""
+    monkeypatch.setenv("no_grpc_proxy", "127.0.0.1")
