@@ -76,7 +76,7 @@ class MemoryFederation:
             cloud=CloudPlace(**place),
             edges=tuple(EdgePlace(**place, clients=count) for count in counts),
             deploy=self.deploy,
-            experiment={},
+            experiment=self.experiment.model_dump(mode="json"),
         )
         self.sites = config.sites()
         for name, arrays in self.data.items():
