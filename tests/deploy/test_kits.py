@@ -121,12 +121,12 @@ def test_a_key_of_another_certificate(clinic: FederationFolder) -> None:
     assert "the key does not fit site.crt" in refusal(clinic.kit("edge-0"))
 
 
-def test_a_certificate_of_a_foreign_authority(clinic: FederationFolder, tmp_path: Path) -> None:
-    """Of the same names: only the signature tells them apart."""
-    foreign = make(tmp_path / "foreign", 1)
-    for name in ("site.crt", "site.key"):
-        shutil.copy(foreign.kit("edge-0") / name, clinic.kit("edge-0") / name)
-    assert "ca.crt did not sign it" in refusal(clinic.kit("edge-0"))
+@pytest.mark.parametrize("name", ["clinic", "hospice"])
+def test_a_certificate_of_a_foreign_authority(clinic: FederationFolder, tmp_path: Path, name: str) -> None:
+    """Of the same name, only the signature tells them apart."""
+    foreign = make(tmp_path / "foreign", 1, name=name)
+    shutil.copy(foreign.kit("edge-0") / "ca.crt", clinic.kit("edge-0") / "ca.crt")
+    assert "site.crt: ca.crt did not sign it" in refusal(clinic.kit("edge-0"))
 
 
 def test_a_list_that_the_authority_did_not_sign(clinic: FederationFolder, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fedbac.cli.terminal import METHOD_HELP, SetOption, TaskOption, method_names
 from fedbac.config.explain import Change, changes_of
 from fedbac.deploy.settings import (
     MOST_PORT,
+    MOST_SITES,
     SITE_DAYS,
     DeploySettings,
     FederationConfig,
@@ -100,8 +101,8 @@ def renew(
     say(f"New keys and certificates, good for {days} days. Copy these kits to their sites, and start those again:")
     for name in renewed:
         say(f"  {federation.kit(name)}")
-    left_out = [name for name in federation.config.sites() if federation.is_revoked(name)]
-    if left_out:
+    left_out = federation.revoked()
+    if left_out and not names:
         say(f"Left out, as revoked: {', '.join(left_out)}. To take one back: fedbac federation renew {folder} NAME")
 
 
@@ -148,8 +149,8 @@ def _state(issued: "Issued | None", now: dt.datetime) -> str:
 
 def _clients(edges: int, text: str) -> list[int]:
     """Return the number of clients of every edge."""
-    if edges < 1:
-        raise ConfigError(f"--edges: {edges} is not allowed; a federation needs at least 1 edge")
+    if not 1 <= edges < MOST_SITES:
+        raise ConfigError(f"--edges: {edges} is not allowed; give a number from 1 to {MOST_SITES - 1}")
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and len(word) <= 6 and int(word) for word in words):
         raise ConfigError(

@@ -121,10 +121,10 @@ class Authority:
         """Open an authority."""
         key = read_key(folder / KEY_FILE)
         path = folder / CERTIFICATE_FILE
-        certificate = parse_certificate(read(path), str(path))
-        if key.public_key() != certificate.public_key():
+        pem = read(path)
+        if not fits(key, pem, str(path)):
             raise DeployError(f"{folder / KEY_FILE}: the key does not fit {path}; restore both from one backup")
-        return cls(folder, key, certificate)
+        return cls(folder, key, x509.load_pem_x509_certificate(pem))
 
     def issue(
         self, roles: Mapping[str, Role], days: int = SITE_DAYS, begin: dt.datetime | None = None
@@ -222,49 +222,62 @@ class Authority:
 
 def read_identity(pem: bytes, source: str) -> Identity:
     """Return whose certificate it is; ``source`` says where it came from, for the message. Nothing is verified."""
-    certificate = parse_certificate(pem, source)
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    federations = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-    if len(names) != 1 or len(federations) != 1:
-        raise DeployError(f"{source}: the certificate names no one site of a federation; use one of a kit")
-    return Identity(
-        str(names[0].value),
-        str(federations[0].value),
-        certificate.serial_number,
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
-    )
+    with _readable(source, "certificate"):
+        certificate = x509.load_pem_x509_certificate(pem)
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        federations = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+        if len(names) != 1 or len(federations) != 1:
+            raise DeployError(f"{source}: the certificate names no one site of a federation; use one of a kit")
+        return Identity(
+            str(names[0].value),
+            str(federations[0].value),
+            certificate.serial_number,
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+        )
 
 
 def is_signed_by(pem: bytes, authority: bytes, source: str) -> bool:
     """Whether a certificate is signed by an authority."""
+    with _readable(source, "certificate"):
+        issuer = x509.load_pem_x509_certificate(authority)
+        issuer.public_key()  # one that cannot be used is no answer
+        certificate = x509.load_pem_x509_certificate(pem)
     try:
-        parse_certificate(pem, source).verify_directly_issued_by(parse_certificate(authority, source))
-    except (ValueError, TypeError, InvalidSignature):
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):  # another name, another kind of key, another signature
         return False
     return True
 
 
+def fits(key: ec.EllipticCurvePrivateKey, pem: bytes, source: str) -> bool:
+    """Whether a private key is that of a certificate."""
+    with _readable(source, "certificate"):
+        return key.public_key() == x509.load_pem_x509_certificate(pem).public_key()
+
+
 def read_revoked(pem: bytes, authority: bytes, source: str) -> RevokedList:
     """Return what a list says, if it bears the authority's signature; ``source`` is named in the message."""
-    try:
+    with _readable(source, "list of revoked certificates"):
         found = x509.load_pem_x509_crl(pem)
-        key = parse_certificate(authority, source).public_key()
-        genuine = isinstance(key, ec.EllipticCurvePublicKey) and found.is_signature_valid(key)
-        if genuine:
-            number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-            return RevokedList(number, frozenset(entry.serial_number for entry in found))
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
-        raise DeployError(f"{source}: it is no list of revoked certificates; copy it from the federation") from error
-    raise DeployError(f"{source}: the federation's authority did not sign it; copy it from the federation again")
+        key = x509.load_pem_x509_certificate(authority).public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
+            raise DeployError(
+                f"{source}: the federation's authority did not sign it; copy it from the federation again"
+            )
+        number = found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        return RevokedList(number, frozenset(entry.serial_number for entry in found))
 
 
-def parse_certificate(pem: bytes, source: str) -> x509.Certificate:
-    """Return a certificate."""
+@contextmanager
+def _readable(source: str, what: str) -> Iterator[None]:
+    """Make one sentence of whatever the library lets out on strange bytes; it is more than it names, and often late."""
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise DeployError(f"{source}: it is no certificate; copy the file again") from error
+        yield
+    except DeployError:
+        raise
+    except Exception as error:
+        raise DeployError(f"{source}: it is no {what}; copy it from the federation again") from error
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:

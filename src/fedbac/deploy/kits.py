@@ -59,8 +59,7 @@ class Kit:
         if not authority.is_signed_by(pem, trusted, str(folder / AUTHORITY_FILE)):
             raise DeployError(f"{source}: {AUTHORITY_FILE} did not sign it; copy both from the federation again")
         _refuse_untimely(identity, source)
-        key = authority.read_key(folder / KEY_FILE)
-        if key.public_key() != authority.parse_certificate(pem, str(source)).public_key():
+        if not authority.fits(authority.read_key(folder / KEY_FILE), pem, str(source)):
             raise DeployError(
                 f"{folder / KEY_FILE}: the key does not fit {CERTIFICATE_FILE}; copy both from the federation again"
             )
@@ -156,7 +155,8 @@ class FederationFolder:
         for name in names:
             if name not in sites:
                 raise DeployError(f"{self.path}: {unknown('site', name, sites)}")
-        chosen = list(dict.fromkeys(names)) or [name for name in sites if not self.is_revoked(name)]
+        revoked = self.revoked()
+        chosen = list(dict.fromkeys(names)) or [name for name in sites if name not in revoked]
         pairs = self.authority.issue({name: sites[name].role for name in chosen}, days)
         for name, pair in pairs.items():
             self._write_kit(sites[name], pair)
@@ -178,10 +178,9 @@ class FederationFolder:
             self._write_list(kit)
         return kits
 
-    def is_revoked(self, name: str) -> bool:
-        """Whether the last certificate of a site was revoked."""
-        issued = self.authority.issued().get(name)
-        return issued is not None and issued.revoked is not None
+    def revoked(self) -> list[str]:
+        """Return the sites whose last certificate was revoked."""
+        return [name for name, last in self.authority.issued().items() if last.revoked]
 
     def _write_kit(self, site: SiteConfig, pair: Pair) -> None:
         kit = make_folder(self.kit(site.name))
