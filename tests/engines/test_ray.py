@@ -120,16 +120,16 @@ def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(one_cor
         sweep.lay_out(points, alone)
         folders = [point.folder for point in points]
         if place.name == "here":
-            for _ in sweep.run_all(folders, alone, 1, None):
+            for _ in sweep.run_all(folders, alone, 1):
                 pass
         else:
             spread = Runtime(engine="ray", address=one_core)
-            for done in (interrupted := sweep.run_all(folders, spread, 1, None)):
+            for done in (interrupted := sweep.run_all(folders, spread, 1)):
                 if any(done.values()):
                     break
             interrupted.close()
             assert 0 < sum(done.values()) < 3 * len(points)
-            for done in sweep.run_all(folders, spread, 1, None):
+            for done in sweep.run_all(folders, spread, 1):
                 last = done
             assert set(last.values()) == {3}
         runs = [folder.read() for folder in folders]

@@ -38,10 +38,13 @@ data_app = typer.Typer(help="List the data sets, or download one.", no_args_is_h
 
 def methods(
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say where each comes from, and where ours differs.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Say where each method comes from, and where ours differs from the original."
+        ),
     ] = False,
 ) -> None:
-    """List the methods as the paper's Table I does: one row of choices each."""
+    """List the methods, one per row, with the choices that each consists of (as in the paper's Table I)."""
     any_task = known.task(known.DEFAULT_TASK)
     presets = rows.known()
     if verbose:
@@ -101,7 +104,7 @@ def show(
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
 ) -> None:
-    """Print a method on a task with every setting: a file that run, compare and sweep take in place of a method."""
+    """Print every setting of a method on a task, as a file that run, compare and sweep accept in place of a method."""
     experiment = configure(method, task, settings=settings)
     if method in rows.known():
         about = (rows.known()[method].__doc__ or "").strip().splitlines()
@@ -110,7 +113,7 @@ def show(
 
 
 def tasks() -> None:
-    """List the tasks: data, federation and training."""
+    """List the tasks, each a data set with its federation and training."""
     table = Table(box=None, pad_edge=False)
     for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
         table.add_column(title, no_wrap=title in {"task", "data set"})
@@ -139,10 +142,10 @@ def data_list(data_folder: DataOption = None) -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).", autocompletion=data_names)],
+    name: Annotated[str, typer.Argument(help="Name of a data set (see: fedbac data list).", autocompletion=data_names)],
     folder: Annotated[
-        Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac finds it.")
+        Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac looks by itself.")
     ] = None,
 ) -> None:
-    """Download a data set from its official source and check it."""
+    """Download a data set from its official source and verify it."""
     say(f"{name} is in {data.fetch(name, folder)}")
