@@ -38,7 +38,9 @@ pytestmark = [
 ]
 
 INPUTS = Inputs(dataset=toy(size=8))
-EXPERIMENT = configure("fed-bac", worker.TASK.model_copy(update={"rounds": 6}), settings=worker.SETTINGS, inputs=INPUTS)
+EXPERIMENT = configure(
+    "fed-bac", worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}), settings=worker.SETTINGS, inputs=INPUTS
+)
 
 WATCHFUL = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
