@@ -28,7 +28,7 @@ def methods(results: Path) -> str:
     lines = [
         "# Methods",
         "",
-        "The paper's Table I with more rows, computed from the presets. `fedbac methods` prints it, and `fedbac show NAME`",
+        "The paper's Table I with more rows, computed from the presets. `fedbac methods` prints it; `fedbac show NAME`",
         "prints every setting of a row. Each name links to what the method does, where it comes from, and where ours",
         "differs. [Against fluke](methods/against-fluke.md) compares seven of them with another package.",
         "Written by `tools/make_docs.py`.",
