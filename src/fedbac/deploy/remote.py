@@ -264,7 +264,7 @@ class RemoteClients(Remote):
         except TooFewClientsError as error:
             raise self._again(error) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        links = {**order.links, **report.links}
+        links = {**order.links, **{name: parts for name, parts in report.links.items() if name in here.links}}
         return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=links)]
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:

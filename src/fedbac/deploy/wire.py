@@ -89,7 +89,13 @@ class Message:
 
 def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> bytes:
     """Return a message as bytes."""
-    ready = {path: _ready(value) for path, value in tensors.items()}
+    ready: dict[str, Tensor] = {}
+    begins: set[int] = set()
+    for path, value in tensors.items():
+        ready[path] = _ready(value)
+        if ready[path].data_ptr() in begins:  # one object in two places, as a part that follows another
+            ready[path] = ready[path].clone()
+        begins.add(ready[path].data_ptr())
     text = json.dumps({"protocol": PROTOCOL, "kind": kind, "order": list(ready), "head": dict(head)}, allow_nan=False)
     return save(ready, metadata={"fedbac": text})
 
