@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedbac.core.parts import Parts
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.deploy import enrolment
 from fedbac.deploy.asking import STRANGER
-from fedbac.deploy.clients import Clients, TooFewClientsError
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.clients import Clients
 from fedbac.deploy.enrolment import Enrolled, Roll, charter_of
 from fedbac.deploy.messages.orders import read_measure_report, read_train_report
 from fedbac.deploy.remote import RelayReach, RemoteEdges
-from fedbac.deploy.wire import Message, WireError, decode
+from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant
@@ -65,9 +67,10 @@ class Bench:
         """Hand every receiver mutated messages; return how many were taken and refused, by receiver and message."""
         rng = random.Random(seed)
         every = [target.data for target in self.targets]
+        weights = [0.15 if "enroll" in target.name or "begin" in target.name else 1.0 for target in self.targets]
         outcomes: Counter[str] = Counter()
         for _ in range(count):
-            target = rng.choice(self.targets)
+            (target,) = rng.choices(self.targets, weights)  # an experiment takes long to read
             data = mutant(target.data, every, rng)
             outcomes[f"{target.name} {self.outcome(target, data)}"] += 1
         return outcomes
@@ -85,15 +88,27 @@ class Bench:
 
 
 class Idle:
-    """A trainer that hands back what it got."""
+    """A trainer that hands back what it got, and insists on getting what a trainer can work with."""
 
     path = "idle"
     device = torch.device("cpu")
+
+    def __init__(self, charter: Charter) -> None:
+        self.like = charter.template
+
+    def check(self, bank: Parts) -> None:
+        for part, params in bank.items():
+            assert list(params) == list(self.like[part])
+            for name, value in params.items():
+                assert (value.dtype, value.shape[1:]) == (self.like[part][name].dtype, self.like[part][name].shape[1:])
 
     def train(self, requests: Any) -> list[Trained]:
         return [self._trained(request) for request in requests]
 
     def _trained(self, request: Train) -> Trained:
+        self.check(request.bank)
+        assert np.isfinite(request.learning_rate)
+        assert set(request.bank) == set(self.like)
         parts = {
             part: {name: value[torch.as_tensor(request.row_C[part])] for name, value in params.items()}
             for part, params in request.bank.items()
@@ -105,6 +120,7 @@ class Idle:
         return [self._measured(request) for request in requests]
 
     def _measured(self, request: Evaluate) -> Measured:
+        self.check(request.bank)
         for part, rows in request.row_V.items():
             for value in request.bank[part].values():
                 value[torch.as_tensor(rows)]  # a row that is not there is an error here as it is in a trainer
@@ -193,7 +209,7 @@ def _at_client(federation: MemoryFederation, enrolled: Enrolled, kind: str, link
 
         def read(changed: bytes, shop: Any = shop) -> bytes:
             shop.charter, shop.data = enrolled.charter, shop._held_out(enrolled.charter.experiment)
-            shop.__dict__["trainer"] = Idle()
+            shop.__dict__["trainer"] = Idle(enrolled.charter)
             return shop.answer(changed)  # type: ignore[no-any-return]
 
         yield Target(f"{kind} at a client", data, read)
@@ -234,7 +250,7 @@ def _as_answer(
             return super().evaluate(requests)
 
     shop.charter = charter
-    shop.__dict__["trainer"] = Keeping()
+    shop.__dict__["trainer"] = Keeping(charter)
     shop.answer(data)
     clients = Clients(charter, site, reach)
 
@@ -281,7 +297,7 @@ def _at_edge(federation: MemoryFederation, enrolled: Enrolled, kind: str) -> Ite
                 if edge.shop is not None:
                     edge.shop.charter = enrolled.charter
             if edge.shop is not None:
-                edge.shop.__dict__["trainer"] = Idle()
+                edge.shop.__dict__["trainer"] = Idle(enrolled.charter)
             return edge.answer(changed, threading.Event())  # type: ignore[no-any-return]
 
         yield Target(f"{kind} at an edge", data, read)
@@ -301,8 +317,8 @@ def _answers_of_edges(
             def report(changed: bytes, order: Any = order, site: Any = site) -> object:
                 message = decode(changed, ("trained", "measured", "absent"))
                 if kind == "train":
-                    return read_train_report(message, order, site, owners)
-                return read_measure_report(message, order, site)
+                    return read_train_report(message, order, site, owners, charter.epochs(None))
+                return read_measure_report(message, order, site, charter.holds(site))
 
             yield Target(f"answer to {kind}", answer, report)
         elif kind == "enroll":
@@ -333,6 +349,30 @@ def _enrolled_anew(federation: MemoryFederation, number: int, changed: bytes) ->
         raise WireError("it was not taken")
     anew = charter_of(federation.experiment, roll, expected)
     return anew.normalization, anew.classes_per_edge(), anew.charter.id
+
+
+class Liars:
+    """Children of whom some, now and then, answer with something else than they meant."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        self.share, self.rng = share, random.Random(seed)
+        self.others: list[bytes] = [STRANGER]
+        self.told = 0
+
+    def among(self, children: Any) -> MemoryChildren:
+        """Return the same children, with lies."""
+        return MemoryChildren({name: self._lying(answer) for name, answer in children.answers.items()})
+
+    def _lying(self, answer: Callable[..., bytes]) -> Callable[..., bytes]:
+        def lying(payload: bytes, gone: threading.Event) -> bytes:
+            said = answer(payload, gone)
+            self.others = [*self.others[-20:], said]
+            if said == STRANGER or self.rng.random() > self.share:
+                return said
+            self.told += 1
+            return mutant(said, self.others, self.rng)
+
+        return lying
 
 
 def fuzz(count: int, seed: int = 0) -> Counter[str]:

@@ -106,7 +106,7 @@ class Clients:
                 made[same] = lesson(train, place, self.owners, self.charter.id)
             messages[client] = made[same]
         answers, reasons = self.reach.ask(messages)
-        num_epochs = self._num_epochs(train)
+        num_epochs = self.charter.epochs(train.phases)
         told = []
         for place, client in enumerate(train.clients):
             found = None
@@ -119,13 +119,6 @@ class Clients:
             told.append(found or _failed(train, place, num_epochs))
         self.reach.note(reasons)
         return told
-
-    def _num_epochs(self, train: Train) -> int:
-        return sum(
-            self.charter.experiment.task.training.epochs if phase.epochs is None else phase.epochs
-            for number, phase in enumerate(self.scheme.phases())
-            if train.phases is None or number in train.phases
-        )
 
     def _with_twins(self, trained: Trained, link: Link) -> Trained:
         """Return what a client came back with, also where one of its parts stood for two."""
@@ -143,12 +136,14 @@ class Clients:
             messages = dict.fromkeys(request.owners, self._question(request, 0))
         answers, reasons = self.reach.ask(messages)
         num_models = 1 if request.paired else request.num_models
+        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
+        held = by_split[request.split]
         found = []
         for owner in request.owners:
             measured = None
             if owner in answers:
                 try:
-                    measured = read_findings(decode(answers[owner], ("findings",)), num_models)
+                    measured = read_findings(decode(answers[owner], ("findings",)), num_models, held[owner])
                 except WireError as error:
                     reasons[owner] = str(error)
             found.append(measured or _nothing(num_models))
@@ -165,7 +160,7 @@ class Clients:
             return self._asked_of_its_clients(request, edge)
         answers, reasons = self.reach.ask_edges({edge: self._question(request, place)})
         try:
-            return read_findings(decode(answers[edge], ("findings",)), request.num_models)
+            return read_findings(decode(answers[edge], ("findings",)), request.num_models, self.charter.test_M[edge])
         except (KeyError, WireError) as error:
             why = reasons.get(edge, str(error))
             raise TooFewClientsError(f"the test data of edge {edge} could not be measured on: {why}") from error

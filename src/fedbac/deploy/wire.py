@@ -92,12 +92,12 @@ class Message:
 def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> bytes:
     """Return a message as bytes."""
     ready: dict[str, Tensor] = {}
-    begins: set[int] = set()
+    taken: set[int] = set()
     for path, value in tensors.items():
-        ready[path] = _ready(value)
-        if ready[path].data_ptr() in begins:  # one object in two places, as a part that follows another
-            ready[path] = ready[path].clone()
-        begins.add(ready[path].data_ptr())
+        tensor = _ready(value)
+        place = tensor.untyped_storage().data_ptr()
+        ready[path] = tensor.clone() if place in taken else tensor  # each is saved as its own
+        taken.add(place)
     text = json.dumps({"protocol": PROTOCOL, "kind": kind, "order": list(ready), "head": dict(head)}, allow_nan=False)
     return save(ready, metadata={"fedbac": text})
 
@@ -175,6 +175,13 @@ def as_array(value: Tensor, what: str) -> Any:
         raise WireError(f"{what} is {value.dtype} of {value.dim()} dimensions, which is not allowed") from error
 
 
+def bytes_of(value: Tensor) -> bytes:
+    """Return a message that another one carries."""
+    if value.dtype != torch.uint8 or value.dim() != 1:
+        raise WireError(f"a message within another is {value.dtype} of {value.dim()} dimensions, not bytes")
+    return value.numpy().tobytes()
+
+
 def all_finite(parts: Parts) -> bool:
     """Whether no weight is NaN or infinite."""
     return all(bool(torch.isfinite(value).all()) for params in parts.values() for value in params.values())
@@ -183,7 +190,7 @@ def all_finite(parts: Parts) -> bool:
 def _ready(value: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
     tensor = tensor.detach().cpu().contiguous()
-    # What shares its memory with another, or is a view of something larger, must be saved as its own.
+    # A view of something larger would take all of it along.
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
 
 

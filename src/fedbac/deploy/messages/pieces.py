@@ -160,11 +160,6 @@ def one_of(value: Any, allowed: Sequence[str]) -> Any:
     return value
 
 
-def statistic_in(name: str) -> Any:
-    """Return the name of a statistic."""
-    return one_of(name, ("loss", "square", "epochs"))
-
-
 def most_in(value: Any) -> int | None:
     """Return a cap on examples, or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST):
