@@ -73,9 +73,14 @@ class LocalData:
         return digest.hexdigest()
 
     def classes(self, *splits: str) -> list[int]:
-        """Return how many examples of each class there are in some splits."""
+        """Return how many examples of each class there are in some splits, a number for each class of all of them."""
         labels = [self.y[split] for split in splits if split in self.y]
-        return np.bincount(np.concatenate(labels)).tolist() if labels else []
+        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *labels]), minlength=self.num_classes).tolist()
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label."""
+        return 1 + int(max(y.max() for y in self.y.values()))
 
     def sums(self) -> list[list[int]] | None:
         """Return per channel the sum, the sum of squares and the number of pixels of the images to learn from."""
