@@ -39,6 +39,7 @@ def run(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -51,7 +52,7 @@ def run(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
@@ -72,6 +73,7 @@ def play(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
 ) -> Playing:
@@ -81,7 +83,9 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    return _play(experiment, _runtime(device, workers, memory_gib, trainer, track), inputs, out, overwrite, None)
+    return _play(
+        experiment, _runtime(device, workers, memory_gib, trainer, precision, track), inputs, out, overwrite, None
+    )
 
 
 def compare(
@@ -100,6 +104,7 @@ def compare(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -112,7 +117,7 @@ def compare(
     return sweep(
         methods, task, dataset=dataset, shards=shards, network=network, rounds=rounds, settings=settings, seed=seed,
         out=out, overwrite=overwrite, device=device, workers=workers, memory_gib=memory_gib, trainer=trainer,
-        track=track, data_folder=data_folder, progress=progress,
+        precision=precision, track=track, data_folder=data_folder, progress=progress,
     )  # fmt: skip
 
 
@@ -133,6 +138,7 @@ def sweep(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -143,7 +149,7 @@ def sweep(
     ``compare``.
     """
     inputs = Inputs(dataset, shards, network, data_folder)
-    runtime = _runtime(device, workers, memory_gib, trainer, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
     names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
     if not names:
         raise ConfigError("methods: it is empty; name at least one")
@@ -204,9 +210,11 @@ def _play(
     return Playing(rounds, label or experiment.method.name, experiment.task.rounds, show)
 
 
-def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str, track: str | None) -> Runtime:
+def _runtime(
+    device: str, workers: int | None, memory_gib: float | None, trainer: str, precision: str, track: str | None
+) -> Runtime:
     chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer, "track": track}
-    return parse(Runtime, chosen, "runtime")
+    return parse(Runtime, chosen | {"precision": precision}, "runtime")
 
 
 def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:

@@ -78,6 +78,10 @@ RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Cloud rounds
 SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 TrainerOption = Annotated[str, typer.Option("--trainer", help="auto, torch, or native (our own kernels).")]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="float32, or tf32 or bf16: faster for networks that torch trains on a GPU."),
+]
 EngineOption = Annotated[str, typer.Option("--engine", help="simulator, or ray (an actor per edge).")]
 AddressOption = Annotated[str | None, typer.Option("--address", help="Ray cluster to join. Default: a local one.")]
 TrackOption = Annotated[str | None, typer.Option("--track", help="Show rounds in tensorboard, mlflow or wandb too.")]
