@@ -93,7 +93,14 @@ def _in_container(change: Callable[[dict[str, Any], bytearray, Rng], None]) -> C
             outer = json.loads(data[LENGTH : LENGTH + _length(data)])
             body = bytearray(data[LENGTH + _length(data) :])
             change(outer, body, rng)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):  # changed before, or empty
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ):  # changed before, or empty
             return _flipped(data, others, rng)
         return _packed(outer, bytes(body))
 

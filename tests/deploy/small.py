@@ -1,13 +1,11 @@
 """The same small run twice: simulated with all data in one place, and with every site holding its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from fedbac.config.experiment import Experiment
@@ -86,5 +84,3 @@ def compared(records: list[Record]) -> list[Record]:
 def without_global(records: list[Record]) -> list[Record]:
     """Return records without the accuracy everywhere of models that never leave their edge."""
     return [record | {"accuracy_global": None} for record in records]
-
-

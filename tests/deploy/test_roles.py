@@ -146,7 +146,9 @@ def test_the_cloud_sees_classes_and_sums_only_of_all_clients_of_an_edge(tmp_path
     assert len(facts) == 2
     for said in facts:
         assert sum(said["classes"]) == sum(one["train"] + one["validation"] for one in said["clients"].values())
-        assert [(one["classes"], one["sums"]) for one in said["clients"].values()] == [([], None)] * len(said["clients"])
+        assert [(one["classes"], one["sums"]) for one in said["clients"].values()] == [([], None)] * len(
+            said["clients"]
+        )
 
 
 # ----------------------------------------------------------------------------------- going back a round

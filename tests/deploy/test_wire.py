@@ -157,7 +157,11 @@ def test_plain_values_are_of_their_type() -> None:
     head = '{"whole": 3, "flag": true, "endless": 1e999, "list": [0, 2], "twice": [1, 1], "text": "x"}'
     data = with_head(f'{{"protocol":1,"kind":"learned","order":[],"head":{head}}}')
     message = decode(data, ("learned",))
-    assert (message.whole("whole", 3), message.value("flag", bool), message.wholes("list", {0, 1, 2})) == (3, True, (0, 2))
+    assert (message.whole("whole", 3), message.value("flag", bool), message.wholes("list", {0, 1, 2})) == (
+        3,
+        True,
+        (0, 2),
+    )
     for refused in (
         lambda: message.whole("whole", 2),
         lambda: message.whole("flag", 2),
