@@ -20,13 +20,13 @@ from fedbac.config.explain import parse
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
+from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.messages.pieces import Owners
 from fedbac.deploy.wire import Message, WireError, encode
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.orders import Site
 
-MOST_CLASSES = 100_000
 MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
@@ -35,7 +35,6 @@ MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
 CANNOT_RUN = "the experiment of the federation cannot run here"
-NUMBERS = {"uint8": np.uint8, "int64": np.int64, "float32": np.float32, "float64": np.float64, "float16": np.float16}
 Whole = Field(ge=0, le=MOST_EXAMPLES)
 
 
@@ -124,7 +123,7 @@ class Charter:
 
     def blank(self, count: int = 1) -> Any:
         """Return so many examples that say nothing."""
-        return np.zeros((count, *self.shape), dtype=NUMBERS[self.dtype])
+        return np.zeros((count, *self.shape), dtype=self.dtype)
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
