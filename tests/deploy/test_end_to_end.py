@@ -15,9 +15,10 @@ import pytest
 
 from fedbac.cli.deploying import described
 from fedbac.config.experiment import Experiment
+from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.greeting import hello
-from fedbac.deploy.kits import FederationFolder, Kit
-from fedbac.deploy.linking import parent_of
+from fedbac.deploy.grpc import GrpcParent
+from fedbac.deploy.kits import FederationFolder
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.status import read_status
 from fedbac.deploy.trial import Trial, cut_data
@@ -85,21 +86,22 @@ def kill(trial: Trial, name: str) -> None:
     trial.processes[name].wait()
 
 
-def stranger_is_refused(trial: Trial, tmp_path: Path, config: FederationConfig) -> None:
-    """Dial the cloud with a genuine kit of another federation."""
-    other = FederationFolder.init(tmp_path / "other", config)
-    kit = Kit.load(other.kit("edge-0"))
+def stranger_is_refused(trial: Trial, tmp_path: Path, ours: FederationFolder) -> None:
+    """Dial the cloud with the key and certificate of another federation's edge, trusting the cloud's."""
+    other = FederationFolder.init(tmp_path / "other", ours.config).kit("edge-0")
+    stranger = Credentials(other / "site.key", other / "site.crt", ours.kit("edge-0") / "ca.crt")
+    parent = GrpcParent(trial.addresses["cloud"], "cloud", "edge-0", stranger, heartbeat=1, limit=2**20)
     welcomes: list[bytes] = []
     stop = threading.Event()
-    dialling = threading.Thread(
-        target=parent_of(kit, trial.addresses["cloud"]).serve,
-        args=(lambda: hello("edge-0"), welcomes.append, lambda payload, gone: payload, stop),
-    )
+    said = (lambda: hello("edge-0"), welcomes.append, lambda payload, gone: payload, stop)
+    dialling = threading.Thread(target=parent.serve, args=said)
     dialling.start()
-    log = trial.folder / "logs" / "cloud.log"
-    until("the stranger is logged", lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), trial)
-    stop.set()
-    dialling.join()
+    try:
+        log = trial.folder / "logs" / "cloud.log"
+        until("the stranger is logged", lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), trial)
+    finally:
+        stop.set()
+        dialling.join()
     assert welcomes == []
 
 
@@ -118,7 +120,7 @@ def test_three_tiers_of_processes_play_the_simulators_rounds_and_outlive_a_clien
         kit = folder.path / "kits" / "cloud"
         until("the status", lambda: here in described(read_status(kit), time.time()), trial)
 
-        stranger_is_refused(trial, tmp_path, folder.config)
+        stranger_is_refused(trial, tmp_path, folder)
 
         kill(trial, "edge-1-client-0")
         alone = len(records(trial))
