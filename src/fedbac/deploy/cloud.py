@@ -18,6 +18,7 @@ from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import encode
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
+from fedbac.runs.checkpoints import newest
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
@@ -49,10 +50,12 @@ class Cloud:
         children = children_of(self.kit, self._greet, self.listen)
         board = Board(self.kit.folder / "state", lambda: self._look(children))
         self._board = board
-        board.say(rounds=experiment.task.rounds, round=0, method=experiment.method.name, run=str(self.folder.path))
+        played = 0 if before is None else newest(self.folder.checkpoints)
+        board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
         try:
             deadline = self.kit.site.deploy.deadline
             enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
+            board.say(doing="playing")
             make_folder(self.folder.path)
             enrolled.save(self.folder.path)
             playing = conduct(
@@ -67,7 +70,7 @@ class Cloud:
             )
             return (yield from self._followed(playing, board, children))
         except Interruption as waited:
-            raise DeployError(f"stopped while waiting ({waited}); all complete rounds are saved") from waited
+            raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
         finally:
             board.close()
             children.close()

@@ -137,6 +137,8 @@ def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
 
 
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.exists():
+        raise DeployError(f"--data: there is no file {path}")
     with reading(path), np.load(path, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
