@@ -63,7 +63,7 @@ def cloud(
             except DeployError as error:
                 if not run.stop.wanted:
                     raise
-                say(shown(str(error)), err)
+                say(str(error), err)
                 raise typer.Exit(130) from error
             lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
             absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""

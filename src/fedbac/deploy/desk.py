@@ -60,7 +60,7 @@ class Desk:
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
             raise TooFewClientsError(
-                f"{came} of {len(report.selected)} selected clients trained and deploy.min_clients is {self.min_clients}"
+                f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
             )
         own = self.charter.owners.only(report.bank, "edge")
         if own:
