@@ -39,6 +39,7 @@ def cloud(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: run in the kit.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     listen: ListenOption = None,
+    state: StateOption = None,
     overwrite: OverwriteOption = False,
     track: TrackOption = None,
 ) -> None:
@@ -51,7 +52,7 @@ def cloud(
 
     runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
     place = run_folder(kit, out_folder)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
     with _logged(kit), run.stop.caught():
         playing = run.play()
         while True:
@@ -117,6 +118,7 @@ def client(
 
 def status(
     folder: KitArgument,
+    state: StateOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Show who is there, the round, the accuracy, and when each site was last seen, by the kit of the cloud or an edge.
@@ -126,7 +128,7 @@ def status(
     from fedbac.deploy.status import read_status
 
     while True:
-        lines = described(read_status(folder), time.time())
+        lines = described(read_status(folder, state), time.time())
         if watch and out.is_terminal:
             out.clear()
         for line in lines:

@@ -37,6 +37,8 @@ class Cloud:
     rounds: int | None = None
     listen: str | None = None
     overwrite: bool = False
+    state: Path | None = None
+    """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
     remote: RemoteEdges | RemoteClients | None = None
     list_sent: bytes = b""
@@ -48,7 +50,7 @@ class Cloud:
         if before is not None:
             _refuse_another(before.charter.experiment, experiment, self.folder)
         children = children_of(self.kit, self._greet, self.listen)
-        board = Board(self.kit.folder / "state", lambda: self._look(children))
+        board = Board(self._state, lambda: self._look(children))
         self._board = board
         played = 0 if before is None else newest(self.folder.checkpoints)
         board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
@@ -70,6 +72,7 @@ class Cloud:
             )
             return (yield from self._followed(playing, board, children))
         except Interruption as waited:
+            board.say(doing="stopped")
             raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
         finally:
             board.close()
@@ -93,8 +96,12 @@ class Cloud:
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         rest = (enrolled.charter, children, self.kit.site.deploy, self._waiting, lambda: self.stop.wanted)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
-        self.remote = RemoteClients(self.kit.folder / "state", *rest) if flat else RemoteEdges(*rest)
+        self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote
+
+    @property
+    def _state(self) -> Path:
+        return self.state or self.kit.folder / "state"
 
     def _greet(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)

@@ -46,11 +46,11 @@ class Board:
                 return
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """Return the status in a kit."""
+def read_status(folder: Path, state: Path | None = None) -> dict[str, Any]:
+    """Return the status of a kit; ``state`` is where the site keeps it, if not in the kit."""
     if not folder.is_dir():
         raise DeployError(f"{folder}: there is no such kit; name that of the cloud or of an edge")
-    path = folder / "state" / FILE
+    path = (state or folder / "state") / FILE
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
