@@ -1,7 +1,7 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
-marked blocks of docs/settings.md, docs/reproduce.md, docs/methods/against-fluke.md and README.md.
+marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 import yaml
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import fedbac
@@ -26,6 +27,7 @@ from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, T
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
+from fedbac.deploy.settings import DeploySettings
 from fedbac_paper import against_fluke, demo, notebooks, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
@@ -125,17 +127,21 @@ def settings(name: str) -> str:
         "[open questions](../open-questions.md). Written by `tools/make_docs.py`.",
     ]
     for path, cls in groups:
-        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or "")]
-        fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
-        if fields:
-            lines += ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"]
-        schema = cls.model_json_schema()
-        for name_, field in fields.items():
-            meaning = " ".join((field.description or "").split())
-            allowed = _allowed(schema["properties"].get(name_, {}))
-            default = _default(field.get_default(call_default_factory=True))
-            lines.append(f"| `{name_}` | {default} | {allowed} | {meaning} |")
+        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or ""), *_fields(cls)]
     return "\n".join(lines) + "\n"
+
+
+def _fields(cls: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return the table of a model's fields; nothing if it has none."""
+    fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
+    lines = ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"] if fields else []
+    schema = cls.model_json_schema()
+    for name, field in fields.items():
+        meaning = " ".join((field.description or "").split())
+        allowed = _allowed(schema["properties"].get(name, {}))
+        default = _default(field.get_default(call_default_factory=True))
+        lines.append(f"| `{prefix}{name}` | {default} | {allowed} | {meaning} |")
+    return lines
 
 
 def _default(value: Any) -> str:
@@ -270,6 +276,9 @@ def texts() -> dict[Path, str]:
         DOCS / "methods.md": methods(RESULTS),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
+        DOCS / "deploy-data.md": block(
+            DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
+        ),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

@@ -14,7 +14,7 @@ import typer
 
 from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, err, out, say, shown
 from fedbac.core.signals import SIGNALS
-from fedbac.errors import ConfigError, visible
+from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
     from fedbac.deploy.kits import Kit
@@ -30,6 +30,8 @@ StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
 IDLE = 60.0
+OVER = ("finished", "stopped")
+"""What a site says last."""
 
 
 def cloud(
@@ -37,6 +39,7 @@ def cloud(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: run in the kit.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     listen: ListenOption = None,
+    state: StateOption = None,
     overwrite: OverwriteOption = False,
     track: TrackOption = None,
 ) -> None:
@@ -49,7 +52,7 @@ def cloud(
 
     runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
     place = run_folder(kit, out_folder)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
     with _logged(kit), run.stop.caught():
         playing = run.play()
         while True:
@@ -58,6 +61,11 @@ def cloud(
             except StopIteration as done:
                 finished = done.value
                 break
+            except DeployError as error:
+                if not run.stop.wanted:
+                    raise
+                say(str(error), err)
+                raise typer.Exit(130) from error
             lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
             absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
             say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
@@ -110,13 +118,17 @@ def client(
 
 def status(
     folder: KitArgument,
+    state: StateOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Show who is there, the round, the accuracy, and when each site was last seen."""
+    """Show who is there, the round, the accuracy, and when each site was last seen, by the kit of the cloud or an edge.
+
+    It reads a file in the kit, so it works on the machine where the site runs.
+    """
     from fedbac.deploy.status import read_status
 
     while True:
-        lines = described(read_status(folder), time.time())
+        lines = described(read_status(folder, state), time.time())
         if watch and out.is_terminal:
             out.clear()
         for line in lines:
@@ -130,21 +142,21 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     """Return a status in words."""
     from fedbac.deploy.status import STALE
 
-    age = now - float(found.get("at", 0))
-    gone = f" (not running: last heard {_ago(age)})" if age > STALE else ""
-    lines = [f"{found.get('site', 'site')}: {found.get('doing', '')}{gone}"]
+    age, doing = now - float(found.get("at", 0)), found.get("doing", "")
+    over = doing in OVER or age > STALE
+    gone = f" (not running: last heard {_ago(age)})" if over and doing not in OVER else ""
+    lines = [f"{found.get('site', 'site')}: {doing}{gone}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
         lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")
     edges, clients = found.get("edges", {}), found.get("clients", {})
     for name in found.get("expected", ()):
         seen = edges.get(name)
-        state = "never seen" if seen is None else "here" if seen["present"] else f"last seen {_ago(now - seen['seen'])}"
-        with_ = (
-            f", with {', '.join(clients[name]) or 'no client'}" if isinstance(clients, dict) and name in clients else ""
-        )
-        lines.append(f"  {name}: {state}{with_}")
-    if isinstance(clients, list):
+        here = seen is not None and seen["present"] and not over
+        state = "here" if here else "never seen" if seen is None else f"last seen {_ago(now - seen['seen'])}"
+        known = here and isinstance(clients, dict) and name in clients
+        lines.append(f"  {name}: {state}" + (f", with {', '.join(clients[name]) or 'no client'}" if known else ""))
+    if isinstance(clients, list) and not over:
         lines.append(f"  clients here: {', '.join(clients) or 'none'}")
     return lines
 
@@ -158,7 +170,9 @@ def _kit(folder: Path, role: str) -> "Kit":
     try:
         from fedbac.deploy.kits import Kit
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; a federation needs: pip install 'fedbac[deploy]'") from error
+        raise ConfigError(
+            f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"
+        ) from error
     kit = Kit.load(folder)
     if kit.site.role != role:
         raise ConfigError(

@@ -101,9 +101,10 @@ def renew(
     _check_days(days)
     federation = _federation_folder().load(folder)
     renewed = federation.renew(names or (), days)
-    say(f"New keys and certificates, good for {days} days. Copy these kits to their sites, and start those again:")
+    say(f"New keys and certificates, good for {days} days. Copy these kits to their sites:")
     for name in renewed:
         say(f"  {federation.kit(name)}")
+    say("A site that runs takes its new certificate by itself. New addresses or settings need a new start.")
     left_out = federation.revoked()
     if left_out and not names:
         say(f"Left out, as revoked: {', '.join(left_out)}. To take one back: fedbac federation renew {folder} NAME")
@@ -232,12 +233,11 @@ def try_(
 
     The task's data are cut into a folder per client, under FOLDER/try.
     """
-    from fedbac.deploy.kits import FederationFolder
+    federation = _federation_folder().load(folder)
     from fedbac.deploy.trial import Trial, cut_data
     from fedbac.federation import assemble
     from fedbac.runs.configure import configure
 
-    federation = FederationFolder.load(folder)
     place = folder / "try"
     experiment = configure(federation.kit(CLOUD) / "experiment.yaml", rounds=rounds)
     if not (place / "data").exists():

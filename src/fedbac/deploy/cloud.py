@@ -18,6 +18,7 @@ from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import encode
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
+from fedbac.runs.checkpoints import newest
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
@@ -36,6 +37,8 @@ class Cloud:
     rounds: int | None = None
     listen: str | None = None
     overwrite: bool = False
+    state: Path | None = None
+    """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
     remote: RemoteEdges | RemoteClients | None = None
     list_sent: bytes = b""
@@ -47,12 +50,14 @@ class Cloud:
         if before is not None:
             _refuse_another(before.charter.experiment, experiment, self.folder)
         children = children_of(self.kit, self._greet, self.listen)
-        board = Board(self.kit.folder / "state", lambda: self._look(children))
+        board = Board(self._state, lambda: self._look(children))
         self._board = board
-        board.say(rounds=experiment.task.rounds, round=0, method=experiment.method.name, run=str(self.folder.path))
+        played = 0 if before is None else newest(self.folder.checkpoints)
+        board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
         try:
             deadline = self.kit.site.deploy.deadline
             enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
+            board.say(doing="playing")
             make_folder(self.folder.path)
             enrolled.save(self.folder.path)
             playing = conduct(
@@ -67,7 +72,8 @@ class Cloud:
             )
             return (yield from self._followed(playing, board, children))
         except Interruption as waited:
-            raise DeployError(f"stopped while waiting ({waited}); all complete rounds are saved") from waited
+            board.say(doing="stopped")
+            raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
         finally:
             board.close()
             children.close()
@@ -90,8 +96,12 @@ class Cloud:
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         rest = (enrolled.charter, children, self.kit.site.deploy, self._waiting, lambda: self.stop.wanted)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
-        self.remote = RemoteClients(self.kit.folder / "state", *rest) if flat else RemoteEdges(*rest)
+        self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote
+
+    @property
+    def _state(self) -> Path:
+        return self.state or self.kit.folder / "state"
 
     def _greet(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)

@@ -59,7 +59,9 @@ class Desk:
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
-            raise TooFewClientsError(f"{came} of {len(report.selected)} clients trained, and {self.min_clients} must")
+            raise TooFewClientsError(
+                f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
+            )
         own = self.charter.owners.only(report.bank, "edge")
         if own:
             self.keepsakes.keep((order.round, 0), laid_out(own, "parts"))
@@ -79,7 +81,7 @@ class Desk:
         count = int((present_N & (self.site.size_N > 0)).sum())
         if count < self.min_clients:
             raise TooFewClientsError(
-                f"{count} of {len(self.site.clients)} clients are there, and {self.min_clients} must"
+                f"{count} of {len(self.site.clients)} clients are there and deploy.min_clients is {self.min_clients}"
             )
         return present_N
 

@@ -61,7 +61,7 @@ class EdgeReach:
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gave no answer that could be used."""
         for client, reason in reasons.items():
-            log.warning("%s gave no answer: %s", self.name_of[client], reason)
+            log.warning("no answer from %s (%s)", self.name_of[client], reason)
 
 
 class Edge:
@@ -84,7 +84,6 @@ class Edge:
     def greet(self, name: str, said: bytes) -> bytes:
         """Take a client."""
         check_hello(name, said)
-        log.info("%s is here", name)
         return welcome(self.site.name)
 
     def hello(self) -> bytes:
@@ -222,5 +221,6 @@ def run_edge(
             stop=stop,
         )
     finally:
+        board.say(doing="stopped")
         board.close()
         edge.children.close()

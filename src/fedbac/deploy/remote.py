@@ -77,11 +77,15 @@ class Remote:
 
     def wait(self, enough: Callable[[], str | None]) -> None:
         """Wait until nothing is missing, and say what is."""
+        waited = False
         while (missing := enough()) is not None:
             if self.stopped():
                 raise Interruption(missing)
             self.waiting(missing)
             time.sleep(AGAIN)
+            waited = True
+        if waited:
+            self.waiting("enough are there; going on")
 
     def again(self, reason: str) -> TooFewSitesError:
         """Say why the round does not count, and wait a little; return what has it played again."""
@@ -180,14 +184,17 @@ class RemoteEdges(Remote):
         if len(here) >= self.deploy.min_edges:
             return None
         missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
-        return f"waiting for edges: {len(here)} of at least {self.deploy.min_edges} are there; {', '.join(missing)} not"
+        return (
+            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.deploy.min_edges}; "
+            f"missing: {', '.join(missing)}"
+        )
 
     def _count(self, reasons: Mapping[str, Any], total: int) -> None:
         for name, reason in reasons.items():
-            log.warning("round %d: %s gave no answer: %s", self.round, name, reason)
+            log.warning("round %d: no answer from %s (%s)", self.round, name, reason)
         answered = total - len(reasons)
         if answered < self.deploy.min_edges:
-            raise self.again(f"{answered} of at least {self.deploy.min_edges} edges answered")
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
         self.pause = AGAIN
 
 
@@ -226,7 +233,7 @@ class RelayReach:
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gave no answer that could be used."""
         for client, reason in reasons.items():
-            log.warning("client %d gave no answer: %s", client, reason)
+            log.warning("no answer from client %d (%s)", client, reason)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]

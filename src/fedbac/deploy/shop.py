@@ -107,7 +107,8 @@ class Shop:
             )
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
-        log.info("%s: part of run %s with %d training examples", self.name, charter.run, data.size("train"))
+        split = "train" if self.is_client else "test"
+        log.info("%s: part of run %s with %d examples to %s", self.name, charter.run, data.size(split), split)
         return encode("ready", {"charter": charter.id}, {})
 
     @property

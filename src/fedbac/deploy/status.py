@@ -46,13 +46,17 @@ class Board:
                 return
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """Return the status in a kit."""
-    path = folder / "state" / FILE
+def read_status(folder: Path, state: Path | None = None) -> dict[str, Any]:
+    """Return the status of a kit; ``state`` is where the site keeps it, if not in the kit."""
+    if not folder.is_dir():
+        raise DeployError(f"{folder}: there is no such kit; name that of the cloud or of an edge")
+    path = (state or folder / "state") / FILE
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        raise DeployError(f"{folder}: it has no status; start the site first (fedbac cloud or fedbac edge)") from error
+        raise DeployError(
+            f"{folder}: there is no status; name the kit of the cloud or of an edge, and start that site first"
+        ) from error
     if not isinstance(found, dict):
         raise DeployError(f"{path}: it holds no status")
     return found

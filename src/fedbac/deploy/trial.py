@@ -18,7 +18,7 @@ from fedbac.deploy.local_data import FILE
 from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
 from fedbac.errors import DeployError
 from fedbac.federation import Federation
-from fedbac.files import make_folder, replacing
+from fedbac.files import make_folder, remove, replacing
 from fedbac.rounds.scores import by_clients
 
 PATIENCE = 10.0
@@ -103,7 +103,8 @@ class Trial:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Have all sites run; at the end stop those that were started."""
+        """Have all sites run; at the end stop those that were started. Logs of an earlier trial are removed."""
+        remove(self.folder / "logs")
         try:
             for name in self.sites:
                 self.start(name)

@@ -225,7 +225,7 @@ class GrpcChildren:
         with self._changed:
             links = list(self._links.values())
         for link in links:
-            self._end(link, "was let go: this site is closing")
+            self._end(link, "was let go, as its parent stops")
         self._server.stop(grace=min(1.0, self._heartbeat)).wait()
         self._pool.shutdown()
         for _, reader in self._lingering:
@@ -360,7 +360,7 @@ class GrpcChildren:
             for exchange in (link.current, link.next):
                 if exchange is not None and exchange.reason is None:
                     exchange.reason = reason
-            log.warning("%s %s", link.name, reason)
+            log.log(logging.INFO if self._closing.is_set() else logging.WARNING, "%s %s", link.name, reason)
             self._changed.notify_all()
         link.context.set_code(code)
         link.context.set_details(f"{link.name} {reason}")
