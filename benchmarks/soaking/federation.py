@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import torch
+from deploying.nursery import nursed
 from deploying.records import Watch
 from deploying.sites import made, strays, whole_memory
 
@@ -51,7 +52,7 @@ class Phase:
     """Seconds that a process is stopped for."""
     exact: bool
     """Whether the numbers must be the simulator's."""
-    rounds: int = 100
+    rounds: int
 
     def experiment(self, method: str, seed: int) -> Experiment:
         settings = [*SIZES, "task.training.epochs=3", "task.training.momentum_state=persist"]
@@ -67,6 +68,7 @@ PHASES = (
         0.4,
         (0.5, 8.0),
         exact=True,
+        rounds=150,
     ),
     Phase(
         "whoever is there",
@@ -76,6 +78,7 @@ PHASES = (
         0.6,
         (0.5, 10.0),
         exact=False,
+        rounds=400,
     ),
 )
 
@@ -127,10 +130,8 @@ class Attack:
                 said = (self.trial.folder / "logs" / f"{name}.log").read_text(errors="replace")[-300:]
                 self.complain(f"{name} ended by itself with status {status}: {said!r}")
                 self.trial.start(name)
-            for kind, mib in whole_memory(process.pid).items():
-                role = self.trial.sites[name].role
-                if kind == "pss":
-                    self.tally.memory[role] = max(self.tally.memory.get(role, 0.0), mib)
+            role, mib = self.trial.sites[name].role, whole_memory(process.pid)["rss"]
+            self.tally.memory[role] = max(self.tally.memory.get(role, 0.0), mib)
         return self.trial.processes[CLOUD].poll() == 0
 
     def wait(self, enough: Any, seconds: float) -> bool:
@@ -272,7 +273,7 @@ def soak(phase: Phase, kills: int, seconds: float, seed: int, folder: Path) -> T
     while tally.kills.total() < kills and time.time() - began < seconds:
         experiment = phase.experiment(phase.methods[tally.runs % len(phase.methods)], seed)
         tally.runs += 1
-        trial = made(folder / f"run-{tally.runs}", experiment, phase.deploy)
+        trial = nursed(made(folder / f"run-{tally.runs}", experiment, phase.deploy))
         with trial.running():
             attack = Attack(phase, trial, tally, rng)
             if not attack.wait(attack.began, START):

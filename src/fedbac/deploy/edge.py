@@ -206,8 +206,12 @@ def run_edge(
     assert site.edge is not None
     shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
     edge = Edge(site, folder, shop, kit)
-    edge.children = children_of(kit, edge.greet, listen)
-    board = Board(folder, lambda: {"site": site.name, "clients": sorted(edge.clients.present())})
+    children = edge.children = children_of(kit, edge.greet, listen)
+
+    def look() -> dict[str, Any]:
+        return {"site": site.name, "clients": sorted(children.present()), "traffic": children.traffic()}
+
+    board = Board(folder, look)
     board.say(doing="serving")
     try:
         parent_of(kit, address).serve(
@@ -218,4 +222,4 @@ def run_edge(
         )
     finally:
         board.close()
-        edge.children.close()
+        children.close()
