@@ -9,27 +9,10 @@ from fedbac.deploy.transport import Children
 KIND = re.compile(rb'"kind\\": \\"([a-z]{1,16})\\"')
 LOOKED_AT = 256
 """Bytes at the beginning of a message, within which it says its kind."""
-KINDS = frozenset(
-    [
-        "enroll",
-        "facts",
-        "begin",
-        "ready",
-        "stranger",
-        "train",
-        "trained",
-        "measure",
-        "measured",
-        "absent",
-        "relay",
-        "relayed",
-        "revoked",
-        "lesson",
-        "learned",
-        "question",
-        "findings",
-    ]
-)
+KINDS = {
+    *("enroll", "facts", "begin", "ready", "stranger", "revoked", "absent", "relay", "relayed"),
+    *("train", "trained", "measure", "measured", "lesson", "learned", "question", "findings"),
+}
 """Those that are told apart: a child cannot make its parent remember others."""
 
 
