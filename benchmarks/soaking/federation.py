@@ -104,8 +104,9 @@ class Tally:
     """By role, the most MiB of one site, with all that it started."""
     complaints: list[str] = field(default_factory=list)
 
-    def plain(self) -> dict[str, Any]:
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+    @classmethod
+    def read(cls, found: dict[str, Any]) -> "Tally":
+        return cls(**found | {name: Counter(found.get(name, {})) for name in ("kills", "freezes")})
 
 
 class Attack:
@@ -143,8 +144,8 @@ class Attack:
             time.sleep(0.2)
         return False
 
-    def disturb(self) -> bool:
-        """Kill or stop a random site; return whether it was a kill."""
+    def disturb(self) -> None:
+        """Kill or stop a random site."""
         roles = [site.role for site in self.trial.sites.values()]
         weights = [self.phase.weights.get(role, 0) / roles.count(role) for role in roles]
         name = self.rng.choices(list(self.trial.sites), weights)[0]
@@ -152,7 +153,9 @@ class Attack:
         if self.rng.random() < 0.15:
             self.freeze(name)
             self.tally.freezes[role] += 1
-            return False
+            return
+        if self.trial.processes[name].poll() is not None:  # the run has ended meanwhile
+            return
         killed = time.time()
         self.trial.processes[name].kill()
         self.trial.processes[name].wait()
@@ -161,7 +164,6 @@ class Attack:
         self.trial.start(name)
         if self.rng.random() < 0.75:  # else the next attack comes before this site has recovered
             self.see_return(name, role, killed)
-        return True
 
     def freeze(self, name: str) -> None:
         process = self.trial.processes[name]
@@ -266,51 +268,50 @@ def compare(experiment: Experiment, records: list[dict[str, Any]]) -> Iterator[s
                 return
 
 
-def soak(phase: Phase, kills: int, seconds: float, seed: int, folder: Path) -> Tally:
+def soak(phase: Phase, kills: int, seconds: float, seed: int, folder: Path, tally: Tally) -> Iterator[None]:
     """Attack federations, one run after another, until there were enough kills or the time is over."""
-    tally, began = Tally(), time.time()
-    rng = Random(f"{seed} {phase.name}")
-    while tally.kills.total() < kills and time.time() - began < seconds:
+    until = time.time() + seconds
+    while tally.kills.total() < kills and time.time() < until:
+        began = time.time()
         experiment = phase.experiment(phase.methods[tally.runs % len(phase.methods)], seed)
         tally.runs += 1
         trial = nursed(made(folder / f"run-{tally.runs}", experiment, phase.deploy))
         with trial.running():
-            attack = Attack(phase, trial, tally, rng)
+            attack = Attack(phase, trial, tally, Random(f"{seed} {phase.name} {tally.runs}"))
             if not attack.wait(attack.began, START):
                 attack.complain(f"there was no round within {START:g} s")
-                return tally
-            while tally.kills.total() < kills and time.time() - began < seconds and not attack.ended():
-                time.sleep(rng.uniform(0, 3))
+            while tally.kills.total() < kills and time.time() < until and not attack.ended():
+                time.sleep(attack.rng.uniform(0, 3))
                 attack.disturb()
-                print(f"  {sum(tally.kills.values())} kills, round {len(attack.watch.records)}", flush=True)
+                print(f"  {tally.kills.total()} kills, round {len(attack.watch.records)}", flush=True)
             attack.conclude(max(120.0, 5.0 * phase.rounds))
         if phase.exact:
             for difference in compare(experiment, attack.watch.records):
                 attack.complain(f"{experiment.method.name}: {difference}")
-    tally.seconds = time.time() - began
-    return tally
+        tally.seconds += time.time() - began
+        yield
 
 
 def campaign(kills: int, seconds: float, seed: int, folder: Path, kept: Path | None) -> tuple[int, int]:
-    """Play all phases; return how many kills there were, and how many were survived. Done phases are kept and skipped.
+    """Play all phases; return how many kills there were, and how many were survived.
 
-    A phase counts as survived as a whole: what one kill spoils shows rounds later.
+    After every run all is written to ``kept``; the same call goes on from there. A phase counts as survived as a whole:
+    what one kill spoils shows rounds later.
     """
     asked = {"kills": kills, "seed": seed, "machine": describe(torch.device("cpu"))}
     found = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
-    phases = found.get("phases", {}) if all(found.get(name) == value for name, value in asked.items()) else {}
+    same = all(found.get(name) == value for name, value in asked.items())
+    tallies = {phase.name: Tally.read(found["phases"].get(phase.name, {}) if same else {}) for phase in PHASES}
     for phase in PHASES:
-        if phase.name in phases:
-            continue
-        tally = soak(
-            phase, round(kills * phase.share), seconds * phase.share, seed, folder / phase.name.replace(" ", "-")
-        )
-        for complaint in tally.complaints:
-            print(f"  {complaint}", flush=True)
-        phases[phase.name] = tally.plain()
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({**asked, "phases": phases}, indent=1) + "\n")
-    tried = sum(sum(phase["kills"].values()) for phase in phases.values())
-    survived = sum(sum(phase["kills"].values()) for phase in phases.values() if not phase["complaints"])
-    return tried, survived
+        tally, place = tallies[phase.name], folder / phase.name.replace(" ", "-")
+        told = 0
+        for _ in soak(phase, round(kills * phase.share), seconds * phase.share, seed, place, tally):
+            for complaint in tally.complaints[told:]:
+                print(f"  {complaint}", flush=True)
+            told = len(tally.complaints)
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                phases = {name: vars(tally) for name, tally in tallies.items()}
+                kept.write_text(json.dumps({**asked, "phases": phases}, indent=1) + "\n")
+    tried = [tally.kills.total() for tally in tallies.values()]
+    return sum(tried), sum(tally.kills.total() for tally in tallies.values() if not tally.complaints)
