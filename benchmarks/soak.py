@@ -1,9 +1,10 @@
 """How much the package withstands: kills, damaged folders, hostile inputs, faults of engines; tried and survived.
 
     python benchmarks/soak.py [--only kills damages inputs engines] [--count 1000] [--seconds 600] [--seed 0]
+    python benchmarks/soak.py --only federation --kills 100 --minutes 30 --json results/deploy/soak.json
 
-``--count`` and ``--seconds`` limit each class. Complaints are printed as they come; if there are any, the exit status
-is 1.
+``--count`` and ``--seconds`` limit each class, but for the federation, whose sites are killed at most ``--kills`` times
+in about ``--minutes``. Complaints are printed as they come; if there are any, the exit status is 1.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the trials share their generators with the tests
 
-CLASSES = ("kills", "damages", "inputs", "engines")
+CLASSES = ("kills", "damages", "inputs", "engines", "federation")
 
 Trials = Callable[[int, int, Path], Iterator[str | None]]
 
@@ -41,14 +42,25 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CLASSES, default=CLASSES, metavar="CLASS")
     parser.add_argument("--count", type=int, default=1000, help="trials of each class, at most")
     parser.add_argument("--seconds", type=float, default=600, help="time for each class, about")
+    parser.add_argument("--kills", type=int, default=100, help="of sites of a federation, at most")
+    parser.add_argument("--minutes", type=float, default=30, help="time for the federation, about")
+    parser.add_argument(
+        "--json", type=Path, help="keep what came of the federation here; phases that are there are not played again"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     results = {}
     for name in options.only:
         print(f"{name} ...", flush=True)
         started = time.monotonic()
-        trials = importlib.import_module(f"soaking.{name}").trials
-        results[name] = (*soak(trials, options.count, options.seconds, options.seed), time.monotonic() - started)
+        module = importlib.import_module(f"soaking.{name}")
+        if name == "federation":
+            with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+                limits = options.kills, 60 * options.minutes, options.seed
+                done = module.campaign(*limits, Path(folder), options.json)
+        else:
+            done = soak(module.trials, options.count, options.seconds, options.seed)
+        results[name] = (*done, time.monotonic() - started)
     print(f"\n{'class':<10}{'tried':>8}{'survived':>10}{'seconds':>10}")
     for name, (tried, survived, seconds) in results.items():
         print(f"{name:<10}{tried:>8}{survived:>10}{seconds:>10.0f}")

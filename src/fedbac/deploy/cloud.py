@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.deploy.counting import Counted
 from fedbac.deploy.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.greeting import check_hello, welcome
 from fedbac.deploy.kits import Kit
@@ -112,7 +113,7 @@ class Cloud:
             log.warning("%s", what)
         self._board.say(doing=what)
 
-    def _look(self, children: Children) -> dict[str, Any]:
+    def _look(self, children: Counted) -> dict[str, Any]:
         now = time.time()
         edges = {
             name: {"present": name in children.present(), "seen": now - ago} for name, ago in children.seen().items()
@@ -123,6 +124,7 @@ class Cloud:
             "expected": list(self.kit.site.children),
             "edges": edges,
             "clients": clients,
+            "traffic": children.traffic(),
         }
 
     def _pass_list_on(self, children: Children) -> None:

@@ -210,8 +210,12 @@ def run_edge(
     assert site.edge is not None
     shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
     edge = Edge(site, folder, shop, kit)
-    edge.children = children_of(kit, edge.greet, listen)
-    board = Board(folder, lambda: {"site": site.name, "clients": sorted(edge.clients.present())})
+    children = edge.children = children_of(kit, edge.greet, listen)
+
+    def look() -> dict[str, Any]:
+        return {"site": site.name, "clients": sorted(children.present()), "traffic": children.traffic()}
+
+    board = Board(folder, look)
     board.say(doing="serving")
     try:
         parent_of(kit, address).serve(
@@ -223,4 +227,4 @@ def run_edge(
     finally:
         board.say(doing="stopped")
         board.close()
-        edge.children.close()
+        children.close()

@@ -1,14 +1,15 @@
 """A kit's links: to its parent and to its children, by the transport that the federation uses."""
 
+from fedbac.deploy.counting import Counted
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
-from fedbac.deploy.transport import Children, Greet, Parent
+from fedbac.deploy.transport import Greet, Parent
 from fedbac.errors import DeployError
 
 MIB = 2**20
 
 
-def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Children:
+def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
     """Listen for the children of a site; ``listen`` in place of what the kit says."""
     if kit.site.deploy.transport != "grpc":
         raise _unknown(kit)
@@ -16,7 +17,7 @@ def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Children:
 
     address = listen or kit.site.listen
     assert address is not None
-    return GrpcChildren(
+    children = GrpcChildren(
         address,
         _credentials(kit),
         kit.site.children,
@@ -24,6 +25,7 @@ def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Children:
         heartbeat=kit.site.deploy.heartbeat,
         limit=_limit(kit),
     )
+    return Counted(children)
 
 
 def parent_of(kit: Kit, address: str | None = None) -> Parent:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,18 +34,28 @@ def main() -> None:
         send(out, FAILED, str(error).encode())
         return
     send(out, OK, b"")
-    _serve(shop, sys.stdin.buffer, out)
+    serve(shop, sys.stdin.buffer, out)
 
 
-def _serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
+def serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
+    """Answer requests until there are no more, or nobody to answer."""
     while (request := receive(requests)) is not None:
         try:
-            send(out, OK, shop.answer(request[1]))
-        except Error as error:
-            send(out, FAILED, str(error).encode())
-        except Exception as error:
-            log.exception("a request failed")
-            send(out, FAILED, f"the client failed ({type(error).__name__}); its log says why".encode())
+            send(out, *_answered(shop, request[1]))
+        except BrokenPipeError:  # the client was killed, and nobody is left to work for
+            with suppress(BrokenPipeError):
+                out.close()  # or the end of this process would try once more, and complain
+            return
+
+
+def _answered(shop: Shop, request: bytes) -> tuple[int, bytes]:
+    try:
+        return OK, shop.answer(request)
+    except Error as error:
+        return FAILED, str(error).encode()
+    except Exception as error:
+        log.exception("a request failed")
+        return FAILED, f"the client failed ({type(error).__name__}); its log says why".encode()
 
 
 if __name__ == "__main__":

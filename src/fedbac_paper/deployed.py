@@ -1,0 +1,122 @@
+"""What attacks on a federation of processes came to, and what one costs, as tables of docs/deploy.md.
+
+python benchmarks/soak.py --only federation --kills 100 --json results/deploy/soak.json
+python benchmarks/deploy.py --json results/deploy/bench.json
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbac_paper.tables import table
+
+ROLES = ("cloud", "edge", "client")
+Phase = Mapping[str, Any]
+
+
+def filled(page: Path, results: Path) -> str:
+    """Return a page with the tables between their marks."""
+    text = page.read_text(encoding="utf-8")
+    for mark, made in (("soak", soak), ("deploy-bench", bench)):
+        before, begin, rest = text.partition(f"<!-- {mark} -->")
+        _, end, after = rest.partition(f"<!-- /{mark} -->")
+        if not begin or not end:
+            raise SystemExit(f"{page}: the marks <!-- {mark} --> and <!-- /{mark} --> are missing")
+        text = f"{before}{begin}\n{made(results)}\n{end}{after}"
+    return text
+
+
+def soak(results: Path) -> str:
+    """Return what the attacks came to; refuse results with complaints, which the text would deny."""
+    file = results / "soak.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    phases: dict[str, Phase] = found["phases"]
+    if any(phase["complaints"] for phase in phases.values()):
+        raise SystemExit(f"{file}: it holds complaints; mend what they name, and run benchmarks/soak.py again")
+    kills = sum(sum(phase["kills"].values()) for phase in phases.values())
+    rows: list[tuple[str, Callable[[Phase], str]]] = [
+        ("killed: cloud, edge, client", lambda phase: _counts(phase["kills"])),
+        ("stopped for seconds: cloud, edge, client", lambda phase: _counts(phase["freezes"])),
+        ("runs, and rounds in all", lambda phase: f"{phase['runs']}, {phase['rounds']:,}"),
+        ("rounds played again", lambda phase: str(phase["again"])),
+        ("rounds that lost a client", lambda phase: str(phase["with_failed"])),
+        ("rounds without an edge", lambda phase: str(phase["with_absent"])),
+        *(
+            (f"seconds until a {role} took part again", lambda phase, role=role: _spread(phase["returns"].get(role)))
+            for role in ROLES
+        ),
+        ("whole rounds missed once there was a link", lambda phase: _most(phase["rounds_missed"])),
+        ("most MiB: cloud, edge, client", lambda phase: _memory(phase["memory"])),
+    ]
+    return "\n".join(
+        [
+            "",
+            f"`python benchmarks/soak.py --only federation` killed sites of 2 edges and 4 clients {kills} times "
+            f"(`kill -9`) at random moments, on {found['machine']}. In the first column every edge and client must be "
+            "there for a round to count (`min_edges`, `min_clients`), and cloud and edges were killed: all numbers "
+            "were the simulator's. In the second, one client is enough, and anyone was killed. Every run ended, and no "
+            "finished round was lost.",
+            "",
+            table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
+            "",
+            "Seconds are the median and the most, on a busy machine. Cloud and edges were started with everything "
+            "imported; a client first starts the process that trains.",
+            "",
+        ]
+    )
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(str(found.get(role, 0)) for role in ROLES)
+
+
+def _spread(seconds: Sequence[float] | None) -> str:
+    return f"{statistics.median(seconds):.1f} ({max(seconds):.1f})" if seconds else "–"
+
+
+def _most(missed: Mapping[str, Sequence[int]]) -> str:
+    every = [count for counts in missed.values() for count in counts]
+    return f"at most {max(every)}" if every else "–"
+
+
+def _memory(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{found[role]:.0f}" if role in found else "–" for role in ROLES)
+
+
+def bench(results: Path) -> str:
+    """Return what a federation of processes costs."""
+    found = json.loads((results / "bench.json").read_text(encoding="utf-8"))
+    memory = [
+        [f"{role} {when}", f"{mib['rss']:.0f}", f"{mib['pss']:.0f}"]
+        for when, roles in found["memory"].items()
+        for role, mib in sorted(roles.items(), key=lambda item: ROLES.index(item[0]))
+    ]
+    carried = [
+        [
+            f"{'clients' if row['tier'] == 'client' else 'edges'}, {row['direction']}",
+            f"{row['ledger']:,}",
+            f"{row['carried']:,}",
+            str(row["again"]),
+            f"{row['ratio']:.3f}",
+        ]
+        for row in found["bytes"]
+    ]
+    return "\n".join(
+        [
+            "",
+            f"`benchmarks/deploy.py` ran `{found['method']}` with {found['edges']} edges of {found['clients']} clients "
+            f"as processes on {found['machine']}: {found['cold_start']:.0f} s from the start to the end of round 1, "
+            f"then {found['median_round']:.2f} s a round. What links carried for training is what the "
+            "record's `bytes` say, but for the heads of messages:",
+            "",
+            table(["links to", "bytes by the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
+            "",
+            "A message is sent twice to a site that does not know the run yet; the ratio leaves that out. Memory of "
+            "the largest site of each kind, in MiB, with the process that trains while there is one:",
+            "",
+            table(["", "RSS", "PSS"], memory),
+            "",
+        ]
+    )
