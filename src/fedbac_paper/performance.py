@@ -11,11 +11,11 @@ Row = Mapping[str, Any]
 PARTS = {
     "training": ("training",),
     "measuring": ("measuring",),
-    "selection and clustering": ("selection", "clustering"),
+    "selection and clustering": ("selection", "clustering", "selection and clustering"),
     "aggregation": ("aggregation",),
     "other": ("other",),
 }
-"""Columns of the table, and what is added up in each."""
+"""Columns of the table, and what is added up in each; rows of an earlier table have but the sum of two."""
 
 
 def rounds(folder: Path) -> str:
@@ -45,7 +45,7 @@ def scaling(folder: Path) -> str:
 
 
 def _scaled(row: Row) -> tuple[str, ...]:
-    shares = (f"{100 * sum(row['share'][name] for name in names):.1f}" for names in PARTS.values())
+    shares = (f"{100 * sum(row['share'].get(name, 0) for name in names):.1f}" for names in PARTS.values())
     seconds, each = _number(row["seconds_per_round"]), _number(row["us_per_sample_step"])
     return f"{row['clients']:,}", f"{row['edges']:,}", seconds, each, *shares, f"{row['peak_memory_mib']:,.0f}"
 
