@@ -38,7 +38,7 @@ from fedbac import Runtime, Shared
 from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.requests import Train
-from fedbac.local import make_trainer, num_cores, pool
+from fedbac.local import describe, make_trainer, num_cores, pool
 from fedbac.models import weights
 
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
@@ -265,7 +265,8 @@ def main() -> None:
     for row in rows.values():
         show(row)
     if args.json:
-        told = work.spec() | asdict(rows["ours"])
+        device = torch.device("cuda" if rows["ours"].peak_device_mib is not None else "cpu")
+        told = {"machine": describe(device)} | work.spec() | asdict(rows["ours"])
         told |= {"loop_us_per_sample_step": rows["loop"].us_per_sample_step}
         told |= {"contestants": [asdict(row) for row in rows.values()]}
         args.json.write_text(json.dumps(told, indent=1) + "\n")

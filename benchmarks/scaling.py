@@ -1,6 +1,7 @@
 """How a round's cost grows with the number of clients and edges, and how much of it is not local work.
 
     python benchmarks/scaling.py [--clients 100 1000 10000] [--edges 10 100] [--json FILE]
+    python benchmarks/scaling.py --clients 10000 100000 --edges 100 1000 --images 4 --rounds 1      # tiny clients
 
 Every client holds a few random images of 1x28x28 and trains one epoch, so that little hides the rest. Edges are
 assigned to clusters in every round, which is as often as a method can. Local work is what clients do: training, and
@@ -26,6 +27,7 @@ from fedbac.core import aggregation, trees
 from fedbac.engines import connect
 from fedbac.federation import assemble
 from fedbac.rounds import cloud
+from fedbac.rounds.beginning import start
 from fedbac.runs.configure import Inputs
 
 LOCAL = ("training", "measuring")
@@ -51,7 +53,7 @@ def main() -> None:
     print("  ".join([*titles, "peak MiB", "chunk"]))
     results = []
     for num_edges in args.edges:
-        for num_clients in args.clients:
+        for num_clients in (count for count in args.clients if count >= num_edges):
             with multiprocessing.get_context("spawn").Pool(1) as alone:
                 row = alone.apply(measure, (num_clients, num_edges, args))
             results.append(row)
@@ -84,11 +86,12 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         clock.watch("clustering", type(experiment.method.clustering), verb)
     clock.watch("aggregation", aggregation.EdgeAverage, "add")
     clock.watch("aggregation", cloud, "average_by_owner")
-    total, trained = 0.0, 0
-    state = cloud.start(experiment, parties.build, parties.sites)
+    total, trained, sent = 0.0, 0, {}
+    state = start(experiment, parties.build, parties.sites)
     state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
     for record, _ in cloud.rounds(experiment, parties.sites, edges, state):
         total += record["seconds"]
+        sent = record["bytes"]
         trained += sum(shards.train[client].size for edge in record["selected"] for client in edge)
     steps = trained * args.epochs * len(experiment.method.personalization.parts)
     on_gpu = edges.device.type == "cuda"
@@ -105,6 +108,10 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         "share_central": sum(clock.seconds[part] for part in CENTRAL) / total,
         "peak_memory_mib": peak / 2**20,
         "clients_at_once": edges.chunks.most,
+        "images": args.images,
+        "epochs": args.epochs,
+        "clusters": args.clusters,
+        "bytes_per_round": sent,
     }
 
 

@@ -1,7 +1,8 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
-marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/methods/against-fluke.md and README.md.
+marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md,
+docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -28,7 +29,7 @@ from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
-from fedbac_paper import against_fluke, demo, notebooks, overview
+from fedbac_paper import against_fluke, demo, notebooks, overview, performance
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -39,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 GENERATED = ("settings", "methods", "reproduce")
 """Folders of docs/ that hold nothing but generated pages."""
+SPEED = RESULTS / "performance"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
 Group = tuple[str, type[Settings]]
@@ -279,6 +281,7 @@ def texts() -> dict[Path, str]:
         DOCS / "deploy-data.md": block(
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
+        DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

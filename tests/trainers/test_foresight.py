@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedbac.core.requests import Train
+from fedbac.core.settings import IntArray
 from fedbac.local import Examples
 from fedbac.local.foresight import Foresight
 from tests.trainers.reference import setting
@@ -17,9 +18,13 @@ def test_what_was_foreseen_is_what_would_be_drawn(monkeypatch: pytest.MonkeyPatc
     examples = setting().examples
     ahead = Foresight(examples)
     expected = {(c, r, e): examples.visits(c, r, e, 2) for c in range(6) for r in (1, 2) for e in (0, 1)}
-    draws = []
-    draw = Examples.visits
-    monkeypatch.setattr(Examples, "visits", lambda *words: draws.append(words[1:]) or draw(*words))
+    draws, draw = [], Examples.visits
+
+    def counted(self: Examples, *address: int) -> IntArray:
+        draws.append(address)
+        return draw(self, *address)
+
+    monkeypatch.setattr(Examples, "visits", counted)
     late = {}
     for round_ in (1, 2):
         for edge_round in (0, 1):

@@ -122,6 +122,8 @@ class Stack:
         self.taught = False
         """Whether anybody learns from them in this round."""
         self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        """Memory that all graphs share: none needs what another left, and only one runs at a time."""
         self.position = torch.arange(examples.batch_room, device=self.device)
 
     def _buffers(self, like: Params) -> Params:
@@ -227,7 +229,7 @@ class Stack:
             tensor.copy_(value)
         torch.cuda.set_rng_state(drawn)
         graph = torch.cuda.CUDAGraph()
-        with _uncollected(), torch.cuda.graph(graph):
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
             work()
         return graph
 

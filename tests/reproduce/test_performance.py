@@ -1,0 +1,33 @@
+"""What the benchmarks wrote, as tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedbac_paper import performance
+
+
+def row() -> dict[str, Any]:
+    shares = {
+        "training": 0.4,
+        "measuring": 0.4,
+        "selection": 0.05,
+        "clustering": 0.0,
+        "aggregation": 0.1,
+        "other": 0.05,
+    }
+    told = {"clients": 100_000, "edges": 1000, "seconds_per_round": 100.0, "us_per_sample_step": 20.0}
+    return told | {"share": shares, "peak_memory_mib": 900}
+
+
+def test_shares_of_a_round_are_in_percent(tmp_path: Path) -> None:
+    (tmp_path / "scaling.json").write_text(json.dumps([row()]))
+    text = performance.scaling(tmp_path)
+    assert "| 100,000 | 1,000 | 100 | 20 | 40.0 | 40.0 | 5.0 | 10.0 | 5.0 | 900 |" in text
+
+
+def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
+    known = {"network": "mlp", "shape": "1x28x28", "precision": "float32", "path": "native-v4", "machine": "two cores"}
+    times = {"loop_us_per_sample_step": None, "us_per_sample_step": None, "speedup_over_loop": 13.8}
+    (tmp_path / "rounds.json").write_text(json.dumps([known | times]))
+    assert "| two cores | mlp, 1×28×28 | float32 | – | – | 13.8 | `native-v4` |" in performance.rounds(tmp_path)
