@@ -119,6 +119,7 @@ PLAIN_WORDS = {
     "distill",
     "local",
     "similar",
+    "sound",
 }
 """Kinds that are words of everyday."""
 

@@ -59,6 +59,7 @@ from fedbac.selection import (
     PowerOfChoice,
     Random,
     ResourceScore,
+    Sound,
     Thompson,
 )
 from fedbac.sharing import (
@@ -160,6 +161,7 @@ __all__ = [
     "Shards",
     "Shared",
     "Similar",
+    "Sound",
     "Statistic",
     "Task",
     "Teaching",
