@@ -45,10 +45,11 @@ def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
 SHARING, SCHEME = "method.sharing", "method.personalization"
 GRIDS: dict[str, list[tuple[str, ...]]] = {
     OURS: [
-        *_grid(f"{SCHEME}.l2_cluster", 0.001, 0.01),
+        (f"{SCHEME}.l2_cluster=0.001",),
         (f"{SCHEME}.residual_init=independent",),
-        (f"{SCHEME}.order=joint",),
         ("method.sharing=towards_mean",),
+        (f"{SCHEME}.order=joint",),
+        (f"{SCHEME}.order=joint", "method.sharing=towards_mean"),
     ],
     "fedavg-ft": _grid(f"{SHARING}.alone_rounds", 3, 20, 30, 45, 60),
     "fedper": [

@@ -104,7 +104,8 @@ class Sound(Credited):
 
     kind: Literal["sound"] = "sound"
     adaptive: ClassVar[bool] = True
-    fraction: ClassVar[float] = 1.0
+    fraction: Fraction = 1.0
+    """p: at most this share of all clients, drawn from those that are sound."""
 
     def needs(self) -> frozenset[Query]:
         """Need the loss with which each client trained, which it sends anyway."""
@@ -122,8 +123,9 @@ class Sound(Credited):
         """Those believed sound."""
         belief_N, sound_N = _sound(state, rng)
         able_N = evidence.size_N > 0
-        chosen_N: BoolArray = able_N & sound_N
-        return chosen_N if chosen_N.any() else bandits.top(belief_N, 1, able_N, rng)
+        if not (able_N & sound_N).any():
+            return bandits.top(belief_N, 1, able_N, rng)
+        return bandits.top(np.zeros(sound_N.size), bandits.budget(self.fraction, sound_N.size), able_N & sound_N, rng)
 
     def learn(self, state: SoundState, evidence: Evidence, mask_N: BoolArray) -> SoundState:
         """Pass or fail who trained."""
