@@ -152,7 +152,7 @@ def test_all_sound_clients_train_and_noisy_ones_only_to_be_tried_again() -> None
 
 def test_a_share_of_all_clients_is_drawn_from_the_sound_ones() -> None:
     policy = Sound(fraction=0.3)
-    state = policy.init(NUM)._replace(fail_N=900.0 * NOISY)
+    state = policy.init(NUM)._replace(fail_N=np.where(NOISY, 900.0, 0.0))
     masks = np.array([policy.act(state, selection_evidence([20] * NUM, 5), stream(0, "act", t)) for t in range(50)])
     assert (masks.sum(1) == 3).all()
     assert not masks[:, NOISY].any()
