@@ -128,6 +128,7 @@ PLAIN_WORDS = {
     "distill",
     "local",
     "similar",
+    "sound",
 }
 """Kinds that are words of everyday."""
 

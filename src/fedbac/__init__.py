@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         PowerOfChoice,
         Random,
         ResourceScore,
+        Sound,
         Thompson,
     )
     from fedbac.sharing import (
@@ -170,6 +171,8 @@ __all__ = [
     "Shards",
     "Shared",
     "Similar",
+    "Sound",
+    "Sound",
     "Statistic",
     "Task",
     "Teaching",

@@ -5,7 +5,7 @@ import numpy as np
 from fedbac import Ask, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray
-from fedbac.selection import CreditState, CreditThompson, Thompson
+from fedbac.selection import CreditState, CreditThompson, Sound, Thompson
 from tests.unit.tiny import beginning, selection_evidence
 
 NUM = 10
@@ -132,3 +132,37 @@ def test_beliefs_rank_the_sound_by_the_shared_reward_and_show_who_failed() -> No
     numbers = {"alpha_N": [3.0, 3.0], "beta_N": [1.0, 1.0], "pass_N": [0.0, 0.0], "fail_N": [0.0, 2.0]}
     state = CreditThompson().init(2)._replace(**{name: np.array(value) for name, value in numbers.items()})
     assert CreditThompson().beliefs(state).tolist() == [0.75, 0.25]
+
+
+def test_all_sound_clients_train_and_noisy_ones_only_to_be_tried_again() -> None:
+    policy = Sound()
+    state, noise, masks = policy.init(NUM), stream(0, "world"), []
+    for t in range(1, 61):
+        mask = policy.act(state, selection_evidence([20] * NUM, t), stream(0, "act", t))
+        state = policy.learn(
+            state, selection_evidence([20] * NUM, t, loss_N=np.where(mask, losses(t, noise), np.nan)), mask
+        )
+        masks.append(mask)
+    assert masks[0].all(), "innocent until they fail"
+    late = np.mean(masks[20:], axis=0)
+    assert (late[~NOISY] == 1).all()
+    assert late[NOISY].mean() < 0.2
+    assert policy.trusted(state).tolist() == (~NOISY).tolist()
+
+
+def test_a_share_of_all_clients_is_drawn_from_the_sound_ones() -> None:
+    policy = Sound(fraction=0.3)
+    state = policy.init(NUM)._replace(fail_N=np.where(NOISY, 900.0, 0.0))
+    masks = np.array([policy.act(state, selection_evidence([20] * NUM, 5), stream(0, "act", t)) for t in range(50)])
+    assert (masks.sum(1) == 3).all()
+    assert not masks[:, NOISY].any()
+    assert masks[:, ~NOISY].any(0).all()
+
+
+def test_somebody_trains_even_if_nobody_seems_sound() -> None:
+    policy = Sound()
+    state = policy.init(4)._replace(fail_N=np.array([900.0, 900.0, 5.0, 5.0]), pass_N=np.zeros(4))
+    chosen = [policy.act(state, selection_evidence([20, 20, 20, 0], 5), stream(0, "act", t)) for t in range(50)]
+    assert all(mask.sum() == 1 for mask in chosen)
+    assert all(not mask[3] for mask in chosen), "who holds no data cannot train"
+    assert np.mean([mask[2] for mask in chosen]) > 0.8, "the likeliest"

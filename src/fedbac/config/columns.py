@@ -37,6 +37,7 @@ from fedbac.selection import (
     PowerOfChoice,
     Random,
     ResourceScore,
+    Sound,
     Thompson,
 )
 from fedbac.sharing import (
@@ -61,6 +62,7 @@ SELECTION = Choice(
     Random,
     Thompson,
     CreditThompson,
+    Sound,
     PowerOfChoice,
     LossUCB,
     Oort,

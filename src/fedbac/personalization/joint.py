@@ -71,8 +71,9 @@ class Additive(Settings):
     """Equal or independent initial cluster networks (C.16)."""
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
-    order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first h for all epochs with f still, and then f with h still."""
+    order: Literal["joint", "alternate", "residual"] = "joint"
+    """Both are trained at once; or first h for all epochs with f still, and then f with h still; or first f beside h as
+    the client received it, and then h by its own loss alone, as if there were no f."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
@@ -82,8 +83,10 @@ class Additive(Settings):
         return {"global": trees.stack([models.weights(build(0))]), "cluster": cluster}
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train both at once, or each for the residual of the other."""
+        """Train both at once, or one after the other."""
         pull = {"cluster": Pull(self.l2_cluster, clipped=self.l2_form == "loss")}
         if self.order == "alternate":
             return Phase(moves=("global",)), Phase(moves=("cluster",), pull=pull)
+        if self.order == "residual":  # f first: it will predict beside an average, to which h as received is nearer
+            return Phase(moves=("cluster",), pull=pull), Phase(moves=("global",), terms=("global",))
         return (Phase(moves=("global", "cluster"), pull=pull),)

@@ -3,7 +3,7 @@
 from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.experiment import Method, Task
 from fedbac.personalization import Additive, PerCluster
-from fedbac.selection import CreditThompson, Random, Thompson
+from fedbac.selection import CreditThompson, Random, Sound, Thompson
 from fedbac.sharing import OnceOverfitted
 
 
@@ -72,4 +72,14 @@ def fedbac_plus(task: Task) -> Method:
         selection=CreditThompson(),
         sharing=OnceOverfitted(share=0.1),
         personalization=Additive(),
+    )
+
+
+def fedbac_plus_2(task: Task) -> Method:
+    """One network for all, trained as HierFAVG's; merging clusters learn what it leaves; all sound clients train."""
+    return Method(
+        name="fedbac-plus-2",
+        clustering=Merging(),
+        selection=Sound(),
+        personalization=Additive(order="residual", residual_init="zero_last_layer", l2_cluster=0.0),
     )

@@ -57,6 +57,7 @@ METHODS: dict[str, Preset] = {
     "singletons": additive.singletons,
     "linucb-isolated": additive.linucb_isolated,
     "fedbac-plus": additive.fedbac_plus,
+    "fedbac-plus-2": additive.fedbac_plus_2,
 }
 
 

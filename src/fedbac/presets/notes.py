@@ -80,6 +80,11 @@ NOTES: dict[str, Note] = {
         summary="Clusters merge where their networks fit each other's data, share their networks once they have "
         "overfitted, and give each client credit of its own.",
     ),
+    "fedbac-plus-2": Note(
+        reference=OURS,
+        summary="The network for all learns by its own loss, as HierFAVG's does, and clusters that merge learn what it "
+        "leaves to learn; all clients train whose labels can be learned.",
+    ),
     "fedavg": Note(
         reference=FEDAVG,
         summary="Every client trains the shared network, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",

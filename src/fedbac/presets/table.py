@@ -21,6 +21,7 @@ SELECTION = {
     "random": "Random",
     "thompson": "Thompson Sampling",
     "credit_thompson": "Thompson Sampling, credit",
+    "sound": "Credit",
     "power_of_choice": "Power-of-choice",
     "oort": "Utility-based",
     "cs_ucb": "MAB",

@@ -3,7 +3,7 @@
 from fedbac.selection.bandit import Thompson, ThompsonState
 from fedbac.selection.cells import COCS, COCSState
 from fedbac.selection.contextual import Contextual, ContextualState
-from fedbac.selection.credit import CreditState, CreditThompson
+from fedbac.selection.credit import CreditState, CreditThompson, Sound, SoundState
 from fedbac.selection.latency_ucb import LatencyUCB, LatencyUCBState
 from fedbac.selection.loss_ucb import LossUCB, LossUCBState
 from fedbac.selection.oort import Oort, OortState
@@ -29,6 +29,8 @@ __all__ = [
     "Random",
     "ResourceScore",
     "ResourceState",
+    "Sound",
+    "SoundState",
     "Thompson",
     "ThompsonState",
 ]

@@ -1,4 +1,4 @@
-"""Thompson sampling with credit of each client's own: is it sound, or are its labels noise?"""
+"""Credit of each client's own: is it sound, or are its labels noise? Alone, or with Thompson sampling."""
 
 import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -40,7 +40,104 @@ class CreditState(NamedTuple):
         return ThompsonState(self.alpha_N, self.beta_N, self.accuracy)
 
 
-class CreditThompson(Settings):
+class SoundState(NamedTuple):
+    """Each client's passes, fails and last training loss."""
+
+    pass_N: FloatArray
+    fail_N: FloatArray
+    loss_N: FloatArray
+    """NaN before the client has trained."""
+
+
+class Credited(Settings):
+    """What policies have in common that give credit.
+
+    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Who holds less than half of the edge's
+    mean number of examples is not judged.
+    """
+
+    least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """Share of the reference client's learning that a sound client shows at least."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Forgetting factor of a client's own credit, each time it is judged."""
+    untrained_loss: Positive | None = None
+    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
+
+    def trusted(self, state: "SoundState | CreditState") -> BoolArray:
+        """Those that never failed, or passed more often."""
+        trusted_N: BoolArray = (state.fail_N == 0) | (state.pass_N > state.fail_N)
+        return trusted_N
+
+    def _judged(self, state: "SoundState | CreditState", evidence: Evidence, mask_N: BoolArray) -> SoundState:
+        """Pass or fail who trained on enough data, against all that is known."""
+        loss_N = np.where(mask_N, evidence[TRAINING], state.loss_N)
+        same = SoundState(state.pass_N, state.fail_N, loss_N)
+        known_N = np.isfinite(loss_N)
+        if not known_N.any():
+            return same
+        learned_N = (self.untrained_loss or math.log(evidence.num_classes)) - loss_N
+        reference = float(np.quantile(learned_N[known_N], 1 - REFERENCE_QUANTILE))
+        if reference < LEAST_LEARNED:
+            return same
+        sound_N = learned_N >= self.least_share * reference
+        judged_N = mask_N & (evidence.size_N >= LITTLE_DATA * evidence.size_N.mean())
+
+        def count(before_N: FloatArray, hit_N: BoolArray) -> FloatArray:
+            return np.where(judged_N, self.discount * before_N + hit_N, before_N)
+
+        return SoundState(count(state.pass_N, sound_N), count(state.fail_N, ~sound_N), loss_N)
+
+
+def _sound(state: "SoundState | CreditState", rng: Rng) -> tuple[FloatArray, BoolArray]:
+    """Draw how sound each client is, and say who passes for sound: above 1/2, or never failed."""
+    belief_N = rng.beta(1 + state.pass_N, 1 + state.fail_N)
+    return belief_N, (belief_N > 0.5) | (state.fail_N == 0)
+
+
+class Sound(Credited):
+    """All clients train that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails); the likeliest if none is.
+
+    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Where nobody fails everybody trains.
+    """
+
+    kind: Literal["sound"] = "sound"
+    adaptive: ClassVar[bool] = True
+    fraction: Fraction = 1.0
+    """p: at most this share of all clients, drawn from those that are sound."""
+
+    def needs(self) -> frozenset[Query]:
+        """Need the loss with which each client trained, which it sends anyway."""
+        return frozenset({TRAINING})
+
+    def init(self, num_members: int) -> SoundState:
+        """Neither passed nor failed."""
+        return SoundState(np.zeros(num_members), np.zeros(num_members), np.full(num_members, np.nan))
+
+    def ask(self, state: SoundState, evidence: Evidence, rng: Rng) -> Ask:
+        """Ask for that loss."""
+        return Ask(after=(TRAINING,))
+
+    def act(self, state: SoundState, evidence: Evidence, rng: Rng) -> BoolArray:
+        """Those believed sound."""
+        belief_N, sound_N = _sound(state, rng)
+        able_N = evidence.size_N > 0
+        if not (able_N & sound_N).any():
+            return bandits.top(belief_N, 1, able_N, rng)
+        return bandits.top(np.zeros(sound_N.size), bandits.budget(self.fraction, sound_N.size), able_N & sound_N, rng)
+
+    def learn(self, state: SoundState, evidence: Evidence, mask_N: BoolArray) -> SoundState:
+        """Pass or fail who trained."""
+        return self._judged(state, evidence, mask_N)
+
+    def beliefs(self, state: SoundState) -> FloatArray:
+        """Return the mean of each posterior."""
+        sound_N: FloatArray = (1 + state.pass_N) / (2 + state.pass_N + state.fail_N)
+        return sound_N
+
+
+class CreditThompson(Credited):
     """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
     A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
@@ -53,12 +150,6 @@ class CreditThompson(Settings):
     fraction: Fraction = 0.8
     shared: Thompson = Thompson()
     """Sampling by the reward that all selected clients share, which ranks the sound ones; its fraction is not used."""
-    least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of the reference client's learning that a sound client shows at least."""
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Forgetting factor of a client's own credit, each time it is judged."""
-    untrained_loss: Positive | None = None
-    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
     def needs(self) -> frozenset[Query]:
         """Need the shared reward, and the loss with which each client trained."""
@@ -77,35 +168,13 @@ class CreditThompson(Settings):
     def act(self, state: CreditState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of the shared reward's draws among the clients believed sound; then the likeliest of the others."""
         draw_N = self.shared.draw(state.shared, evidence, rng)
-        belief_N = rng.beta(1 + state.pass_N, 1 + state.fail_N)
-        sound_N = (belief_N > 0.5) | (state.fail_N == 0)  # innocent until it fails
+        belief_N, sound_N = _sound(state, rng)
         score_N = np.where(sound_N, 1 + draw_N, belief_N)
         return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
 
-    def trusted(self, state: CreditState) -> BoolArray:
-        """Those that never failed, or passed more often."""
-        trusted_N: BoolArray = (state.fail_N == 0) | (state.pass_N > state.fail_N)
-        return trusted_N
-
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
-        """Learn the shared reward; pass or fail who trained on enough data, against all that is known."""
-        loss_N = np.where(mask_N, evidence[TRAINING], state.loss_N)
-        shared = self.shared.learn(state.shared, evidence, mask_N)
-        state = CreditState(*shared, state.pass_N, state.fail_N, loss_N)
-        known_N = np.isfinite(loss_N)
-        if not known_N.any():
-            return state
-        learned_N = (self.untrained_loss or math.log(evidence.num_classes)) - loss_N
-        reference = float(np.quantile(learned_N[known_N], 1 - REFERENCE_QUANTILE))
-        if reference < LEAST_LEARNED:
-            return state
-        sound_N = learned_N >= self.least_share * reference
-        judged_N = mask_N & (evidence.size_N >= LITTLE_DATA * evidence.size_N.mean())
-
-        def count(before_N: FloatArray, hit_N: BoolArray) -> FloatArray:
-            return np.where(judged_N, self.discount * before_N + hit_N, before_N)
-
-        return state._replace(pass_N=count(state.pass_N, sound_N), fail_N=count(state.fail_N, ~sound_N))
+        """Learn the shared reward; pass or fail who trained."""
+        return CreditState(*self.shared.learn(state.shared, evidence, mask_N), *self._judged(state, evidence, mask_N))
 
     def beliefs(self, state: CreditState) -> FloatArray:
         """Return the mean of the posterior by which sound clients are ranked; of the others, how sound they seem."""

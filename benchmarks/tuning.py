@@ -1,0 +1,295 @@
+"""Tune every method with the same effort: as many points each, on the same seeds and settings.
+
+    python benchmarks/tuning.py run FILE [--points first|all|best] [--seeds 0] [--methods NAME ...]
+                                [--settings NAME ...] [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
+    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options]
+    python benchmarks/tuning.py table FILE
+    python benchmarks/tuning.py verdict FILE
+
+A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
+after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids, ``best`` for each
+method the point with the highest mean accuracy over the settings and seeds that all its points were run on.
+
+``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` runs the best points of TUNING_FILE, on seeds 20 to 29 only.
+docs/decisions/0018-protocol.md says why, and by what rule ``verdict`` judges.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedbac.presets.tasks import TASKS
+from fedbac_paper.settings import CALIBRATED
+
+SEEDS = {"run": range(12), "confirm": range(20, 30)}
+OURS = "fedbac-plus-2"
+MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
+"""By measure: how many points below the best rival still pass as level."""
+LEVEL = 0.95
+
+
+def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
+    return [(f"{path}={value}",) for value in values]
+
+
+SHARING, SCHEME = "method.sharing", "method.personalization"
+GRIDS: dict[str, list[tuple[str, ...]]] = {
+    OURS: [
+        (f"{SCHEME}.l2_cluster=0.001",),
+        (f"{SCHEME}.residual_init=independent",),
+        ("method.sharing=towards_mean",),
+        (f"{SCHEME}.order=joint",),
+        (f"{SCHEME}.order=joint", "method.sharing=towards_mean"),
+    ],
+    "fedavg-ft": _grid(f"{SHARING}.alone_rounds", 3, 20, 30, 45, 60),
+    "fedper": [
+        *_grid(f"{SCHEME}.head_layers", 2, 3, 4),
+        (f"{SCHEME}.order=head_first",),
+        (f"{SCHEME}.order=head_first", f"{SCHEME}.body_epochs=1"),
+    ],
+    "ditto-edges": _grid(f"{SCHEME}.strength", 0.03, 0.1, 0.3, 3, 10),
+    "fedrod": [
+        *_grid(f"{SCHEME}.head_layers", 2, 3),
+        *_grid(f"{SCHEME}.head_epochs", 1, 2),
+        (f"{SCHEME}.balanced=false",),
+    ],
+    "fedbabu": [
+        (f"{SHARING}.alone_rounds={last}", f"{SCHEME}.last={last}", f"{SCHEME}.head_layers={head}")
+        for last, head in ((20, 1), (30, 1), (60, 1), (10, 2), (30, 2))
+    ],
+    "apfl-edges": [
+        *_grid(f"{SCHEME}.alpha", 0.25, 0.75, 1.0),
+        (f"{SCHEME}.adaptive=false",),
+        (f"{SCHEME}.adaptive=false", f"{SCHEME}.alpha=0.75"),
+    ],
+    "fedala": [*_grid(f"{SCHEME}.top_layers", 2, 3, 5), *_grid(f"{SCHEME}.mix_rate", 0.1, 10)],
+    "pfedgraph": _grid(f"{SHARING}.strength", 0.3, 0.6, 2.5, 5, 10),
+    "phe-fl": _grid(f"{SHARING}.blend", "by_data", 0.3, 0.5, 0.7, 0.9),
+    "fedbac-plus": [
+        *_grid(f"{SHARING}.share", 0.03, 0.3),
+        ("method.sharing=towards_mean",),
+        ("method.sharing={kind: towards_mean, share: 0.3}",),
+        ("method.selection.fraction=1.0",),
+    ],
+    "hierfavg": _grid(f"{SCHEME}.proximal", 0.001, 0.01, 0.1),
+    "local": [],
+}
+"""By method, the points beside the preset as it is. HierFAVG and edges alone have less to tune."""
+PER_CLASS = "task.partition.mode=per_class"
+SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    name: (name, CALIBRATED[TASKS[name].dataset])
+    for name in ("svhn-severe", "cifar10", "fashion-mnist-severe", "cifar10-severe", "svhn", "fashion-mnist")
+}
+SETTINGS |= {
+    "planted": ("planted", ()),
+    "noisy": ("noisy", ()),
+    "per-class": ("fashion-mnist", (*CALIBRATED["fashion-mnist"], PER_CLASS)),
+}
+"""By name: the task and what is set for every method alike."""
+
+
+class Job(NamedTuple):
+    """One run."""
+
+    method: str
+    point: tuple[str, ...]
+    setting: str
+    seed: int
+
+
+def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[str, Any]:
+    """Return the line of a run."""
+    import torch
+
+    import fedbac
+
+    torch.set_num_threads(1)
+    task, common = SETTINGS[job.setting]
+    began = time.time()
+    run = fedbac.run(
+        job.method, task, seed=job.seed, settings=[*common, *extra, *job.point], device=device, data_folder=data,
+        workers=1 if device == "cpu" else None, progress=False,
+    )  # fmt: skip
+    found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters")}
+    last = run.records[-1]
+    return {
+        **job._asdict(), **found, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],
+        "seconds": round(time.time() - began, 1),
+    }  # fmt: skip
+
+
+def lines(path: Path) -> dict[Job, dict[str, Any]]:
+    """Return the runs of a file."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        row = json.loads(line)
+        found[Job(row["method"], tuple(row["point"]), row["setting"], row["seed"])] = row
+    return found
+
+
+def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, tuple[str, ...]], dict[str, dict[int, float]]]:
+    """Return a number of every run in percent, by method and point, by setting, by seed."""
+    by: dict[tuple[str, tuple[str, ...]], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in found:
+        by[row["method"], tuple(row["point"])][row["setting"]][row["seed"]] = 100 * row[name]
+    return by
+
+
+def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the best point of each method, by its mean over settings and seeds that all its points have."""
+    accuracy = means(found, "accuracy")
+    best = {}
+    for method in {method for method, _ in accuracy}:
+        points = [point for other, point in accuracy if other == method]
+        runs = [{(s, seed) for s, by in accuracy[method, p].items() for seed in by} for p in points]
+        common = set.intersection(*runs) or set.union(*runs)
+
+        def mean(point: tuple[str, ...], method: str = method, common: set[tuple[str, int]] = common) -> float:
+            by = accuracy[method, point]
+            values = [by[setting][seed] for setting, seed in common if seed in by.get(setting, {})]
+            return float(np.mean(values)) if values else -np.inf
+
+        best[method] = max(points, key=mean)
+    return best
+
+
+def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
+    """Yield what is to be run, seed by seed and setting by setting, so that a part of it is of use."""
+    best = best_points((lines(options.tuned) if options.tuned else done).values())
+    for seed in options.seeds:
+        for setting in options.settings:
+            for method in options.methods:
+                points = {"first": [()], "all": [(), *GRIDS[method]], "best": [best.get(method, ())]}[options.points]
+                for point in points:
+                    job = Job(method, point, setting, seed)
+                    if job not in done:
+                        yield job
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run what is left, several at a time, until the limit."""
+    allowed = SEEDS[options.what]
+    options.seeds = options.seeds or [allowed.start]
+    if not set(options.seeds) <= set(allowed):
+        raise SystemExit(f"--seeds: {options.what} takes {allowed.start} to {allowed.stop - 1} only; see the protocol")
+    if options.what == "confirm":
+        if options.tuned is None:
+            raise SystemExit("--tuned: name the file of the runs that chose")
+        options.points = "best"
+    began, todo = time.monotonic(), list(jobs(options, lines(options.file)))
+    waiting, live = iter(todo), {}
+    finished = 0
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        def start() -> None:
+            job = next(waiting, None) if time.monotonic() - began < options.limit else None
+            if job is not None:
+                live[pool.submit(play, job, options.device, options.data, tuple(options.set))] = job
+
+        for _ in range(options.processes):
+            start()
+        while live:
+            ready: set[Future[dict[str, Any]]] = wait(live, return_when=FIRST_COMPLETED)[0]
+            for future in ready:
+                job = live.pop(future)
+                start()
+                if future.exception() is not None:
+                    sys.stderr.write(f"{job}: {future.exception()}\n")
+                    continue
+                finished += 1
+                row = future.result()
+                with options.file.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                numbers = f"{100 * row['accuracy']:6.2f} {100 * row['edge_min']:6.2f} {row['seconds']:6.0f} s"
+                sys.stdout.write(f"{numbers}  {job.setting:22} seed {job.seed}  {job.method} {' '.join(job.point)}\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"{finished} of {len(todo)} runs in {time.monotonic() - began:.0f} s\n")
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print for each method its best point: mean accuracy and worst edge, by setting, and the gap to ours."""
+    found = lines(options.file)
+    best = best_points(found.values())
+    for name in MARGINS:
+        values = means(found.values(), name)
+        sys.stdout.write(f"\n{name} in percent (seeds), and less {OURS}, seed by seed\n")
+        for method, point in best.items():
+            cells = []
+            for setting in SETTINGS:
+                mine, ours = (values[key].get(setting, {}) for key in ((method, point), (OURS, best.get(OURS, ()))))
+                both = sorted(set(mine) & set(ours))
+                gap = f"{np.mean([mine[seed] - ours[seed] for seed in both]):+6.2f}" if both else " " * 6
+                cells.append(f"{np.mean(list(mine.values())):5.2f}({len(mine)}){gap}" if mine else " " * 14)
+            sys.stdout.write(f"{method:14}{' | '.join(cells)}   {' '.join(point)}\n")
+    sys.stdout.write("\nsettings: " + ", ".join(SETTINGS) + "\n")
+
+
+def judged(difference: Sequence[float], margin: float) -> tuple[str, float, float]:
+    """Return a part's word, the mean difference and half of its interval, by the rule of the protocol."""
+    mean, count = float(np.mean(difference)), len(difference)
+    if count < 2:
+        return "too few seeds", mean, np.nan
+    half = float(stdtrit(count - 1, LEVEL) * np.std(difference, ddof=1) / count**0.5)
+    if mean - half > 0:
+        return "ahead", mean, half
+    if mean + half < 0 and mean - half <= -margin:
+        return "behind", mean, half
+    return ("level" if mean - half > -margin else "not clear"), mean, half
+
+
+def verdict(options: argparse.Namespace) -> None:
+    """Judge ours against the best rival, by setting and measure."""
+    words = []
+    for name, margin in MARGINS.items():
+        values = {method: by for (method, _), by in means(lines(options.file).values(), name).items()}
+        for setting in SETTINGS:
+            ours = values.get(OURS, {}).get(setting, {})
+            rivals = {method: by[setting] for method, by in values.items() if method != OURS and by.get(setting)}
+            seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
+            if not seeds:
+                words.append("not run")
+                continue
+            best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
+            word, mean, half = judged([ours[seed] - rivals[best][seed] for seed in seeds], margin)
+            words.append(word)
+            sys.stdout.write(
+                f"{name:9} {setting:22}{np.mean([ours[seed] for seed in seeds]):6.2f} {mean:+6.2f} ± {half:4.2f} "
+                f"{word:13} best of {len(rivals)} rivals: {best} ({len(seeds)} seeds)\n"
+            )
+    holds = set(words) <= {"level", "ahead"}
+    whole = "holds" if holds else "does not hold" if "behind" in words else "is not clear"
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    sys.stdout.write(f"The claim {whole}: {counts}.\n")
+
+
+def main() -> None:
+    """Run or tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "confirm", "table", "verdict"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--tuned", type=Path)
+    parser.add_argument("--points", choices=("first", "all", "best"), default="first")
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--methods", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--set", nargs="+", default=[], help="settings of every run, for a quick look")
+    parser.add_argument("--limit", type=float, default=1e9)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--data")
+    options = parser.parse_args()
+    {"run": run, "confirm": run, "table": table, "verdict": verdict}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Tuning: every method has as many points, seeds are kept apart, and ours is judged by the rule of the protocol."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import tuning
+
+from fedbac import configure
+
+
+def line(method: str, point: tuple[str, ...], setting: str, seed: int, accuracy: float) -> str:
+    row = {"method": method, "point": point, "setting": setting, "seed": seed}
+    return json.dumps(row | {"accuracy": accuracy, "edge_min": accuracy - 0.1})
+
+
+def test_grids_have_the_same_size_and_their_points_differ() -> None:
+    few = {"hierfavg": 3, "local": 0}
+    for method, grid in tuning.GRIDS.items():
+        assert len(grid) == few.get(method, 5), method
+        task, common = tuning.SETTINGS["planted"]
+        found = [configure(method, task, settings=[*common, *point]) for point in [(), *grid]]
+        assert len({one.model_dump_json() for one in found}) == len(found), method
+
+
+@pytest.mark.parametrize(("what", "seed"), [("run", 12), ("run", 20), ("confirm", 0), ("confirm", 100)])
+def test_seeds_that_confirm_never_choose(tmp_path: Path, what: str, seed: int) -> None:
+    command = [sys.executable, tuning.__file__, what, str(tmp_path / "x.jsonl"), "--seeds", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "see the protocol" in done.stderr
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_the_best_point_is_chosen_on_runs_that_all_points_have(tmp_path: Path) -> None:
+    """The preset has one more run, on an easy setting, which must not count."""
+    file = tmp_path / "tuning.jsonl"
+    other = tuning.GRIDS["local"] + tuning.GRIDS["ditto-edges"][:1]
+    rows = [
+        line("ditto-edges", (), "cifar10", 0, 0.5),
+        line("ditto-edges", (), "svhn", 0, 0.99),
+        line("ditto-edges", other[0], "cifar10", 0, 0.6),
+    ]
+    file.write_text("\n".join(rows), encoding="utf-8")
+    assert tuning.best_points(tuning.lines(file).values()) == {"ditto-edges": other[0]}
+
+
+@pytest.mark.parametrize(
+    ("differences", "word"),
+    [
+        ([0.2, 0.3, 0.25], "ahead"),
+        ([-0.1, -0.12, -0.11], "level"),
+        ([-0.5, -0.6, -0.55], "behind"),
+        ([-3.0, 3.0, 0.1], "not clear"),
+        ([0.5], "too few seeds"),
+    ],
+)
+def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -> None:
+    assert tuning.judged(differences, margin=0.3)[0] == word
