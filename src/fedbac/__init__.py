@@ -172,7 +172,6 @@ __all__ = [
     "Shared",
     "Similar",
     "Sound",
-    "Sound",
     "Statistic",
     "Task",
     "Teaching",
@@ -213,7 +212,7 @@ _HOMES = {
     "fedbac.runs.configure": "configure",
     "fedbac.runs.store": "RunFolder",
     "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort PowerOfChoice Random ResourceScore "
-    "Thompson",
+    "Sound Thompson",
     "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted Similar "
     "TowardsMean",
     "fedbac.topology": "Flat Hierarchical",
