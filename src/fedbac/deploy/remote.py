@@ -113,7 +113,10 @@ class RemoteEdges(Remote):
         owners, key = self.charter.owners, self.charter.id
         messages = {edge_name(order.site): train_order(order, owners, key) for order in orders}
 
-        scheme, moment = self.charter.experiment.method.personalization, Moment(self.round, self.charter.experiment.task.rounds)
+        scheme, moment = (
+            self.charter.experiment.method.personalization,
+            Moment(self.round, self.charter.experiment.task.rounds),
+        )
         num_epochs = self.charter.epochs(running_phases(scheme, moment))
 
         def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:

@@ -118,9 +118,7 @@ def train_report(report: TrainReport, owners: Owners, present: Sequence[str]) ->
     return encode("trained", head, tensors)
 
 
-def read_train_report(
-    message: Message, order: TrainOrder, site: Site, owners: Owners, num_epochs: int
-) -> TrainReport:
+def read_train_report(message: Message, order: TrainOrder, site: Site, owners: Owners, num_epochs: int) -> TrainReport:
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
     count = len(site.clients)
     sent = owners.without(order.bank, "edge", "client")
@@ -257,9 +255,7 @@ def measure_report(report: MeasureReport, present: Sequence[str]) -> bytes:
     return encode("measured", {"traffic": ledger_out(report.traffic), "present": list(present)}, tensors)
 
 
-def read_measure_report(
-    message: Message, order: MeasureOrder, site: Site, holds: Mapping[Split, int]
-) -> MeasureReport:
+def read_measure_report(message: Message, order: MeasureOrder, site: Site, holds: Mapping[Split, int]) -> MeasureReport:
     """Return an edge's measurements if they can be those of this order; ``holds`` are its examples by split."""
     readings = []
     for place, wanted in enumerate(order.wanted):

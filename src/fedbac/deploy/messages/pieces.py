@@ -55,10 +55,8 @@ def are_shares(*arrays: FloatArray) -> bool:
 
 
 def measured_in(message: Message, place: str, shape: tuple[int, int], most_G: IntArray) -> Measured:
-    """Return what was measured of V models on G groups, each of at most so many examples; of nothing, only its count."""
-    loss_VG, accuracy_VG = (
-        message.array(f"{place}{name}", np.float64, shape) for name in ("loss_VG", "accuracy_VG")
-    )
+    """Return what was measured of V models on G groups, each of at most so many examples; NaN stands for nothing."""
+    loss_VG, accuracy_VG = (message.array(f"{place}{name}", np.float64, shape) for name in ("loss_VG", "accuracy_VG"))
     count_G = message.array(f"{place}count_G", np.int64, shape[1:])
     if (count_G < 0).any() or (count_G > most_G).any() or not are_shares(accuracy_VG[:, count_G > 0]):
         raise WireError(f"{message.kind}: {place}accuracy_VG or count_G holds what cannot be")
@@ -119,7 +117,9 @@ def query_in(said: Any) -> Query:
         kind = QUERIES[said["query"]]
         query: Query = kind(**{name: value for name, value in said.items() if name != "query"})
         if isinstance(query, Loss | Accuracy):
-            good = query.of in get_args(Models) and query.on in (*get_args(Split), None) and isinstance(query.each, bool)
+            good = (
+                query.of in get_args(Models) and query.on in (*get_args(Split), None) and isinstance(query.each, bool)
+            )
             if not good:
                 raise TypeError
     except (KeyError, TypeError) as error:
