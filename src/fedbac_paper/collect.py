@@ -10,7 +10,6 @@ from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.errors import ConfigError
-from fedbac.report.groups import edge_accuracy
 from fedbac.rounds.metrics import rounds_to_target
 from fedbac.runs.store import Run
 from fedbac_paper.artefact import Artefact
@@ -26,8 +25,9 @@ LANDMARKS = (1, 10, 20)
 def finding_of(run: Run, task: str, variant: str, curves: bool) -> Finding:
     """Return what a finished run showed."""
     experiment = parse(Experiment, run.config["experiment"])
-    edge_M = edge_accuracy(run)
-    edge_M = edge_M[np.isfinite(edge_M)]
+    tail = run.records[-experiment.evaluation.last_rounds :]
+    told_TM = np.array([record["accuracy_per_edge"] for record in tail], dtype=np.float64)  # NaN where there is none
+    edge_M = np.nanmean(told_TM[:, np.isfinite(told_TM).any(axis=0)], axis=0)
     accuracy_T = [record["accuracy"] for record in run.records]
     bytes_T = _cumulative([record["bytes"] for record in run.records])
     reached = {

@@ -257,8 +257,7 @@ def _as_answer(
     def read(changed: bytes) -> object:
         reach.answer = changed
         request = asked[0]
-        found = clients._trained(request)[0] if kind == "lesson" else clients.evaluate(request)
-        return found
+        return clients._trained(request)[0] if kind == "lesson" else clients.evaluate(request)
 
     return read
 
@@ -383,4 +382,4 @@ def fuzz(count: int, seed: int = 0) -> Counter[str]:
 
 if __name__ == "__main__":
     for outcome, number in sorted(fuzz(int(sys.argv[1]), random.SystemRandom().getrandbits(32)).items()):
-        print(f"{number:8d}  {outcome}")
+        sys.stdout.write(f"{number:8d}  {outcome}\n")

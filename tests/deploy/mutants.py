@@ -1,4 +1,4 @@
-"""Messages that are not what they should be: a few bits, the container, the head or the numbers of a real one changed."""
+"""Messages that are not what they should be: real ones with other bits, another container, head or numbers."""
 
 import json
 import random
@@ -194,8 +194,8 @@ def _renamed(outer: dict[str, Any], body: bytearray, rng: Rng) -> None:
     old = _chosen(outer, rng)
     rest = old.split("/")
     new = rng.choice((
-        "x", old + "x", old + "/x", "/" + old, "/".join(rest[:-1]), "/".join([*rest[:-1], "x"]), "/".join(["x", *rest[1:]]),
-        _chosen(outer, rng), "__metadata__", "", "1",
+        "x", old + "x", old + "/x", "/" + old, "/".join(rest[:-1]), "/".join([*rest[:-1], "x"]),
+        "/".join(["x", *rest[1:]]), _chosen(outer, rng), "__metadata__", "", "1",
     ))  # fmt: skip
     tensor = outer.pop(old)
     outer[new] = tensor
@@ -249,7 +249,8 @@ def _doubled_names(data: bytes, others: Sequence[bytes], rng: Rng) -> bytes:
     if not header.endswith(b"}"):
         return _flipped(data, others, rng)
     more = rng.choice((
-        b',"__metadata__":{"fedbac":"{}"}}', b',"__metadata__":null}', b',"loss":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
+        b',"__metadata__":{"fedbac":"{}"}}', b',"__metadata__":null}',
+        b',"loss":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
         b',"learning_rate":{"dtype":"F64","shape":[],"data_offsets":[0,8]}}',
     ))  # fmt: skip
     return _with_header(header[:-1] + more, data[LENGTH + _length(data) :])

@@ -1,4 +1,4 @@
-"""Lost, restarted and hostile sites, one process: who fails counts for nothing, and below a quorum nothing is written."""
+"""Lost, restarted and hostile sites: who fails counts for nothing, and below a quorum nothing is written."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac.deploy import enrolment, remote
 from fedbac.deploy.enrolment import Enrolled
 from fedbac.deploy.remote import Interruption
 from fedbac.deploy.wire import Message, decode, encode
@@ -24,8 +23,7 @@ FIRST = "edge-0-client-0"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(enrolment.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
 def begun(folder: Path, method: str = "fed-bac", *settings: str, rounds: int = 3, **deploy: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbac.deploy import remote
 from fedbac.deploy.wire import LENGTH, MOST_HEAD, PROTOCOL, WireError, checked_bank, checked_parts, decode, encode
 from tests.deploy.fuzzing import Bench, Liars, bench
 from tests.deploy.small import small
@@ -48,7 +47,7 @@ def test_a_mutated_message_is_taken_or_refused(receivers: Bench, seed: int) -> N
 @pytest.mark.parametrize("method", ["fed-bac", "ditto", "cfl-clients", "oort", "phe-fl-kd", "fedavg"])
 def test_a_run_goes_on_among_liars(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of all answers, of clients and of edges, are mutated; the run ends, and its records hold only numbers."""
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     federation = small(method, rounds=6).federation(tmp_path)
     federation.most_said = 10_000
     enrolled = federation.enrol()
@@ -109,7 +108,13 @@ def test_a_head_is_limited_before_it_is_read() -> None:
 
 def test_what_is_said_arrives_as_it_was() -> None:
     weight = torch.arange(6, dtype=torch.float32).view(2, 3)
-    tensors = {"z": weight, "a": weight, "view": weight[1], "none": torch.zeros(0, 4), "count": np.int64(3)}
+    tensors: dict[str, Any] = {
+        "z": weight,
+        "a": weight,
+        "view": weight[1],
+        "none": torch.zeros(0, 4),
+        "count": np.array(3),
+    }
     message = decode(encode("learned", {"list": [1, None, "ä"]}, tensors), ("learned", "findings"))
     assert message.head == {"list": [1, None, "ä"]}
     assert list(message.tensors) == list(tensors)  # the order counts: networks are added up in it
@@ -200,8 +205,8 @@ def test_networks_must_be_like_those_that_were_sent() -> None:
         {"global": good | {"bias": torch.ones(2, 2, dtype=torch.float64)}},
     ]
     for parts in bad:
-        with pytest.raises(WireError, match="^x: "):
+        with pytest.raises(WireError, match=r"^x: "):
             checked_parts(parts, like, 2, "x")
         if parts:
-            with pytest.raises(WireError, match="^x: "):
+            with pytest.raises(WireError, match=r"^x: "):
                 checked_bank(parts, like, "x")

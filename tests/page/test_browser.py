@@ -23,6 +23,7 @@ from tests.made_up_runs import fake, renamed
 from tests.page import drawn
 from tests.page.growing import SMALL
 from tests.page.rich import rich, rich_runs
+from tests.test_absent_edges import with_absences
 from tests.test_report_page import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -233,6 +234,19 @@ def test_flows_are_as_wide_as_the_edges_that_move(tab: Tab, tmp_path: Path) -> N
 
 
 # -------------------------------------------------------------------------------------- wherever it is shown
+
+
+def test_an_edge_that_was_away_has_no_accuracy(tab: Tab, tmp_path: Path) -> None:
+    page = tab.open(write_report([with_absences(fake())], tmp_path / "report.html").as_uri())
+    page.locator("#figure-edges svg").focus()
+    said = set()
+    for key in ["ArrowUp"] * 5 + ["ArrowDown"] * 5:
+        page.keyboard.press(key)
+        said.add(page.locator("#tip").inner_text())
+    assert len(said) == 5
+    assert sum("–" in text for text in said) == 2  # in the last round edge 2, and edge 4, which never was there
+    assert "NaN" not in page.locator("#figure-edges").inner_html()
+    assert tab.problems == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -78,8 +78,9 @@ class LocalData:
     def classes(self, *splits: str) -> list[int]:
         """Return how many examples of each class there are in some splits, a number for each class of all of them."""
         labels = [self.y[split] for split in splits if split in self.y]
-        counted = np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *labels]), minlength=self.num_classes)
-        return [int(count) for count in counted]
+        every = np.concatenate([np.zeros(0, dtype=np.int64), *labels])
+        counts: list[int] = np.bincount(every, minlength=self.num_classes).tolist()
+        return counts
 
     @property
     def num_classes(self) -> int:

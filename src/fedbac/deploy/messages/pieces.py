@@ -55,7 +55,7 @@ def are_shares(*arrays: FloatArray) -> bool:
 
 
 def measured_in(message: Message, place: str, shape: tuple[int, int], most_G: IntArray) -> Measured:
-    """Return what was measured of V models on G groups, each of at most so many examples; of no examples, nothing."""
+    """Return what was measured of V models on G groups, each of at most so many examples; NaN stands for nothing."""
     loss_VG, accuracy_VG = (message.array(f"{place}{name}", np.float64, shape) for name in ("loss_VG", "accuracy_VG"))
     count_G = message.array(f"{place}count_G", np.int64, shape[1:])
     if (count_G < 0).any() or (count_G > most_G).any() or not are_shares(accuracy_VG[:, count_G > 0]):
