@@ -115,6 +115,13 @@ def test_a_kit_of_another_role_names_its_command(fedbac: Shell, clinic: Federati
         assert f"this is the kit of edge-0; start it with: fedbac edge {kit}" in refused(fedbac, *command)
 
 
+def test_an_address_without_a_port_is_refused(fedbac: Shell, clinic: FederationFolder) -> None:
+    """It would be dialled at a port that nobody named."""
+    for option in ("--listen", "--parent"):
+        said = refused(fedbac, "edge", str(clinic.kit("edge-0")), option, "fl.example.org")
+        assert f"{option}: 'fl.example.org' is no address; write it as host:port" in said
+
+
 def test_an_expired_kit_says_what_to_do(fedbac: Shell, clinic: FederationFolder) -> None:
     begin = dt.datetime.now(dt.UTC) - dt.timedelta(days=91)
     pair = clinic.authority.issue({"edge-0": "edge"}, 90, begin)["edge-0"]

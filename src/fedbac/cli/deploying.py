@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,17 +14,43 @@ import typer
 
 from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, err, out, say, shown
 from fedbac.core.signals import SIGNALS
+from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
     from fedbac.deploy.kits import Kit
 
+
+def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
+    """Return what checks an address that a person gave."""
+
+    def checked(text: str | None) -> str | None:
+        try:
+            return None if text is None else check_address(text, lowest)
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from error
+
+    return checked
+
+
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The site's kit, a folder of kits/.")]
 ListenOption = Annotated[
-    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen. Default: as the kit says.")
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Where to listen. Default: as the kit says.",
+        callback=_address("--listen", lowest=0),
+    ),
 ]
 ParentOption = Annotated[
-    str | None, typer.Option("--parent", metavar="HOST:PORT", help="Where to dial. Default: as the kit says.")
+    str | None,
+    typer.Option(
+        "--parent",
+        metavar="HOST:PORT",
+        help="Where to dial. Default: as the kit says.",
+        callback=_address("--parent", lowest=1),
+    ),
 ]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")

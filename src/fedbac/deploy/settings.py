@@ -44,7 +44,8 @@ def _federation_name(name: str) -> str:
     return name
 
 
-def _address(text: str, lowest: int) -> str:
+def check_address(text: str, lowest: int) -> str:
+    """Return host:port as it is, or raise a ValueError that says how to write it."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", text)
     if found is None or not lowest <= int(found[2]) <= MOST_PORT:
         raise ValueError(
@@ -55,9 +56,9 @@ def _address(text: str, lowest: int) -> str:
 
 
 FederationName = Annotated[str, AfterValidator(_federation_name)]
-Address = Annotated[str, AfterValidator(lambda text: _address(text, lowest=1))]
+Address = Annotated[str, AfterValidator(lambda text: check_address(text, lowest=1))]
 """host:port to dial."""
-Listen = Annotated[str, AfterValidator(lambda text: _address(text, lowest=0))]
+Listen = Annotated[str, AfterValidator(lambda text: check_address(text, lowest=0))]
 """host:port to listen at; port 0 takes any that is free."""
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 Number = Annotated[int, Field(ge=0, lt=MOST_SITES)]
