@@ -199,6 +199,9 @@ class Hostile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -127,6 +127,19 @@ def test_an_answer_is_taken_once(identities: Identities) -> None:
         assert hostile.end().details() == f"{FIRST} sent an ANSWER to no request that it has"
 
 
+def test_a_channel_closed_in_the_midst_of_an_answer_is_a_reason_at_once(identities: Identities) -> None:
+    with edge(identities) as parent, Hostile(identities.of(FIRST), parent.address, FIRST) as hostile:
+        hostile.joins()
+        parent.wait_for(FIRST)
+
+        def act(number: int) -> None:
+            hostile.send(frame(Kind.ANSWER, number, LIMIT, bytes(CHUNK)))
+            hostile.close()
+
+        hostile.on_request(act)
+        assert parent.children.call({FIRST: b""}, 10 * PATIENCE) == ({}, {FIRST: "lost its link"})
+
+
 def test_half_a_message_and_then_silence(identities: Identities, peak: Peak) -> None:
     with (
         edge(identities, heartbeat=QUICK) as parent,

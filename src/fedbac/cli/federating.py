@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedbac.cli.terminal import METHOD_HELP, SetOption, TaskOption, method_names, out, say, shown
+from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, method_names, out, say, shown
 from fedbac.deploy.settings import (
+    CLOUD,
     MOST_PORT,
     MOST_SITES,
     SITE_DAYS,
@@ -219,3 +220,32 @@ def _federation_folder() -> "type[FederationFolder]":
             f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"
         ) from error
     return FederationFolder
+
+
+@federation_app.command("try")
+def try_(
+    folder: FolderArgument,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
+    data_folder: DataOption = None,
+) -> None:
+    """Start all sites on this machine for a first look, wait for the end, and stop what was started.
+
+    The task's data are cut into a folder per client, under FOLDER/try.
+    """
+    from fedbac.deploy.kits import FederationFolder
+    from fedbac.deploy.trial import Trial, cut_data
+    from fedbac.federation import assemble
+    from fedbac.runs.configure import configure
+
+    federation = FederationFolder.load(folder)
+    place = folder / "try"
+    experiment = configure(federation.kit(CLOUD) / "experiment.yaml", rounds=rounds)
+    if not (place / "data").exists():
+        cut_data(experiment, assemble(experiment, data_folder=data_folder), place / "data")
+    options = ("--overwrite", *(("--rounds", str(rounds)) if rounds is not None else ()))
+    trial = Trial(folder / "kits", place / "data", place, federation.config.sites(), options)
+    say(f"Starting {len(trial.sites)} processes; their logs are in {place / 'logs'}")
+    with trial.running():
+        status = trial.wait(lambda text: typer.echo(text, nl=False))
+    if status:
+        raise typer.Exit(status)

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import exporting, federating, lists, reporting, running, watching
+from fedbac.cli import deploying, exporting, federating, lists, reporting, running, watching
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -57,6 +57,8 @@ data_app.command("list", cls=_Prepared)(lists.data_list)
 data_app.command("get", cls=_Prepared)(lists.data_get)
 app.add_typer(data_app, name="data")
 app.add_typer(federating.federation_app, name="federation")
+for site in (deploying.cloud, deploying.edge, deploying.client, deploying.status):
+    app.command()(site)
 
 
 def _version(wanted: bool) -> None:

@@ -337,8 +337,9 @@ class Runtime(Settings):
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
-    engine: Literal["simulator", "ray"] = "simulator"
-    """All edges in this process, or every edge an actor of Ray."""
+    engine: Literal["simulator", "ray", "federation"] = "simulator"
+    """All edges in this process, or every edge an actor of Ray. Runs of ``fedbac cloud`` say ``federation``: their
+    edges are elsewhere, so nothing else can run them."""
     address: str | None = None
     """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None

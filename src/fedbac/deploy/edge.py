@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.config.experiment import Runtime
 from fedbac.deploy.asking import STRANGER, ask_informed
 from fedbac.deploy.charter import Charter, Facts, read_charter, read_facts
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
-from fedbac.deploy.greeting import check_hello, hello, welcome
+from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.kits import Kit
+from fedbac.deploy.linking import children_of, parent_of
 from fedbac.deploy.messages.orders import measure_report, read_measure_order, read_train_order, train_report
 from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.shop import Shop
+from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import Message, WireError, decode, encode
 from fedbac.errors import DeployError
@@ -186,3 +189,33 @@ def _together(told: list[Facts]) -> dict[str, Any]:
     sums = [facts.sums for facts in told if facts.sums is not None]
     same = len({len(rows) for rows in sums}) == 1
     return {"classes": classes.tolist(), "sums": np.sum(sums, axis=0).tolist() if sums and same else None}
+
+
+def run_edge(
+    kit: Kit,
+    source: str | None,
+    stop: threading.Event,
+    runtime: Runtime,
+    *,
+    listen: str | None = None,
+    address: str | None = None,
+    state: Path | None = None,
+) -> None:
+    """Take clients and serve the cloud until ``stop`` is set."""
+    site, folder = kit.site, state or kit.folder / "state"
+    assert site.edge is not None
+    shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
+    edge = Edge(site, folder, shop, kit)
+    edge.children = children_of(kit, edge.greet, listen)
+    board = Board(folder, lambda: {"site": site.name, "clients": sorted(edge.clients.present())})
+    board.say(doing="serving")
+    try:
+        parent_of(kit, address).serve(
+            hello=edge.hello,
+            welcomed=lambda said: check_welcome(site.parent or "", said),
+            answer=edge.answer,
+            stop=stop,
+        )
+    finally:
+        board.close()
+        edge.children.close()

@@ -31,8 +31,8 @@ from fedbac.deploy.wire import Message, WireError, decode, encode
 from fedbac.errors import TooFewSitesError
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 
-AGAIN = 0.5
-"""Seconds between two looks at who is there."""
+AGAIN, LONGEST = 0.5, 10.0
+"""Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
 REQUESTS = 4
 """An edge asks its clients about so many things in an edge round, one after another, and each has its deadline."""
 
@@ -63,6 +63,7 @@ class Remote:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.round = 0
+        self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
         self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
@@ -79,6 +80,16 @@ class Remote:
                 raise Interruption(missing)
             self.waiting(missing)
             time.sleep(AGAIN)
+
+    def again(self, reason: str) -> TooFewSitesError:
+        """Say why the round does not count, and wait a little; return what has it played again."""
+        what = f"round {self.round} is played again: {reason}"
+        self.waiting(what)
+        if self.stopped():
+            raise Interruption(what)
+        time.sleep(self.pause)
+        self.pause = min(2 * self.pause, LONGEST)
+        return TooFewSitesError(reason)
 
     def heard(self, name: str, message: Message) -> None:
         """Note which clients an edge has."""
@@ -161,13 +172,8 @@ class RemoteEdges(Remote):
             log.warning("round %d: %s gave no answer: %s", self.round, name, reason)
         answered = total - len(reasons)
         if answered < self.deploy.min_edges:
-            self.waiting(
-                f"round {self.round} is played again: {answered} of at least {self.deploy.min_edges} edges answered"
-            )
-            if self.stopped():
-                raise Interruption
-            time.sleep(AGAIN)
-            raise TooFewSitesError(f"{answered} edges answered")
+            raise self.again(f"{answered} of at least {self.deploy.min_edges} edges answered")
+        self.pause = AGAIN
 
 
 class RelayReach:
@@ -262,7 +268,7 @@ class RemoteClients(Remote):
         try:
             report = self.desk.train(here, threading.Event())
         except TooFewClientsError as error:
-            raise self._again(error) from error
+            raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
         links = {**order.links, **report.links}
         return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=links)]
@@ -272,7 +278,7 @@ class RemoteClients(Remote):
         try:
             return [self._measure(order) for order in orders]
         except TooFewClientsError as error:
-            raise self._again(error) from error
+            raise self.again(str(error)) from error
 
     def _measure(self, order: MeasureOrder) -> MeasureReport:
         own = self.desk.own((self.round + 1, 0), order.bank)
@@ -283,10 +289,3 @@ class RemoteClients(Remote):
         if self.children.present():
             return None
         return "waiting for edges, which pass on what is said to clients: none is there"
-
-    def _again(self, error: Exception) -> TooFewSitesError:
-        self.waiting(f"round {self.round} is played again: {error}")
-        if self.stopped():
-            raise Interruption
-        time.sleep(AGAIN)
-        return TooFewSitesError(str(error))

@@ -89,7 +89,13 @@ class Message:
 
 def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> bytes:
     """Return a message as bytes."""
-    ready = {path: _ready(value) for path, value in tensors.items()}
+    ready: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for path, value in tensors.items():
+        tensor = _ready(value)
+        place = tensor.untyped_storage().data_ptr()
+        ready[path] = tensor.clone() if place in taken else tensor  # each is saved as its own
+        taken.add(place)
     text = json.dumps({"protocol": PROTOCOL, "kind": kind, "order": list(ready), "head": dict(head)}, allow_nan=False)
     return save(ready, metadata={"fedbac": text})
 
@@ -155,7 +161,7 @@ def all_finite(parts: Parts) -> bool:
 def _ready(value: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
     tensor = tensor.detach().cpu().contiguous()
-    # What shares its memory with another, or is a view of something larger, must be saved as its own.
+    # A view of something larger would take all of it along.
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
 
 

@@ -12,7 +12,7 @@ from fedbac.core import trees
 from fedbac.core.parts import judged_parts
 from fedbac.core.state import State
 from fedbac.engines import check_room, connect
-from fedbac.errors import RunFolderError
+from fedbac.errors import ConfigError, RunFolderError
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
@@ -52,6 +52,11 @@ def play(
     """
     if isinstance(folder, Path | str):
         folder = RunFolder(folder)
+    if runtime.engine == "federation":
+        raise ConfigError(
+            "runtime.engine: this is a run of a federation, whose data are elsewhere; its cloud resumes it (fedbac "
+            "cloud KIT). To simulate the same experiment, give --engine simulator and another --out"
+        )
     federation = assemble(
         experiment,
         dataset=inputs.dataset,

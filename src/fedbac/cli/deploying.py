@@ -1,0 +1,214 @@
+"""``fedbac cloud``, ``edge``, ``client`` and ``status``: the sites of a federation as programs of their own."""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, err, out, say, shown
+from fedbac.core.signals import SIGNALS
+from fedbac.errors import ConfigError, visible
+
+if TYPE_CHECKING:
+    from fedbac.deploy.kits import Kit
+
+KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The site's kit, a folder of kits/.")]
+ListenOption = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen. Default: as the kit says.")
+]
+ParentOption = Annotated[
+    str | None, typer.Option("--parent", metavar="HOST:PORT", help="Where to dial. Default: as the kit says.")
+]
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
+]
+IDLE = 60.0
+
+
+def cloud(
+    folder: KitArgument,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: run in the kit.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
+    listen: ListenOption = None,
+    overwrite: OverwriteOption = False,
+    track: TrackOption = None,
+) -> None:
+    """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
+    kit = _kit(folder, "cloud")
+    from fedbac.cli.reporting import conclude
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+    from fedbac.deploy.cloud import Cloud, run_folder
+
+    runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
+    place = run_folder(kit, out_folder)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite)
+    with _logged(kit), run.stop.caught():
+        playing = run.play()
+        while True:
+            try:
+                record = next(playing)
+            except StopIteration as done:
+                finished = done.value
+                break
+            lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
+            absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
+            say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
+    if run.stop.wanted and not place.finished():
+        say("Stopped; all complete rounds are saved. The same command resumes.", err)
+        raise typer.Exit(130)
+    conclude([finished], place.path)
+
+
+def edge(
+    folder: KitArgument,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Test data of the edge: .npz, folder, or package.module:function.")
+    ] = None,
+    listen: ListenOption = None,
+    parent: ParentOption = None,
+    state: StateOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Run an edge: take its clients and serve the cloud, until stopped."""
+    kit = _kit(folder, "edge")
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+    from fedbac.deploy.edge import run_edge
+
+    with _logged(kit), _until_stopped() as stop:
+        runtime = parse(Runtime, {"device": device}, "runtime")
+        run_edge(kit, data, stop, runtime, listen=listen, address=parent, state=state)
+
+
+def client(
+    folder: KitArgument,
+    data: Annotated[
+        str, typer.Option("--data", help="The client's own data: .npz, folder, or package.module:function.")
+    ],
+    parent: ParentOption = None,
+    state: StateOption = None,
+    device: DeviceOption = "cpu",
+    idle: Annotated[
+        float, typer.Option("--idle", min=0.1, help="Seconds without work after which memory for training is freed.")
+    ] = IDLE,
+) -> None:
+    """Run a client: train on its own data when its edge asks, until stopped. The data never leave it."""
+    kit = _kit(folder, "client")
+    from fedbac.deploy.client import run_client
+
+    with _logged(kit), _until_stopped() as stop:
+        run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
+
+
+def status(
+    folder: KitArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Show who is there, the round, the accuracy, and when each site was last seen."""
+    from fedbac.deploy.status import read_status
+
+    while True:
+        lines = described(read_status(folder), time.time())
+        if watch and out.is_terminal:
+            out.clear()
+        for line in lines:
+            say(line)
+        if not watch:
+            return
+        time.sleep(1)
+
+
+def described(found: dict[str, Any], now: float) -> list[str]:
+    """Return a status in words."""
+    from fedbac.deploy.status import STALE
+
+    age = now - float(found.get("at", 0))
+    gone = f" (not running: last heard {_ago(age)})" if age > STALE else ""
+    lines = [f"{found.get('site', 'site')}: {found.get('doing', '')}{gone}"]
+    if "rounds" in found:
+        accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
+        lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")
+    edges, clients = found.get("edges", {}), found.get("clients", {})
+    for name in found.get("expected", ()):
+        seen = edges.get(name)
+        state = "never seen" if seen is None else "here" if seen["present"] else f"last seen {_ago(now - seen['seen'])}"
+        with_ = (
+            f", with {', '.join(clients[name]) or 'no client'}" if isinstance(clients, dict) and name in clients else ""
+        )
+        lines.append(f"  {name}: {state}{with_}")
+    if isinstance(clients, list):
+        lines.append(f"  clients here: {', '.join(clients) or 'none'}")
+    return lines
+
+
+def _ago(seconds: float) -> str:
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    return f"{minutes} min ago" if minutes else f"{rest} s ago"
+
+
+def _kit(folder: Path, role: str) -> "Kit":
+    try:
+        from fedbac.deploy.kits import Kit
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; a federation needs: pip install 'fedbac[deploy]'") from error
+    kit = Kit.load(folder)
+    if kit.site.role != role:
+        raise ConfigError(
+            f"{folder}: this is the kit of {kit.site.name}; start it with: fedbac {kit.site.role} {folder}"
+        )
+    left = kit.identity.expires.timestamp() - time.time()
+    if left < 7 * 86400:
+        say(
+            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; renew it: fedbac federation renew",
+            err,
+        )
+    return kit
+
+
+class _Lines(logging.Formatter):
+    """One line a message, with time and site; what comes from elsewhere cannot break out of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record)).replace("\n", "\\n")
+
+
+@contextmanager
+def _logged(kit: "Kit") -> Iterator[None]:
+    """Log to stderr with time and name, as a service does."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(f"%(asctime)s {kit.site.name} %(levelname)s %(message)s"))
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, [handler]
+    logging.getLogger("fedbac").setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers = before
+
+
+@contextmanager
+def _until_stopped() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C and SIGTERM set; a second one ends the process at once."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def handle(number: int, frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    say(shown("Stopped."), err)

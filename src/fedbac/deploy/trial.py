@@ -1,0 +1,158 @@
+"""A whole federation on one machine, for a first look: data cut for every site, and every site a process."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.config.experiment import Experiment
+from fedbac.deploy.local_data import FILE
+from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
+from fedbac.errors import DeployError
+from fedbac.federation import Federation
+from fedbac.files import make_folder, replacing
+from fedbac.rounds.scores import by_clients
+
+PATIENCE = 10.0
+"""Seconds that a site has to end by itself."""
+
+
+def cut_data(experiment: Experiment, federation: Federation, folder: Path) -> None:
+    """Write every client's data, and the test data of edges, as the task's partition hands them out.
+
+    Where every client has a model of its own, test data are the clients'; else their edge's.
+    """
+    dataset, shards = federation.dataset, federation.shards
+    at_clients = by_clients(experiment.method)
+    for edge, clients in enumerate(shards.clients):
+        if not at_clients:
+            test = shards.test[edge]
+            _write(folder / edge_name(edge), {"x_test": dataset.x_test[test], "y_test": dataset.y_test[test]})
+        for within, client in enumerate(clients):
+            arrays: dict[str, Any] = {}
+            for split, indices in (("train", shards.train[client]), ("validation", shards.validation[client])):
+                if indices.size:
+                    arrays |= {f"x_{split}": dataset.x_train[indices], f"y_{split}": dataset.y_train[indices]}
+            share = federation.examples.client_test[client] if at_clients else np.zeros(0, dtype=np.int64)
+            if share.size:
+                arrays |= {"x_test": dataset.x_test[share], "y_test": dataset.y_test[share]}
+            _write(folder / client_name(edge, within), arrays)
+
+
+def _write(folder: Path, arrays: dict[str, Any]) -> None:
+    make_folder(folder)
+    with replacing(folder / FILE) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+@dataclass
+class Trial:
+    """The processes of a federation on this machine."""
+
+    kits: Path
+    """Folder of the kits."""
+    data: Path
+    """Folder with a folder of data for every client, and for edges that test."""
+    folder: Path
+    """Where logs, states and the run are written."""
+    sites: dict[str, SiteConfig]
+    cloud_options: tuple[str, ...] = ()
+    client_options: tuple[str, ...] = ()
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        listening = [name for name, site in self.sites.items() if site.role != "client"]
+        for name, port in zip(listening, _free_ports(len(listening)), strict=True):
+            self.addresses[name] = f"127.0.0.1:{port}"
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.folder / "run"
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that starts a site."""
+        site = self.sites[name]
+        words = [sys.executable, "-m", "fedbac", site.role, str(self.kits / name)]
+        if site.role != "client":
+            words += ["--listen", self.addresses[name]]
+        if site.parent is not None:
+            words += ["--parent", self.addresses[site.parent], "--state", str(self.folder / "state" / name)]
+        if site.role == "cloud":
+            return [*words, "--out", str(self.run), *self.cloud_options]
+        if (self.data / name).is_dir():
+            words += ["--data", str(self.data / name)]
+        return words if site.role == "edge" else [*words, *self.client_options]
+
+    def start(self, name: str) -> None:
+        """Start a site; what it says goes to a file."""
+        make_folder(self.folder / "logs")
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self.command(name), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Have all sites run; at the end stop those that were started."""
+        try:
+            for name in self.sites:
+                self.start(name)
+            yield
+        finally:
+            self.stop()
+
+    def wait(self, show: Callable[[str], None]) -> int:
+        """Wait for the cloud to end and return its exit status; a site that cannot start ends the wait.
+
+        What the cloud says is shown as it comes.
+        """
+        cloud = self.processes[CLOUD]
+        log = self.folder / "logs" / f"{CLOUD}.log"
+        shown = 0
+        while True:
+            ended = cloud.poll()
+            text = log.read_text(errors="replace")
+            show(text[shown:])
+            shown = len(text)
+            if ended is not None:
+                return ended
+            for name, process in self.processes.items():
+                if process.poll() not in (None, 0):
+                    said = (self.folder / "logs" / f"{name}.log").read_text(errors="replace").strip()
+                    raise DeployError(f"{name} ended: {said[-1000:]}")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Ask all sites to end, and end those that do not."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + PATIENCE
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free now; they are asked for together, so that all differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,51 @@
+"""The process that holds a client's data and trains: ``python -m fedbac.deploy.worker``.
+
+A client waits most of the time. So its process is small, imports no torch, and starts this one when there is work;
+after a while without any, this one is ended. Both talk through pipes: a status byte, a length, and bytes.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from fedbac.config.experiment import Runtime
+from fedbac.config.explain import parse
+from fedbac.deploy.pipes import FAILED, OK, receive, send
+from fedbac.deploy.shop import Shop
+from fedbac.errors import Error
+
+log = logging.getLogger("fedbac")
+
+
+def main() -> None:
+    """Read who we are from the arguments, then answer until the pipe ends."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not end up between messages
+    say = json.loads(sys.argv[1])
+    try:
+        runtime = parse(Runtime, say["runtime"], "runtime")
+        shop = Shop(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)
+    except Error as error:
+        send(out, FAILED, str(error).encode())
+        return
+    send(out, OK, b"")
+    _serve(shop, sys.stdin.buffer, out)
+
+
+def _serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
+    while (request := receive(requests)) is not None:
+        try:
+            send(out, OK, shop.answer(request[1]))
+        except Error as error:
+            send(out, FAILED, str(error).encode())
+        except Exception as error:
+            log.exception("a request failed")
+            send(out, FAILED, f"the client failed ({type(error).__name__}); its log says why".encode())
+
+
+if __name__ == "__main__":
+    main()
