@@ -1,11 +1,10 @@
 """The job that NVFlare runs: which class works where, and nothing else. No code travels with it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbac.deploy.settings import SiteConfig
 from fedbac.files import make_folder, write_whole
 
 NAME = "fedbac"
@@ -21,11 +20,13 @@ START = 120.0
 """Seconds that a site has to start its process of a job: importing torch on a busy machine takes a while."""
 
 
-def write_job(folder: Path, sites: Mapping[str, SiteConfig], min_sites: int) -> Path:
-    """Write the job of a federation; ``min_sites`` edges and clients must be there for it to start and to go on."""
-    place = {"cloud": [SERVER]}
-    for role in ("edge", "client"):
-        place[role] = [name for name, site in sites.items() if site.role == role]
+def write_job(folder: Path, edges: Mapping[str, Sequence[str]], min_sites: int) -> Path:
+    """Write the job of a federation with these clients by edge.
+
+    ``min_sites`` edges and clients must be there for it to start and to go on.
+    """
+    clients = [client for names in edges.values() for client in names]
+    place = {"cloud": [SERVER], "edge": list(edges), "client": clients}
     _write(folder / "meta.json", {"name": NAME, "min_clients": min_sites, "resource_spec": {}, "deploy_map": place})
     work = {"server_obj_id": "site", "sync_task_timeout": START}
     cloud = {"workflows": [{"id": "rounds", "path": CONTROLLER, "args": work}]}

@@ -15,15 +15,12 @@ from nvflare.lighter.provisioner import Provisioner
 from fedbac.config.text import to_yaml
 from fedbac.deploy.kits import FederationFolder
 from fedbac.deploy.nvflare.job import ALLOWED
+from fedbac.deploy.nvflare.places import ADMIN, ADMINISTRATOR, FOLDER, RELAY, relay_name
 from fedbac.deploy.settings import CLOUD, FederationConfig, edge_name
 from fedbac.errors import DeployError
 from fedbac.files import make_folder, read_json, remove, write_whole
 
-FOLDER, RELAY, ADMIN = "nvflare", "nvflare-relay", "nvflare-admin"
-"""Workspaces of NVFlare: in every kit, in that of an edge, and in that of the cloud."""
 ORGANIZATION = "fedbac"
-ADMINISTRATOR = "cloud@fedbac.local"
-"""Who submits the job."""
 SECURITY = {"connection_security": "mtls"}
 """Said at every place that listens: what is left out listens in the clear."""
 AUTHORIZATION = {
@@ -33,6 +30,8 @@ AUTHORIZATION = {
     },
 }
 """What the administrator may do at a site: have it run the job, look and end it. A job with code in it is refused."""
+TELLTALES = {"site_log_streamer", "log_receiver"}
+"""Components that send the log of a site to the server, and that take it there."""
 BUILDERS: list[dict[str, Any]] = [
     {
         "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
@@ -44,11 +43,6 @@ BUILDERS: list[dict[str, Any]] = [
     },
     {"path": "nvflare.lighter.impl.cert.CertBuilder"},
 ]
-
-
-def relay_name(edge: int) -> str:
-    """Return the name of the relay that is the way into an edge."""
-    return f"relay-{edge}"
 
 
 def project_of(config: FederationConfig) -> dict[str, Any]:
@@ -123,12 +117,21 @@ def _take(made: Path, to: Path) -> None:
     for part in ("startup", "local"):
         remove(to / part)
         shutil.move(made / part, to / part)
-    resources = to / "local" / "resources.json.default"
-    if resources.exists():
-        restricted = read_json(resources) | {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED}
-        write_whole(to / "local" / "resources.json", json.dumps(restricted, indent=2))
-    if (to / "local" / "authorization.json.default").exists():
+    if (to / "local" / "authorization.json.default").exists():  # only where jobs run
+        resources = read_json(to / "local" / "resources.json.default")
+        write_whole(to / "local" / "resources.json", json.dumps(_restricted(resources), indent=2))
         write_whole(to / "local" / "authorization.json", json.dumps(AUTHORIZATION, indent=2))
+
+
+def _restricted(resources: dict[str, Any]) -> dict[str, Any]:
+    """Return a site's resources under which it runs our job and no other, and keeps its log to itself."""
+    kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
+    return resources | {
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": ALLOWED,
+        "allow_log_streaming": False,
+        "components": kept,
+    }
 
 
 def _split(address: str) -> tuple[str, int]:
