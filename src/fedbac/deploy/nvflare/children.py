@@ -53,8 +53,8 @@ class Child:
             raise DeployError(f"was not reached ({type(error).__name__})") from error
         if not isinstance(reply, (tuple, list)) or len(reply) != 2 or not isinstance(reply[1], bytes):
             raise DeployError("it sent what is no reply")
-        status, said = reply
-        if status != OK:
+        said: bytes = reply[1]
+        if reply[0] != OK:
             raise DeployError(visible(said[:LONGEST_QUOTE].decode(errors="replace")))
         return said
 

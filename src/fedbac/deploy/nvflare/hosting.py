@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -18,12 +18,19 @@ from fedbac.deploy.nvflare.places import FOLDER, RELAY
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
 
-PATIENCE = 5.0
+PATIENCE = 3.0
 """Seconds that a process has to end by itself."""
 PAUSE = 5.0
 """Seconds before a process that died is begun again."""
 LOOK = 0.5
 LOG = "nvflare.log"
+ENDS_WITH_US = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes the program of its arguments, which Linux ends when the process that began it dies, however it does."""
 
 log = logging.getLogger("fedbac")
 
@@ -59,11 +66,11 @@ class Host:
         """End all processes, and those that they started."""
         family: list[psutil.Process] = []
         for process in self.processes.values():
-            with _gone_is_fine():
+            with suppress(psutil.NoSuchProcess):
                 family += [*process.children(recursive=True), process]
         for signal_all in ("terminate", "kill"):
             for one in family:
-                with _gone_is_fine():
+                with suppress(psutil.NoSuchProcess):
                     getattr(one, signal_all)()
             _, family = psutil.wait_procs(family, timeout=PATIENCE)
 
@@ -92,7 +99,7 @@ def _begin(workspace: Path) -> psutil.Popen:
     make_folder(workspace)
     with (workspace / LOG).open("ab") as out:
         return psutil.Popen(
-            ["bash", str(workspace / "startup" / "sub_start.sh"), "--once"],
+            [sys.executable, "-c", ENDS_WITH_US, "bash", str(workspace / "startup" / "sub_start.sh"), "--once"],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -105,11 +112,3 @@ def _environment() -> Mapping[str, str]:
     """Return our environment, in which python3 is the Python that runs this."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {"OMP_NUM_THREADS": "1", **os.environ, "PATH": path}
-
-
-@contextmanager
-def _gone_is_fine() -> Iterator[None]:
-    try:
-        yield
-    except psutil.NoSuchProcess:
-        pass

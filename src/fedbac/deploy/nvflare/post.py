@@ -144,5 +144,7 @@ def take_post(post: Post) -> None:
 def here() -> Post:
     """Return the post of this process."""
     if not _here:
-        raise Refusal("deploy.transport is nvflare: sites are run by NVFlare, as jobs; start them by fedbac cloud KIT, edge and client")
+        raise Refusal(
+            "deploy.transport is nvflare: NVFlare runs the sites; start them by fedbac cloud, edge and client"
+        )
     return _here[0]

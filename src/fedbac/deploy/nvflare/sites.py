@@ -63,8 +63,7 @@ class CloudSite:
                 order = order.begun(kit.folder)
             Outcome(job, "stopped" if cloud.stop.wanted and not place.finished() else "finished").write(kit.folder)
         except Error as error:
-            ended = "stopped" if cloud.stop.wanted else "failed"
-            Outcome(job, ended, told(error, CLOUD)).write(kit.folder)
+            Outcome(job, "stopped" if cloud.stop.wanted else "failed", told(error, CLOUD)).write(kit.folder)
             log.error("%s", error)
         finally:
             over.set()

@@ -1,11 +1,12 @@
 """Has NVFlare run the federation's job, and submits it again when it fails: the run goes on from its checkpoint."""
 
+import contextlib
+import io
 import json
 import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class Supervisor:
         """Return the sites that are connected; nobody while the server itself is starting."""
         try:
             if self.session is None:
-                self.session = new_secure_session(ADMINISTRATOR, str(self.kit.folder / ADMIN), timeout=PATIENCE)
+                with contextlib.redirect_stdout(io.StringIO()):  # NVFlare greets people
+                    self.session = new_secure_session(ADMINISTRATOR, str(self.kit.folder / ADMIN), timeout=PATIENCE)
             found = self.session.get_system_info().client_info
         except Exception as error:
             log.debug("no session: %s", type(error).__name__)
@@ -137,7 +139,7 @@ class Supervisor:
             time.sleep(LOOK)
 
     def _show_round(self) -> None:
-        with suppress(DeployError):
+        with contextlib.suppress(DeployError):
             found = read_status(self.kit.folder)
             round_ = int(found.get("round", 0))
             if round_ > self.round and "accuracy" in found and float(found["at"]) > self.since:
@@ -152,7 +154,7 @@ class Supervisor:
     def _disconnect(self) -> None:
         session, self.session = self.session, None
         if session is not None:
-            with suppress(Exception):  # the server may be gone
+            with contextlib.suppress(Exception):  # the server may be gone
                 session.close()
 
 
