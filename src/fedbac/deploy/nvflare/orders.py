@@ -51,7 +51,8 @@ class Outcome:
     """How the cloud's part of a job ended; there is none where its process died."""
 
     job: str
-    ended: Literal["finished", "stopped", "failed"]
+    ended: Literal["finished", "stopped", "failed", "refused"]
+    """A job that failed may go better the next time; one that the cloud refused to play will not."""
     said: str = ""
 
     def write(self, kit: Path) -> None:

@@ -50,7 +50,7 @@ class CloudSite:
         runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": order.track}, "runtime")
         place = run_folder(kit, None if order.out is None else Path(order.out))
         cloud = Cloud(kit, place, runtime, order.rounds, None, order.overwrite)
-        over = threading.Event()
+        over, refused = threading.Event(), ""
 
         def watch() -> None:
             while not over.wait(LOOK):
@@ -61,12 +61,17 @@ class CloudSite:
             for record in cloud.play():
                 log.info("round %d: accuracy %.4f", record["round"], record["accuracy"])
                 order = order.begun(kit.folder)
-            Outcome(job, "stopped" if cloud.stop.wanted and not place.finished() else "finished").write(kit.folder)
         except Error as error:
-            Outcome(job, "stopped" if cloud.stop.wanted else "failed", told(error, CLOUD)).write(kit.folder)
-            log.error("%s", error)
+            refused = told(error, CLOUD)
+            log.error("%s", refused)
         finally:
             over.set()
+        if stop_asked(kit.folder) and not place.finished():
+            Outcome(job, "stopped").write(kit.folder)
+        elif aborted():
+            Outcome(job, "failed", "NVFlare ended the job").write(kit.folder)
+        else:
+            Outcome(job, "refused" if refused else "finished", refused).write(kit.folder)
 
 
 class Served:

@@ -60,6 +60,8 @@ class Supervisor:
                 while True:
                     before = self.round
                     outcome = self._one_job(host, begun)
+                    if outcome is not None and outcome.ended == "refused":
+                        raise DeployError(outcome.said)
                     if outcome is not None and outcome.ended != "failed":
                         return outcome
                     if self.stop.wanted:
