@@ -41,7 +41,7 @@ test: $(STAMP)-dev browser
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/make_docs.py --check
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # NVFlare pins versions that others must not be held to. Where it cannot be installed, that is said and is no failure.
 NVFLARE := .venv-nvflare

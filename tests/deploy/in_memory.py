@@ -12,7 +12,7 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.edge import Edge
 from fedbac.deploy.enrolment import Enrolled, enrol
-from fedbac.deploy.remote import Remote, RemoteClients, RemoteEdges
+from fedbac.deploy.remote import RemoteClients, RemoteEdges
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.shop import Shop
 from fedbac.runs.play import conduct, finish
@@ -116,7 +116,7 @@ class MemoryFederation:
         """Let everybody say what they hold."""
         return enrol(self.experiment, self.cloud, 10.0, self.said.append, lambda: False)
 
-    def connect(self, enrolled: Enrolled) -> Remote:
+    def connect(self, enrolled: Enrolled) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them."""
         rest = (enrolled.charter, self.cloud, self.deploy, self.said.append, lambda: False)
         if self.experiment.method.topology.tiers == 2:
@@ -129,7 +129,7 @@ class MemoryFederation:
         to = None if folder is None else RunFolder(folder)
         playing = conduct(
             self.experiment, enrolled, self.connect(enrolled), CPU, folder=to, continued=folder is not None
-        )  # type: ignore[arg-type]
+        )
         return finish(playing)
 
 
@@ -141,7 +141,7 @@ def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: S
             test = shards.test[edge]
             sites[f"edge-{edge}"] = {"x_test": dataset.x_test[test], "y_test": dataset.y_test[test]}
         for within, client in enumerate(clients):
-            arrays = {}
+            arrays: dict[str, Any] = {}
             for split, indices in (("train", shards.train[client]), ("validation", shards.validation[client])):
                 if indices.size:
                     arrays |= {f"x_{split}": dataset.x_train[indices], f"y_{split}": dataset.y_train[indices]}
@@ -179,6 +179,6 @@ def gathered(
         test.append(np.concatenate(tests))
         clients.append(range(number, number + count))
         number += count
-    arrays = [np.concatenate(part) for part in (x["train"], y["train"], x["test"], y["test"])]
-    dataset = Dataset(name, *arrays, num_classes)
+    x_train, y_train, x_test, y_test = (np.concatenate(part) for part in (x["train"], y["train"], x["test"], y["test"]))
+    dataset = Dataset(name, x_train, y_train, x_test, y_test, num_classes)
     return dataset, Shards(tuple(train), tuple(validation), tuple(test), tuple(clients))

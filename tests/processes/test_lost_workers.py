@@ -42,13 +42,13 @@ def laid_out(parent: Path) -> list[RunFolder]:
 
 def test_a_killed_sweep_worker_costs_only_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders, undisturbed = laid_out(tmp_path / "killed"), laid_out(tmp_path / "whole")
-    for _ in sweep.run_all(undisturbed, ALONE, 1, None):
+    for _ in sweep.run_all(undisturbed, ALONE, 1):
         pass
     failures: dict[Path, Exception] = {}
     seen: set[int] = set()
     victim = None
     with caplog.at_level(logging.WARNING, "fedbac"):
-        for done in sweep.run_all(folders, ALONE, 2, None, failures):
+        for done in sweep.run_all(folders, ALONE, 2, failures=failures):
             seen |= workers()
             if victim is None and any(done.values()):
                 victim = min(workers())
