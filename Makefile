@@ -45,10 +45,11 @@ test: $(STAMP)-dev browser
 
 # NVFlare pins versions that others must not be held to. Where it cannot be installed, that is said and is no failure.
 NVFLARE := .venv-nvflare
+PIP_NVFLARE := $(NVFLARE)/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK))
 $(NVFLARE)/.installed: pyproject.toml setup.py $(LOCK) $(KERNEL)
 	$(PYTHON) -m venv $(NVFLARE)
-	$(NVFLARE)/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH)
-	$(NVFLARE)/bin/$(INSTALL) $(TORCH) -e '.[nvflare]' pytest pytest-timeout
+	$(PIP_NVFLARE) $(TORCH)
+	$(PIP_NVFLARE) $(TORCH) -e '.[nvflare]' pytest pytest-timeout
 	touch $@
 
 test-nvflare:

@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedbac.deploy import nvflare
 from fedbac.deploy.nvflare.children import NvflareChildren
+from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, ask_to_stop, stop_asked
 from fedbac.deploy.nvflare.parent import NvflareParent
+from fedbac.deploy.nvflare.places import FOLDER
 from fedbac.deploy.nvflare.post import FAILED, Post
 from fedbac.deploy.transport import Refusal
 from fedbac.errors import ConfigError, DeployError
@@ -118,8 +121,8 @@ def test_nobody_but_the_parent_is_answered() -> None:
     with serving(FIRST, echo) as first:
         for caller in ("server", SECOND, "edge-1"):
             first.caller = caller
-            for call in (first.hello, first.ping, lambda: first.ask(1, b"x"), lambda: first.welcome(b"x")):
-                assert call() == (FAILED, b"edge-0-client-0 answers only to its parent")
+            for reply in (first.hello(), first.ping(), first.ask(1, b"x"), first.welcome(b"x")):
+                assert reply == (FAILED, b"edge-0-client-0 answers only to its parent")
 
 
 def test_errors_are_said_in_one_line_that_quotes_no_data() -> None:
@@ -166,6 +169,26 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
     monkeypatch.setattr(nvflare, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as raised:
         nvflare.require()
-    assert str(raised.value) == (
-        "deploy.transport: nvflare needs the package nvflare; pip install 'fedbac[nvflare]'"
-    )
+    assert str(raised.value) == ("deploy.transport: nvflare needs the package nvflare; pip install 'fedbac[nvflare]'")
+
+
+def test_a_run_that_has_begun_is_overwritten_no_more_when_its_job_is_submitted_again(tmp_path: Path) -> None:
+    SiteOrder(out="run", rounds=3, overwrite=True).write(tmp_path)
+    order = SiteOrder.read(tmp_path / FOLDER)
+    assert order.overwrite
+    order.begun(tmp_path)
+    assert SiteOrder.read(tmp_path / FOLDER) == SiteOrder(out="run", rounds=3, overwrite=False)
+
+
+def test_how_a_job_ended_is_not_taken_for_how_another_did(tmp_path: Path) -> None:
+    assert Outcome.read(tmp_path, "first") is None
+    Outcome("first", "finished").write(tmp_path)
+    assert Outcome.read(tmp_path, "first") == Outcome("first", "finished")
+    assert Outcome.read(tmp_path, "second") is None  # its process died before it could say
+
+
+def test_a_wish_to_stop_is_taken_back_by_the_next_start(tmp_path: Path) -> None:
+    ask_to_stop(tmp_path, True)
+    assert stop_asked(tmp_path)
+    ask_to_stop(tmp_path, False)
+    assert not stop_asked(tmp_path)

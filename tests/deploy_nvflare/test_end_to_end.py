@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fedbac.deploy.kits import FederationFolder
+from fedbac.deploy.nvflare.job import SITES, write_job
+from fedbac.deploy.nvflare.places import ADMIN, ADMINISTRATOR
 from fedbac.deploy.nvflare.project import provision
 from fedbac.deploy.trial import Trial
 from fedbac.runs.configure import Inputs
@@ -90,6 +93,17 @@ def answered(address: str, startup: Path | None) -> bool:
         return False
 
 
+def job_with_code(folder: Path) -> Path:
+    """Write a job that brings code, as an administrator of NVFlare may where sites keep its defaults."""
+    job = write_job(folder / "smuggled", {"edge-0": ["edge-0-client-0"]}, 1)
+    for role in ("cloud", "edge", "client"):
+        (job / role / "custom").mkdir()
+        (job / role / "custom" / "smuggled.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Site: pass\n")
+        for config in (job / role / "config").iterdir():
+            config.write_text(config.read_text().replace(f"{SITES}.{role.capitalize()}Site", "smuggled.Site"))
+    return job
+
+
 @pytest.mark.timeout(900)
 def test_nvflare_plays_the_simulators_rounds_and_outlives_a_client_a_failed_job_and_strangers(
     clinic: Clinic, tmp_path: Path
@@ -116,6 +130,8 @@ def test_nvflare_plays_the_simulators_rounds_and_outlives_a_client_a_failed_job_
             assert not answered(address, None)
 
         _report(trial, cold)
+        administrator = new_secure_session(ADMINISTRATOR, str(folder.kit("cloud") / ADMIN))
+        smuggled = administrator.submit_job(str(job_with_code(tmp_path)))
         kill(trial, "edge-1-client-0")
         alone = len(records(trial))
         until("rounds without the client", lambda: len(records(trial)) >= alone + 4, trial)
@@ -126,6 +142,11 @@ def test_nvflare_plays_the_simulators_rounds_and_outlives_a_client_a_failed_job_
         kill_worker(trial, "edge-0-client-1")  # NVFlare ends a job that lost a process; the supervisor goes on
         until("everybody is back", lambda: 2 in records(trial)[-1]["selected"][1], trial)
         assert len(records(trial)) > before
+        status = administrator.get_job_meta(smuggled)["status"]
+        administrator.close()
+        assert status.startswith("FINISHED:")
+        assert status not in {"FINISHED:COMPLETED", "FINISHED:ABNORMAL"}  # no site even took it
+        assert not (tmp_path / "ran").exists()
         trial.processes["cloud"].send_signal(signal.SIGTERM)
         assert trial.processes["cloud"].wait(PATIENCE) == 130  # it saved the round in hand and stopped
     assert [record["round"] for record in records(trial)] == list(range(1, len(records(trial)) + 1))
