@@ -114,9 +114,9 @@ def test_three_tiers_of_processes_play_the_simulators_rounds_and_outlive_a_clien
         for mine, theirs in zip(records(trial)[:3], expected, strict=True):
             for key in theirs.keys() - {"seconds"}:
                 assert mine[key] == theirs[key], (mine["round"], key)
-        assert described(read_status(folder.path / "kits" / "cloud"), time.time())[2] == (
-            "  edge-0: here, with edge-0-client-0, edge-0-client-1"
-        )
+        here = "  edge-0: here, with edge-0-client-0, edge-0-client-1"
+        kit = folder.path / "kits" / "cloud"
+        until("the status", lambda: here in described(read_status(kit), time.time()), trial)
 
         stranger_is_refused(trial, tmp_path, folder.config)
 

@@ -126,6 +126,7 @@ class Deadly(nn.Module):
 def test_what_dies_with_a_worker_of_the_torch_trainer_is_done_again_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(pool, "START_SECONDS", 0)
     federation = federate(DATA, deal(DATA, SIZES), user=Deadly(tmp_path))
     asked = requests(federation, Shared())
     expected = LoopTrainer(federation.network, Shared(), federation.examples).train(asked)

@@ -43,6 +43,7 @@ def run(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -55,7 +56,7 @@ def run(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
@@ -76,6 +77,7 @@ def play(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
 ) -> Playing:
@@ -85,7 +87,9 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    return _play(experiment, _runtime(device, workers, memory_gib, trainer, track), inputs, out, overwrite, None)
+    return _play(
+        experiment, _runtime(device, workers, memory_gib, trainer, precision, track), inputs, out, overwrite, None
+    )
 
 
 def compare(
@@ -104,6 +108,7 @@ def compare(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -116,7 +121,7 @@ def compare(
     return sweep(
         methods, task, dataset=dataset, shards=shards, network=network, rounds=rounds, settings=settings, seed=seed,
         out=out, overwrite=overwrite, device=device, workers=workers, memory_gib=memory_gib, trainer=trainer,
-        track=track, data_folder=data_folder, progress=progress,
+        precision=precision, track=track, data_folder=data_folder, progress=progress,
     )  # fmt: skip
 
 
@@ -137,6 +142,7 @@ def sweep(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -155,7 +161,7 @@ def sweep(
     parent = None if out is None else Path(out)
     points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
     jobs = min(_jobs(jobs, parent), len(points))
-    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, track)
+    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
     if parent is not None:
         lay_out([Point(e, RunFolder(folder), ()) for e, folder, _ in points if folder], runtime, overwrite, parent)
     with bar(progress) as show:
@@ -236,9 +242,11 @@ def _jobs(jobs: int, parent: Path | None) -> int:
     return jobs
 
 
-def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str, track: str | None) -> Runtime:
+def _runtime(
+    device: str, workers: int | None, memory_gib: float | None, trainer: str, precision: str, track: str | None
+) -> Runtime:
     chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer, "track": track}
-    return parse(Runtime, chosen, "runtime")
+    return parse(Runtime, chosen | {"precision": precision}, "runtime")
 
 
 def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:

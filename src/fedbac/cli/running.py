@@ -21,6 +21,7 @@ from fedbac.cli.terminal import (
     MemoryOption,
     OutOption,
     OverwriteOption,
+    PrecisionOption,
     RoundsOption,
     SeedsOption,
     SetOption,
@@ -53,6 +54,7 @@ def run(
     trainer: Annotated[
         str | None, typer.Option("--trainer", help=f"{TRAINER_HELP} Default: auto, or the file's.")
     ] = None,
+    precision: PrecisionOption = None,
     engine: Annotated[
         str | None, typer.Option("--engine", help=f"{ENGINE_HELP} Default: simulator, or the file's.")
     ] = None,
@@ -74,7 +76,7 @@ def run(
     runtime = runtime_in(method) if is_file(method) else Runtime()
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(_changed(runtime, track=track), address, Path(method))
+    runtime = reached(_changed(runtime, precision=precision, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -100,6 +102,7 @@ def compare(
     workers: WorkersOption = None,
     memory: MemoryOption = None,
     trainer: TrainerOption = "auto",
+    precision: PrecisionOption = None,
     engine: EngineOption = "simulator",
     address: AddressOption = None,
     out_folder: OutOption = None,
@@ -120,7 +123,7 @@ def compare(
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )
-    runtime = _changed(runtime, track=track)
+    runtime = _changed(runtime, precision=precision, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -156,6 +159,7 @@ def sweep(
     ] = None,
     device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
+    precision: PrecisionOption = None,
     engine: Annotated[
         str, typer.Option("--engine", help="simulator (runs on this machine) or ray (runs anywhere on a cluster).")
     ] = ("simulator"),
@@ -177,7 +181,8 @@ def sweep(
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
-    own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1, track=track)
+    own = _changed(Runtime(), device=device, trainer=trainer, precision=precision, track=track)
+    own = _changed(own, workers=None if alone else 1)
     spread = _changed(Runtime(), device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     lay_out(points, own, overwrite, parent)

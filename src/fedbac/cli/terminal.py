@@ -80,6 +80,10 @@ RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Number of cl
 SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 TrainerOption = Annotated[str, typer.Option("--trainer", help=TRAINER_HELP)]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="float32, or tf32 or bf16: faster for networks that torch trains on a GPU."),
+]
 EngineOption = Annotated[str, typer.Option("--engine", help=ENGINE_HELP)]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Address of the Ray cluster to join. Default: a local one.")

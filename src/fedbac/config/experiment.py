@@ -337,6 +337,10 @@ class Runtime(Settings):
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Of torch's products where it trains many clients at once on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16``
+    round more coarsely and take the fastest kernels, whose sums have no fixed order: a repeated run differs in its last
+    bits. Our kernels and CPUs compute in float32 whatever is asked, and models are always measured in float32."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
     """All edges in this process, or every edge an actor of Ray. Runs of ``fedbac cloud`` say ``federation``: their
     edges are elsewhere, so nothing else can run them."""
