@@ -18,7 +18,7 @@ from fedbac.deploy.nvflare.parent import NvflareParent
 from fedbac.deploy.nvflare.post import Post, Reply, take_post, told
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.shop import Shop
-from fedbac.errors import Error
+from fedbac.errors import Error, RunInUseError
 
 LOOK = 0.5
 """Seconds between two looks at whether the run is to stop."""
@@ -61,6 +61,8 @@ class CloudSite:
             for record in cloud.play():
                 log.info("round %d: accuracy %.4f", record["round"], record["accuracy"])
                 order = order.begun(kit.folder)
+        except RunInUseError as error:  # the process of a job before this one has not ended yet
+            log.warning("%s", error)
         except Error as error:
             refused = told(error, CLOUD)
             log.error("%s", refused)
@@ -68,10 +70,12 @@ class CloudSite:
             over.set()
         if stop_asked(kit.folder) and not place.finished():
             Outcome(job, "stopped").write(kit.folder)
-        elif aborted():
-            Outcome(job, "failed", "NVFlare ended the job").write(kit.folder)
+        elif refused and not aborted():
+            Outcome(job, "refused", refused).write(kit.folder)
+        elif place.finished():
+            Outcome(job, "finished").write(kit.folder)
         else:
-            Outcome(job, "refused" if refused else "finished", refused).write(kit.folder)
+            Outcome(job, "failed", "NVFlare ended the job").write(kit.folder)
 
 
 class Served:

@@ -76,21 +76,19 @@ class Supervisor:
 
     def _one_job(self, host: Host, begun: bool) -> Outcome | None:
         """Submit the job once everybody is there, and follow it; return how it ended."""
-        job = None
+        self._gather(host, begun)
+        if self.stop.wanted:
+            return Outcome("", "stopped")
+        server = host.processes[FOLDER].pid
         try:
-            self._gather(host, begun)
-            if self.stop.wanted:
-                return Outcome("", "stopped")
             with tempfile.TemporaryDirectory() as folder:
                 job = str(self.session.submit_job(str(write_job(Path(folder) / "job", self.edges, self._fewest()))))
-            log.info("job %s was submitted", job)
-            self._follow(host, job)
-        except DeployError:
-            raise
-        except Exception as error:  # whatever NVFlare raises when its server does not answer
-            log.warning("NVFlare's server gave no answer: %s", type(error).__name__)
+        except Exception as error:  # whatever NVFlare raises when its server gives no answer
             self._disconnect()
-        return None if job is None else Outcome.read(self.kit.folder, job)
+            return Outcome("", "failed", f"it could not be submitted: {type(error).__name__}")
+        log.info("job %s was submitted", job)
+        self._follow(host, job, server)
+        return Outcome.read(self.kit.folder, job)
 
     def _fewest(self) -> int:
         """Return how many sites a job needs at least: as many edges as must answer, each with its clients."""
@@ -111,32 +109,35 @@ class Supervisor:
 
     def _connected(self) -> set[str]:
         """Return the sites that are connected; nobody while the server itself is starting."""
+        found = self._asked(lambda session: session.get_system_info().client_info)
+        return {client.name for client in found or ()}
+
+    def _asked(self, question: Callable[[Any], Any]) -> Any:
+        """Return the server's answer to the administrator; None if there is none now."""
         try:
             if self.session is None:
                 with contextlib.redirect_stdout(io.StringIO()):  # NVFlare greets people
                     self.session = new_secure_session(ADMINISTRATOR, str(self.kit.folder / ADMIN), timeout=PATIENCE)
-            found = self.session.get_system_info().client_info
-        except Exception as error:
-            log.debug("no session: %s", type(error).__name__)
+            return question(self.session)
+        except Exception as error:  # NVFlare has many
+            log.debug("NVFlare's server gave no answer: %s", type(error).__name__)
             self._disconnect()
-            return set()
-        return {client.name for client in found}
+            return None
 
-    def _follow(self, host: Host, job: str) -> None:
-        """Show how far the job is until it has ended."""
-        asked = False
+    def _follow(self, host: Host, job: str, server: int) -> None:
+        """Show how far the job is until it has ended, or the process of the server that ran it has."""
         while True:
             host.look_after()
             self._show_round()
-            if self.stop.wanted and not asked:
+            if self.stop.wanted:
                 ask_to_stop(self.kit.folder, True)
-                asked = True
-            if Outcome.read(self.kit.folder, job) is not None and asked:
-                return
-            status = str(self.session.get_job_meta(job).get("status", ""))
-            if status.startswith("FINISHED"):
+                if Outcome.read(self.kit.folder, job) is not None:
+                    return  # NVFlare takes some more seconds to end a job, in which nothing happens
+            meta = self._asked(lambda session: session.get_job_meta(job))
+            status = str(meta.get("status", "")) if meta else ""
+            if status.startswith("FINISHED") or host.processes[FOLDER].pid != server:
                 self._show_round()
-                log.info("job %s has ended: %s", job, status)
+                log.info("job %s has ended: %s", job, status or "with its server")
                 return
             time.sleep(LOOK)
 
