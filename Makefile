@@ -1,5 +1,6 @@
 # make demo   four methods on the embedded data, with a report
 # make test   lint, types and every test
+# make test-nvflare a federation run by NVFlare, in an environment of its own
 # make browser a Chromium for the tests of the page, where one can be installed
 # make screenshots those of the documentation, from a comparison that takes some minutes
 # make docs   the documentation as a site, in build/site
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test browser screenshots docs lock clean
+.PHONY: demo install test test-nvflare browser screenshots docs lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -42,6 +43,19 @@ test: $(STAMP)-dev browser
 	$(BIN)/python tools/make_docs.py --check
 	$(BIN)/pytest -n 2 --dist loadgroup
 
+# NVFlare pins versions that others must not be held to. Where it cannot be installed, that is said and is no failure.
+NVFLARE := .venv-nvflare
+PIP_NVFLARE := $(NVFLARE)/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK))
+$(NVFLARE)/.installed: pyproject.toml setup.py $(LOCK) $(KERNEL)
+	$(PYTHON) -m venv $(NVFLARE)
+	$(PIP_NVFLARE) $(TORCH)
+	$(PIP_NVFLARE) $(TORCH) -e '.[nvflare]' pytest pytest-timeout
+	touch $@
+
+test-nvflare:
+	@if $(MAKE) --no-print-directory $(NVFLARE)/.installed; then $(NVFLARE)/bin/pytest tests/deploy_nvflare; \
+	else echo "NVFlare could not be installed: the tests of a federation that it runs are skipped."; fi
+
 # Debian's, by root. Where that cannot be, for instance without a network, tests that need it are skipped.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=20
 browser:
@@ -68,4 +82,4 @@ lock:
 	rm -rf build/lock
 
 clean:
-	rm -rf $(VENV) build runs src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NVFLARE) build runs src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

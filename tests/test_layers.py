@@ -44,6 +44,7 @@ ALLOWED_ONLY_IN = {
     "uvicorn": {"report"},
     "grpc": {"deploy"},
     "cryptography": {"deploy"},
+    "nvflare": {"deploy"},
 }
 CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION)
 ROOT = Path(fedbac.__file__).parent

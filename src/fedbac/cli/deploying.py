@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -78,6 +78,9 @@ def cloud(
 
     runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
     place = run_folder(kit, out_folder)
+    if _run_by_nvflare(kit, listen=listen):
+        _hosted_cloud(kit, out_folder, rounds, overwrite, track)
+        return
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
     with _logged(kit), run.stop.caught():
         playing = run.play()
@@ -96,9 +99,58 @@ def cloud(
             absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
             say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
     if run.stop.wanted and not place.finished():
-        say("Stopped; all complete rounds are saved. The same command resumes.", err)
-        raise typer.Exit(130)
+        _say_stopped()
     conclude([finished], place.path)
+
+
+def _say_stopped() -> NoReturn:
+    say("Stopped; all complete rounds are saved. The same command resumes.", err)
+    raise typer.Exit(130)
+
+
+def _hosted_cloud(kit: "Kit", out_folder: Path | None, rounds: int | None, overwrite: bool, track: str | None) -> None:
+    """Have NVFlare run the cloud, and show the run."""
+    from fedbac.cli.reporting import conclude
+    from fedbac.deploy.cloud import run_folder
+    from fedbac.deploy.nvflare.orders import SiteOrder
+    from fedbac.deploy.nvflare.supervisor import Supervisor
+    from fedbac.runs.configure import configure
+    from fedbac.runs.stopping import Stop
+
+    place, stop = run_folder(kit, out_folder), Stop()
+    counts = configure(kit.experiment_file, rounds=rounds).task.clients()
+    order = SiteOrder(out=str(place.path.resolve()), rounds=rounds, overwrite=overwrite, track=track)
+    with _logged(kit), stop.caught():
+        outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not overwrite)
+    if outcome.ended != "finished":
+        _say_stopped()
+    conclude([place.read()], place.path)
+
+
+def _host(kit: "Kit", data: str | None, state: Path | None, device: str, stop: threading.Event) -> None:
+    """Have NVFlare run an edge or a client; its processes are elsewhere, so paths are said in full."""
+    from fedbac.deploy.nvflare.hosting import run_site
+    from fedbac.deploy.nvflare.orders import SiteOrder
+
+    source = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
+    kept = None if state is None else str(state.resolve())
+    run_site(kit, SiteOrder(data=source, state=kept, device=device), stop)
+
+
+def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:
+    """Whether NVFlare runs the site; addresses are then those that it was given with its startup folder."""
+    if kit.site.deploy.transport != "nvflare":
+        return False
+    from fedbac.deploy import nvflare
+
+    nvflare.require()
+    for name, address in addresses.items():
+        if address is not None:
+            raise ConfigError(
+                f"--{name}: NVFlare's addresses are those of federation.yaml; change them there, then run "
+                "fedbac federation renew and fedbac federation nvflare"
+            )
+    return True
 
 
 def edge(
@@ -118,8 +170,11 @@ def edge(
     from fedbac.deploy.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
-        runtime = parse(Runtime, {"device": device}, "runtime")
-        run_edge(kit, data, stop, runtime, listen=listen, address=parent, state=state)
+        if _run_by_nvflare(kit, listen=listen, parent=parent):
+            _host(kit, data, state, device, stop)
+        else:
+            runtime = parse(Runtime, {"device": device}, "runtime")
+            run_edge(kit, data, stop, runtime, listen=listen, address=parent, state=state)
 
 
 def client(
@@ -139,7 +194,10 @@ def client(
     from fedbac.deploy.client import run_client
 
     with _logged(kit), _until_stopped() as stop:
-        run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
+        if _run_by_nvflare(kit, parent=parent):
+            _host(kit, data, state, device, stop)
+        else:
+            run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
 
 
 def status(

@@ -223,6 +223,22 @@ def _federation_folder() -> "type[FederationFolder]":
     return FederationFolder
 
 
+@federation_app.command("nvflare")
+def nvflare(folder: FolderArgument) -> None:
+    """Make or renew NVFlare's startup folders in all kits, where deploy.transport is nvflare."""
+    federation = _federation_folder().load(folder)
+    from fedbac.deploy.nvflare import require
+
+    require()
+    from fedbac.deploy.nvflare.project import provision
+
+    kits = provision(federation)
+    say("NVFlare's startup folders are in the kits. Copy these to their sites, and start those again:")
+    for name in kits:
+        say(f"  {federation.kit(name)}")
+    say(f"Keep {folder / 'nvflare'} to yourself: it holds the key of NVFlare's authority.")
+
+
 @federation_app.command("try")
 def try_(
     folder: FolderArgument,

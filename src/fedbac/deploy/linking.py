@@ -4,15 +4,17 @@ from fedbac.deploy.counting import Counted
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
 from fedbac.deploy.transport import Greet, Parent
-from fedbac.errors import DeployError
 
 MIB = 2**20
 
 
 def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
     """Listen for the children of a site; ``listen`` in place of what the kit says."""
-    if kit.site.deploy.transport != "grpc":
-        raise _unknown(kit)
+    if kit.site.deploy.transport == "nvflare":
+        from fedbac.deploy.nvflare.children import NvflareChildren
+        from fedbac.deploy.nvflare.post import here
+
+        return Counted(NvflareChildren(here(), kit.site.children, greet, heartbeat=kit.site.deploy.heartbeat))
     from fedbac.deploy.grpc import GrpcChildren  # an extra, imported only when needed
 
     address = listen or kit.site.listen
@@ -30,8 +32,11 @@ def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
 
 def parent_of(kit: Kit, address: str | None = None) -> Parent:
     """Return the way to a site's parent; ``address`` in place of what the kit says."""
-    if kit.site.deploy.transport != "grpc":
-        raise _unknown(kit)
+    if kit.site.deploy.transport == "nvflare":
+        from fedbac.deploy.nvflare.parent import NvflareParent
+        from fedbac.deploy.nvflare.post import here
+
+        return NvflareParent(here())
     from fedbac.deploy.grpc import GrpcParent
 
     to = address or kit.site.parent_address
@@ -53,9 +58,3 @@ def _credentials(kit: Kit) -> Credentials:
 
 def _limit(kit: Kit) -> int:
     return int(kit.site.deploy.max_message_mib * MIB)
-
-
-def _unknown(kit: Kit) -> DeployError:
-    return DeployError(
-        f"{kit.folder}: deploy.transport is {kit.site.deploy.transport!r}, which this command does not run"
-    )

@@ -83,10 +83,12 @@ class Trial:
         """Return the command that starts a site."""
         site = self.sites[name]
         words = [sys.executable, "-m", "fedbac", site.role, str(self.kits / name)]
-        if site.role != "client":
+        by_us = site.deploy.transport == "grpc"  # NVFlare's addresses are in its startup folders
+        if site.role != "client" and by_us:
             words += ["--listen", self.addresses[name]]
         if site.parent is not None:
-            words += ["--parent", self.addresses[site.parent], "--state", str(self.folder / "state" / name)]
+            words += ["--parent", self.addresses[site.parent]] if by_us else []
+            words += ["--state", str(self.folder / "state" / name)]
         if site.role == "cloud":
             return [*words, "--out", str(self.run), *self.cloud_options]
         if (self.data / name).is_dir():

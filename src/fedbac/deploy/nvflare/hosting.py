@@ -1,0 +1,114 @@
+"""NVFlare's own processes at a site, which start those of jobs: begun, begun again when they die, and ended."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from fedbac.deploy.kits import Kit
+from fedbac.deploy.nvflare.orders import SiteOrder
+from fedbac.deploy.nvflare.places import FOLDER, RELAY
+from fedbac.errors import DeployError
+from fedbac.files import make_folder
+
+PATIENCE = 3.0
+"""Seconds that a process has to end by itself."""
+PAUSE = 5.0
+"""Seconds before a process that died is begun again."""
+LOOK = 0.5
+LOG = "nvflare.log"
+ENDS_WITH_US = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes the program of its arguments, which Linux ends when the process that began it dies, however it does."""
+
+log = logging.getLogger("fedbac")
+
+
+class Host:
+    """The processes of NVFlare at one site, by the names of their workspaces in the kit."""
+
+    def __init__(self, kit: Kit, workspaces: tuple[str, ...]) -> None:
+        self.kit, self.workspaces = kit, workspaces
+        for name in workspaces:
+            if not (kit.folder / name / "startup" / "sub_start.sh").exists():
+                raise DeployError(
+                    f"{kit.folder / name}: the startup folder of NVFlare is missing; run fedbac federation nvflare, "
+                    "then copy the kit again"
+                )
+        self.processes: dict[str, psutil.Popen] = {}
+        self.begun: dict[str, float] = {}
+
+    def look_after(self) -> None:
+        """Begin what does not run."""
+        for name in self.workspaces:
+            process = self.processes.get(name)
+            if process is not None and process.poll() is None:
+                continue
+            if time.monotonic() - self.begun.get(name, -PAUSE) < PAUSE:
+                continue
+            if process is not None:
+                log.warning("the process of %s ended (exit status %s); it is begun again", name, process.returncode)
+            self.begun[name] = time.monotonic()
+            self.processes[name] = _begin(self.kit.folder / name)
+
+    def close(self) -> None:
+        """End all processes, and those that they started."""
+        family: list[psutil.Process] = []
+        for process in self.processes.values():
+            with suppress(psutil.NoSuchProcess):
+                family += [*process.children(recursive=True), process]
+        for signal_all in ("terminate", "kill"):
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    getattr(one, signal_all)()
+            _, family = psutil.wait_procs(family, timeout=PATIENCE)
+
+
+def run_site(kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
+    """Have NVFlare run an edge or a client until ``stop`` is set. An edge is a relay and a client beside it."""
+    order.write(kit.folder)
+    with hosted(kit, (RELAY, FOLDER) if kit.site.role == "edge" else (FOLDER,)) as host:
+        log.info("%s: run by NVFlare, which logs to %s", kit.site.name, kit.folder / FOLDER / LOG)
+        while not stop.wait(LOOK):
+            host.look_after()
+
+
+@contextmanager
+def hosted(kit: Kit, workspaces: tuple[str, ...]) -> Iterator[Host]:
+    """Yield NVFlare's processes of a site, begun; at the end they are ended."""
+    host = Host(kit, workspaces)
+    try:
+        host.look_after()
+        yield host
+    finally:
+        host.close()
+
+
+def _begin(workspace: Path) -> psutil.Popen:
+    make_folder(workspace)
+    with (workspace / LOG).open("ab") as out:
+        return psutil.Popen(
+            [sys.executable, "-c", ENDS_WITH_US, "bash", str(workspace / "startup" / "sub_start.sh"), "--once"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for the command, which ends this in its own time
+        )
+
+
+def _environment() -> Mapping[str, str]:
+    """Return our environment, in which python3 is the Python that runs this."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {"OMP_NUM_THREADS": "1", **os.environ, "PATH": path}

@@ -1,0 +1,150 @@
+"""A process's place in a job: what others call here, and the ways to the others.
+
+NVFlare starts a process per site and job, makes a site's object in it, and calls that object's published methods. The
+roles, which know only Children and Parent, run in a thread of their own. Both meet here.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedbac.deploy.transport import Answer, Refusal
+from fedbac.errors import DeployError, Error, visible
+
+OK, FAILED = 0, 1
+FIRST = 60.0
+"""Seconds that a role has until it can say hello: it reads its data first."""
+NOT_WAITED_FOR = "nobody waited for the answer any more"
+
+Reply = tuple[int, bytes]
+"""A status and what was said, or why nothing was. Errors are said in one line, for a traceback may quote data."""
+
+log = logging.getLogger("fedbac")
+
+
+@dataclass(frozen=True)
+class Role:
+    """How a child answers its parent."""
+
+    hello: Callable[[], bytes]
+    welcomed: Callable[[bytes], None]
+    answer: Answer
+
+
+class Post:
+    """Where a parent's calls arrive, and where a parent finds the proxies of its children."""
+
+    def __init__(self, name: str, parent: str | None, limit: int, proxies: Mapping[str, Any]) -> None:
+        self.name, self.limit, self.proxies = name, limit, dict(proxies)
+        self.called = threading.Event()
+        """Set once all sites of the job can be called: the first that is called knows it by that."""
+        self._parent = parent
+        self._serving = threading.Event()
+        self._role: Role | None = None
+        self._broken: str | None = None
+        self._busy = threading.Lock()
+        self._number: int | None = None
+        self._gone = threading.Event()
+
+    def serve(self, role: Role, stop: threading.Event) -> None:
+        """Answer as a role does until ``stop`` is set."""
+        self._role = role
+        self._serving.set()
+        stop.wait()
+        self._gone.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the role has ended with an error, so that the parent is told."""
+        self._broken = told(error, self.name)
+        self._serving.set()
+
+    def hello(self, caller: str) -> Reply:
+        """Say hello, once the role can."""
+
+        def say(role: Role) -> bytes:
+            return role.hello()
+
+        self.called.set()
+        return self._reply(caller, say)
+
+    def welcome(self, caller: str, said: bytes) -> Reply:
+        """Take the parent's welcome."""
+
+        def take(role: Role) -> bytes:
+            role.welcomed(said)
+            return b""
+
+        return self._reply(caller, take)
+
+    def ask(self, caller: str, number: int, request: bytes) -> Reply:
+        """Answer a request; one at a time."""
+
+        def answer(role: Role) -> bytes:
+            if not isinstance(request, bytes) or len(request) > self.limit:
+                raise DeployError(f"the message is longer than {self.limit:,} bytes (max_message_mib)")
+            if not self._busy.acquire(blocking=False):
+                raise DeployError("is still busy with an earlier request")
+            try:
+                gone = self._gone = threading.Event()
+                self._number = number
+                found = role.answer(request, gone)
+            finally:
+                self._busy.release()
+            if gone.is_set():
+                raise DeployError(NOT_WAITED_FOR)
+            if len(found) > self.limit:
+                raise DeployError(f"the answer has {len(found):,} bytes; {self.limit:,} are allowed (max_message_mib)")
+            return found
+
+        return self._reply(caller, answer)
+
+    def cancel(self, caller: str, number: int) -> None:
+        """Note that nobody waits for the answer to a request."""
+        if caller == self._parent and number == self._number:
+            self._gone.set()
+
+    def ping(self, caller: str) -> Reply:
+        """Give a sign of life."""
+        return self._reply(caller, lambda role: b"")
+
+    def _reply(self, caller: str, work: Callable[[Role], bytes]) -> Reply:
+        if caller != self._parent:
+            log.warning("refused a call by %s, which is not the parent of %s", visible(caller), self.name)
+            return FAILED, f"{self.name} answers only to its parent".encode()
+        if not self._serving.wait(FIRST):
+            return FAILED, f"{self.name} is not ready yet".encode()
+        if self._broken is not None or self._role is None:
+            return FAILED, (self._broken or "it has ended").encode()
+        try:
+            return OK, work(self._role)
+        except Exception as error:
+            text = told(error, self.name)
+            log.warning("a request failed: %s", text)
+            log.debug("in full", exc_info=True)
+            return FAILED, text.encode()
+
+
+def told(error: BaseException, name: str) -> str:
+    """Return what others are told of an error: ours says what is wrong; of any other the type, as it may quote data."""
+    if isinstance(error, Error):
+        return visible(next(iter(str(error).splitlines()), ""))
+    return f"failed with {type(error).__name__}; the log of {name} says more"
+
+
+_here: list[Post] = []
+
+
+def take_post(post: Post) -> None:
+    """Make a post that of this process."""
+    _here[:] = [post]
+
+
+def here() -> Post:
+    """Return the post of this process."""
+    if not _here:
+        raise Refusal(
+            "deploy.transport is nvflare: NVFlare runs the sites; start them by fedbac cloud, edge and client"
+        )
+    return _here[0]
