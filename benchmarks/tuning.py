@@ -169,8 +169,12 @@ def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterat
     for seed in options.seeds:
         for setting in options.settings:
             for method in options.methods:
-                points = {"first": [()], "all": [(), *GRIDS[method]], "best": [best.get(method, ())]}[options.points]
-                for point in points:
+                chosen: dict[str, list[tuple[str, ...]]] = {
+                    "first": [()],
+                    "all": [(), *GRIDS[method]],
+                    "best": [best.get(method, ())],
+                }
+                for point in chosen[options.points]:
                     job = Job(method, point, setting, seed)
                     if job not in done:
                         yield job
