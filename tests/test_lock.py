@@ -16,7 +16,7 @@ def test_the_lock_pins_what_the_project_asks_for() -> None:
     pinned = {canonicalize_name(name): version for name, version in pinned.items()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    every = (text for extra in extras if extra not in ("peers", "fluke", "wandb") for text in extras[extra])
+    every = (text for extra in extras if extra not in ("peers", "fluke", "wandb", "nvflare") for text in extras[extra])
     for text in (*project["dependencies"], *every):
         wanted = Requirement(text)
         if wanted.name in ("fedbac", "setuptools"):  # this project, and what every environment brings
