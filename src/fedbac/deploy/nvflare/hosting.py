@@ -77,7 +77,7 @@ class Host:
 
 def run_site(kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
     """Have NVFlare run an edge or a client until ``stop`` is set. An edge is a relay and a client beside it."""
-    order.write(kit.folder)
+    order.save(kit.folder)
     with hosted(kit, (RELAY, FOLDER) if kit.site.role == "edge" else (FOLDER,)) as host:
         log.info("%s: run by NVFlare, which logs to %s", kit.site.name, kit.folder / FOLDER / LOG)
         while not stop.wait(LOOK):

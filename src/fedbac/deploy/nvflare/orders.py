@@ -33,7 +33,7 @@ class SiteOrder:
         except (OSError, ValueError, TypeError) as error:
             raise DeployError(f"{path}: it cannot be read; start the site by fedbac cloud, edge or client") from error
 
-    def write(self, kit: Path) -> None:
+    def save(self, kit: Path) -> None:
         """Put the order into a kit."""
         write_whole(make_folder(kit / FOLDER / "local") / ORDER, json.dumps(asdict(self)))
 
@@ -42,7 +42,7 @@ class SiteOrder:
         if not self.overwrite:
             return self
         order = replace(self, overwrite=False)
-        order.write(kit)
+        order.save(kit)
         return order
 
 
@@ -55,7 +55,7 @@ class Outcome:
     """A job that failed may go better the next time; one that the cloud refused to play will not."""
     said: str = ""
 
-    def write(self, kit: Path) -> None:
+    def save(self, kit: Path) -> None:
         """Write it for the supervisor."""
         write_whole(make_folder(kit / "state") / OUTCOME, json.dumps(asdict(self)))
 

@@ -69,13 +69,13 @@ class CloudSite:
         finally:
             over.set()
         if stop_asked(kit.folder) and not place.finished():
-            Outcome(job, "stopped").write(kit.folder)
+            Outcome(job, "stopped").save(kit.folder)
         elif refused and not aborted():
-            Outcome(job, "refused", refused).write(kit.folder)
+            Outcome(job, "refused", refused).save(kit.folder)
         elif place.finished():
-            Outcome(job, "finished").write(kit.folder)
+            Outcome(job, "finished").save(kit.folder)
         else:
-            Outcome(job, "failed", "NVFlare ended the job").write(kit.folder)
+            Outcome(job, "failed", "NVFlare ended the job").save(kit.folder)
 
 
 class Served:

@@ -52,7 +52,7 @@ class Supervisor:
     def run(self, order: SiteOrder, begun: bool) -> Outcome:
         """Have the run played; ``begun`` is whether some of it was played before."""
         _keep_within(self.kit.folder / FOLDER)
-        order.write(self.kit.folder)
+        order.save(self.kit.folder)
         ask_to_stop(self.kit.folder, False)
         fruitless = 0
         with hosted(self.kit, (FOLDER,)) as host:
