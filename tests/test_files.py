@@ -33,8 +33,8 @@ MAY_WRITE = {
     "fedbac/deploy/nvflare/hosting.py",
     "fedbac/deploy/nvflare/project.py",
 }
-"""The writer; the log of rounds, which grows a line a round; pipes, which are no files; the logs of processes; arrays of
-a trial, through the writer; and folders that NVFlare made, which are moved."""
+"""The writer; the log of rounds, which grows a line a round; pipes, which are no files; logs of processes; arrays of a
+trial, through the writer; and folders that NVFlare made, which are moved."""
 
 
 def full(*_: Any, **__: Any) -> Any:

@@ -173,7 +173,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
 
 
 def test_a_run_that_has_begun_is_overwritten_no_more_when_its_job_is_submitted_again(tmp_path: Path) -> None:
-    SiteOrder(out="run", rounds=3, overwrite=True).write(tmp_path)
+    SiteOrder(out="run", rounds=3, overwrite=True).save(tmp_path)
     order = SiteOrder.read(tmp_path / FOLDER)
     assert order.overwrite
     order.begun(tmp_path)
@@ -182,7 +182,7 @@ def test_a_run_that_has_begun_is_overwritten_no_more_when_its_job_is_submitted_a
 
 def test_how_a_job_ended_is_not_taken_for_how_another_did(tmp_path: Path) -> None:
     assert Outcome.read(tmp_path, "first") is None
-    Outcome("first", "finished").write(tmp_path)
+    Outcome("first", "finished").save(tmp_path)
     assert Outcome.read(tmp_path, "first") == Outcome("first", "finished")
     assert Outcome.read(tmp_path, "second") is None  # its process died before it could say
 
