@@ -1,8 +1,9 @@
 """One FedAvg round, ours against a plain PyTorch loop over clients, and on request against other packages.
 
-    python benchmarks/round.py [--shape 1x28x28|3x32x32] [--clients 100] [--peers] [--turns 3] [--json FILE]
+    python benchmarks/round.py [--network lenet5|resnet8|mlp|lstm|vit-tiny] [--shape 1x28x28|3x32x32] [--clients 100]
+                               [--precision float32|tf32|bf16] [--peers] [--turns 3] [--json FILE]
 
-The work: every client trains a LeNet-5 from the same start on its own images, with clipped momentum SGD.
+The work: every client trains a network from the same start on its own images, with clipped momentum SGD.
 Time is given per sample-step: one image once forward and backward through one network.
 
 Each contestant runs in a process of its own and times one round after a warm-up round. The contestants take turns, so
@@ -29,6 +30,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from networks import NETWORKS
 from safetensors.torch import load_file, save_file
 from work import RATE, Outcome, Work, train_client
 
@@ -36,14 +38,14 @@ from fedbac import Runtime, Shared
 from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.requests import Train
-from fedbac.local import make_trainer, num_cores
+from fedbac.local import make_trainer, num_cores, pool
 from fedbac.models import weights
 
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
 """The package, our module for it, and the processes to start; Flower starts its own."""
-SAME = 1e-4
-"""Largest difference between averaged weights that passes for rounding, which makes about 1e-7; leaving out the last
-batch of every client makes 2e-3."""
+SAME = {"float32": 1e-4, "tf32": 1e-2, "bf16": 1e-2}
+"""Largest difference between averaged weights that passes for rounding, by precision. In float32 that makes about 1e-7;
+leaving out the last batch of every client makes 2e-3."""
 SAMPLE_SECONDS = 0.5
 
 
@@ -77,8 +79,10 @@ class Turn:
 
 def ours(work: Work) -> Outcome:
     """Through the trainer that runs use."""
-    network = work.network()
-    trainer = make_trainer(network, Shared(), work.examples, Runtime(device=work.device, trainer=work.trainer))
+    pool.START_SECONDS = 0  # workers are started in the round that is not timed
+    network = work.start()
+    runtime = Runtime(device=work.device, trainer=work.trainer, precision=work.precision)
+    trainer = make_trainer(network, Shared(), work.examples, runtime)
     bank, row_C = {"global": trees.stack([weights(network)])}, {"global": np.zeros(work.clients, dtype=np.int64)}
     order = Train(tuple(range(work.clients)), bank, row_C, 1, 0, RATE)
     trained = trainer.train([order])[0].parts_C["global"]  # graphs are captured and workers started once per run
@@ -92,7 +96,7 @@ def ours(work: Work) -> Outcome:
 def loop(work: Work) -> Outcome:
     """One client after another, on as many threads as torch takes by itself."""
     device = torch.device("cuda" if work.device != "cpu" and torch.cuda.is_available() else "cpu")
-    network = work.network().to(device)
+    network = work.start().to(device)
     begin = {name: value.clone() for name, value in network.state_dict().items()}
 
     def one_round() -> dict[str, torch.Tensor]:
@@ -209,7 +213,7 @@ def judge(name: str, turns: Sequence[Turn | None], loops: Sequence[Turn], work: 
     if not done:
         return Row(name, "not installed: pip install fedbac[peers]")
     difference = max(float((done[0].averaged[key] - value).abs().max()) for key, value in loops[0].averaged.items())
-    if difference > SAME:
+    if difference > SAME[work.precision]:
         sys.exit(f"{name}: its averaged weights differ from the loop's by up to {difference:.2g}: not the same work")
     return Row(
         name,
@@ -235,7 +239,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Work()
     for name, value in usual.spec().items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
+        allowed = {"network": list(NETWORKS), "precision": list(SAME)}.get(name)
+        parser.add_argument(f"--{name}", type=type(value), default=value, choices=allowed)
     parser.add_argument("--peers", action="store_true", help="Also run Flower and pfl, on the CPU.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -254,7 +259,8 @@ def main() -> None:
             turns[name].append(host(name, work))
     loops = [turn for turn in turns["loop"] if turn is not None]
     rows = {name: judge(name, turns[name], loops, work) for name in names}
-    print(f"{work.clients} clients x {work.images} images of {work.shape}, batch {work.batch}, {work.epochs} epochs")
+    size = f"{work.clients} clients x {work.images} images of {work.shape}, batch {work.batch}, {work.epochs} epochs"
+    print(f"{work.network}, {work.precision}, {size}")
     print(f"{'':10}{'us per sample-step':>20}{'speed-up':>10}{'peak memory, MiB':>18}   path")
     for row in rows.values():
         show(row)

@@ -9,13 +9,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import Dataset, LeNet5, Shards, Training
+from fedbac import Dataset, Shards, Training
 from fedbac.core.parts import Params
 from fedbac.local import Examples
-from fedbac.models import builder
+from fedbac.models import Custom, builder
 
 CPU = torch.device("cpu")
 RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0
@@ -25,6 +26,7 @@ RATE, MOMENTUM, DECAY, CLIP = 0.01, 0.9, 5e-4, 1.0
 class Work:
     """How much there is to do, and where."""
 
+    network: str = "lenet5"
     shape: str = "1x28x28"
     clients: int = 100
     images: int = 100
@@ -32,6 +34,7 @@ class Work:
     epochs: int = 5
     device: str = "auto"
     trainer: str = "auto"
+    precision: str = "float32"
 
     @property
     def sample_steps(self) -> int:
@@ -65,9 +68,10 @@ class Work:
         )
         return Examples(data, shards, training, None, 0, data.normalization())
 
-    def network(self) -> nn.Module:
+    def start(self) -> nn.Module:
         """The network before the round: the same weights each time it is asked for."""
-        return builder(LeNet5(), None, self.image, 10, seed=0)(0)
+        make = NETWORKS[self.network]
+        return builder(Custom(name=self.network), lambda: make(self.image, 10), self.image, 10, seed=0)(0)
 
     def epochs_of(self, client: int, device: torch.device = CPU) -> list[list[tuple[Tensor, Tensor]]]:
         """Return a client's batches, epoch by epoch, from images that are already on the device."""
@@ -100,7 +104,7 @@ class Outcome:
     seconds: float
     """Of a round after a warm-up round."""
     averaged: Params
-    """The network after the warm-up, which starts from ``Work.network``."""
+    """The network after the warm-up, which starts from ``Work.start``."""
     device_mib: float | None = None
 
 

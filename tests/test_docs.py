@@ -2,11 +2,13 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tools import make_screenshots
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -34,6 +36,16 @@ def test_no_page_is_too_long(page: Path) -> None:
         text = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
     words = sum(any(sign.isalnum() for sign in word) for word in text.split())
     assert words <= MOST_WORDS, f"{words} words; split the page, or fold long tables of a generated one"
+
+
+def test_screenshots_show_the_page_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = make_screenshots.changed()
+    assert not changed, f"{', '.join(changed)} changed since the screenshots were taken; run make screenshots"
+    shutil.copytree(make_screenshots.REPORT, tmp_path / "report")
+    monkeypatch.setattr(make_screenshots, "REPORT", tmp_path / "report")
+    (tmp_path / "report" / "static" / "draw.js").write_text("// another one")
+    (tmp_path / "report" / "static" / "more.js").touch()
+    assert make_screenshots.changed() == ["static/draw.js", "static/more.js"]
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -54,7 +54,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     found[1].folder.config_file.write_text("experiment: nonsense")
     failures: dict[Path, Exception] = {}
     folders = [point.folder for point in found]
-    progress = list(sweep.run_all(folders, ALONE, 2, None, failures))
+    progress = list(sweep.run_all(folders, ALONE, 2, failures=failures))
     assert list(failures) == [folders[1].path]
     assert list(progress[-1].values()) == [2, 0, 2]
 
@@ -65,7 +65,7 @@ def test_a_stop_lets_rounds_finish_and_begins_no_run(jobs: int, tmp_path: Path) 
     sweep.lay_out(found, ALONE, parent=tmp_path)
     folders = [point.folder for point in found]
     stop = Stop()
-    for done in sweep.run_all(folders, ALONE, jobs, None, stop=stop):
+    for done in sweep.run_all(folders, ALONE, jobs, stop=stop):
         stop.wanted = stop.wanted or any(done.values())
     assert 0 < sum(done.values()) < 1500
     for folder in folders:
@@ -91,7 +91,7 @@ def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
     folders = [point.folder for point in found]
     finish(play_folder(folders[0]))
     before = folders[0].rounds_file.read_bytes()
-    progress = list(sweep.run_all(folders, ALONE, 2, None))
+    progress = list(sweep.run_all(folders, ALONE, 2))
     assert progress[-1] == {folder.path: 2 for folder in folders}
     assert folders[0].rounds_file.read_bytes() == before, "a finished run is not run again"
     rows = sweep.collect([folder.read() for folder in folders])

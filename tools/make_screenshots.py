@@ -1,7 +1,12 @@
-"""Take the screenshots of the documentation from the runs of a comparison: python tools/make_screenshots.py FOLDER."""
+"""Take the screenshots of the documentation from the runs of a comparison: python tools/make_screenshots.py FOLDER.
+
+Beside the pictures it writes by which files they were made; a test says when these have changed since.
+"""
 
 import argparse
+import hashlib
 import io
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,7 +18,10 @@ from fedbac.cli.reporting import run_folders, runs_in
 from fedbac.report import write_report
 from fedbac.report.live import Live
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+MADE_BY = IMAGES / "screenshots.json"
+REPORT = ROOT / "src" / "fedbac" / "report"
 MOST_BYTES = 150_000
 MARGIN = 16
 """Pixels around what a picture shows."""
@@ -43,6 +51,19 @@ def main() -> None:
             save(page, "watch.png", "#live", "#figure-accuracy")
             page.close()
         browser.close()
+    MADE_BY.write_text(json.dumps(made_by(), indent=1) + "\n", encoding="utf-8")
+
+
+def made_by() -> dict[str, str]:
+    """Return the files that decide how the page looks, each with its hash."""
+    files = [*sorted((REPORT / "static").iterdir()), REPORT / "page.py", REPORT / "sections.py", REPORT / "theme.py"]
+    return {str(file.relative_to(REPORT)): hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files}
+
+
+def changed() -> list[str]:
+    """Return the files that are others than when the screenshots were taken."""
+    then, now = json.loads(MADE_BY.read_text(encoding="utf-8")), made_by()
+    return sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
 
 
 def opened(browser: Browser, address: str, width: int, dark: bool = False) -> Page:

@@ -31,7 +31,7 @@ client_app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     config = message.content["config"]
     work = _work(tuple((key, value) for key, value in config.items() if key != "server-round"))
-    network = work.network()
+    network = work.start()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     train_client(network, work, int(context.node_config["partition-id"]), torch.device("cpu"))
     reply = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": work.images})}
@@ -53,7 +53,7 @@ def contest(work: Work) -> Outcome:
     def main(grid: Grid, context: Context) -> None:
         FedAvg(fraction_evaluate=0.0, min_train_nodes=work.clients, min_available_nodes=work.clients).start(
             grid=grid,
-            initial_arrays=ArrayRecord(work.network().state_dict()),
+            initial_arrays=ArrayRecord(work.start().state_dict()),
             num_rounds=2,
             timeout=600,
             train_config=ConfigRecord(work.spec()),

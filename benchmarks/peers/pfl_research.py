@@ -58,7 +58,7 @@ class Watch(TrainingProcessCallback):
 
 def contest(work: Work) -> Outcome | None:
     torch.set_num_threads(1)
-    network: Any = work.network()
+    network: Any = work.start()
     network.loss = lambda x, y: F.cross_entropy(network(x), y)
     network.metrics = lambda x, y: {"examples": Weighted(len(y), len(y))}
     model = PyTorchModel(

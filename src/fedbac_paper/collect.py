@@ -10,6 +10,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.errors import ConfigError
+from fedbac.report.groups import edge_accuracy
 from fedbac.rounds.metrics import rounds_to_target
 from fedbac.runs.store import Run
 from fedbac_paper.artefact import Artefact
@@ -25,8 +26,8 @@ LANDMARKS = (1, 10, 20)
 def finding_of(run: Run, task: str, variant: str, curves: bool) -> Finding:
     """Return what a finished run showed."""
     experiment = parse(Experiment, run.config["experiment"])
-    tail = run.records[-experiment.evaluation.last_rounds :]
-    edge_M = np.mean([record["accuracy_per_edge"] for record in tail], axis=0)
+    edge_M = edge_accuracy(run)
+    edge_M = edge_M[np.isfinite(edge_M)]
     accuracy_T = [record["accuracy"] for record in run.records]
     bytes_T = _cumulative([record["bytes"] for record in run.records])
     reached = {

@@ -7,15 +7,14 @@ from typing import Annotated
 import typer
 
 from fedbac.cli.terminal import (
-    MOST_JOBS,
     DataOption,
     DeviceOption,
-    OutOption,
     SetOption,
     TrainerOption,
     say,
     say_if_runs_take_turns,
 )
+from fedbac.core.settings import MOST_JOBS
 from fedbac.errors import ConfigError
 from fedbac_paper import ARTEFACT_NAMES
 
@@ -24,46 +23,66 @@ NAMES = ", ".join((*ARTEFACT_NAMES, "all"))
 
 
 def reproduce(
-    names: Annotated[list[str], typer.Argument(metavar="ARTEFACT...", help=f"{NAMES} (all but calibration).")],
+    names: Annotated[list[str], typer.Argument(metavar="ARTEFACT...", help=f"{NAMES}. 'all' leaves out calibration.")],
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Seeds 0 to n − 1; they set partition and start.")
+        int,
+        typer.Option(
+            "--seeds", min=1, max=MOST_SEEDS, help="Number of seeds. Every run is repeated with seeds 0, 1, …"
+        ),
     ] = 3,
     first_seed: Annotated[
-        int, typer.Option("--first-seed", min=0, help="Run only seeds from this one on; earlier results stay.")
+        int, typer.Option("--first-seed", min=0, help="Skip the seeds before this one. Their results are kept.")
     ] = 0,
-    out_folder: OutOption = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="A quick pass: so many rounds.")] = None,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder to write to. Default: runs/reproduce; runs/reproduce-quick for a quick look."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="For a quick look: stop after this many rounds.")
+    ] = None,
     fraction: Annotated[
-        float | None, typer.Option("--fraction-of-data", help="A quick pass: this share of every class.")
+        float | None,
+        typer.Option("--fraction-of-data", help="For a quick look: use only this share of the data, such as 0.1."),
     ] = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
-    datasets: Annotated[list[str], typer.Option("--data-set", help="Only runs on this data set; repeatable.")] = [],  # noqa: B006
-    tasks: Annotated[list[str], typer.Option("--task", help="Only runs of this task; repeatable.")] = [],  # noqa: B006
-    variants: Annotated[list[str], typer.Option("--variant", help="Only this row of the artefact; repeatable.")] = [],  # noqa: B006
+    datasets: Annotated[list[str], typer.Option("--data-set", help="Run only on this data set. Repeatable.")] = [],  # noqa: B006
+    tasks: Annotated[list[str], typer.Option("--task", help="Run only this task. Repeatable.")] = [],  # noqa: B006
+    variants: Annotated[
+        list[str], typer.Option("--variant", help="Run only this row of the artefact. Repeatable.")
+    ] = [],  # noqa: B006
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0, max=1e9, help="Time limit; the same command resumes.")
+        float | None,
+        typer.Option("--minutes", min=0, max=1e9, help="Stop after this many minutes. The same command resumes."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, max=MOST_JOBS, help="Runs at a time; 1 on a GPU, else one per core.")
+        int | None,
+        typer.Option(
+            "--jobs", min=1, max=MOST_JOBS, help="Number of runs at a time. Default: 1 on a GPU, else one per core."
+        ),
     ] = None,
     device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
     data_folder: DataOption = None,
     results_folder: Annotated[
-        Path | None, typer.Option("--results", help="Folder of the result files; by default OUT/results.")
+        Path | None, typer.Option("--results", help="Folder for the result files. Default: OUT/results.")
     ] = None,
     pages_folder: Annotated[
-        Path | None, typer.Option("--pages", help="Folder of the pages; by default OUT/pages.")
+        Path | None, typer.Option("--pages", help="Folder for the pages. Default: OUT/pages.")
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only list the runs and what they would take.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="List the runs, and estimate how long they would take, without running them.")
+    ] = False,
     collect_only: Annotated[
-        bool, typer.Option("--collect-only", help="Run nothing: result files and pages from finished runs in OUT.")
+        bool,
+        typer.Option("--collect-only", help="Run nothing. Write result files and pages from the finished runs in OUT."),
     ] = False,
     render_only: Annotated[
-        bool, typer.Option("--render-only", help="Run nothing: pages from the result files.")
+        bool, typer.Option("--render-only", help="Run nothing. Write the pages from the result files.")
     ] = False,
 ) -> None:
-    """Reproduce the paper's tables and figures: run what is missing, resume what was interrupted, render."""
+    """Reproduce the paper's tables and figures: run what is missing or unfinished, then write the pages."""
     import torch
 
     from fedbac.config.experiment import Runtime

@@ -28,9 +28,9 @@ def methods(results: Path) -> str:
     lines = [
         "# Methods",
         "",
-        "The paper's Table I, with more rows, worked out from the presets. `fedbac methods` prints it; `fedbac show",
-        "NAME` prints a row with every setting. Each name links to what the method does, where it comes from, and what",
-        "ours does otherwise. [Against fluke](methods/against-fluke.md) holds seven of them to another package's.",
+        "The paper's Table I with more rows, computed from the presets. `fedbac methods` prints it; `fedbac show NAME`",
+        "prints every setting of a row. Each name links to what the method does, where it comes from, and where ours",
+        "differs. [Against fluke](methods/against-fluke.md) compares seven of them with another package.",
         "Written by `tools/make_docs.py`.",
         "",
         "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",

@@ -11,6 +11,7 @@ from fedbac.cli.terminal import out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.errors import ConfigError, unknown
 from fedbac.runs import sweep
+from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Stop
 from fedbac.runs.sweep import Point
 from fedbac_paper.artefact import Artefact
@@ -37,9 +38,10 @@ def run_missing(
         return False, False
     sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
     stop, late, failures = Stop(), False, dict[Path, Exception]()
+    inputs = Inputs(data_folder=data_folder)
     with stop.caught(), progress_bars() as bars:
         board = Board(todo, jobs, bars)
-        for done in sweep.run_all([point.folder for point in todo], runtime, jobs, data_folder, failures, stop):
+        for done in sweep.run_all([point.folder for point in todo], runtime, jobs, inputs, failures, stop):
             board.update(done, failures, stop.wanted)
             if not stop.wanted and deadline is not None and time.monotonic() > deadline:
                 stop.wanted = late = True

@@ -116,7 +116,7 @@ def accuracy_tables(artefact: Artefact, results: Results) -> list[str]:
     return [
         f"{ACCURACY}{_uneven(artefact, results)}",
         *_in_short(artefact, by_task),
-        *(details(task_name(task, full=True), table(ACCURACY_HEADER, rows)) for task, rows in by_task.items()),
+        *(details(task_name(task), table(ACCURACY_HEADER, rows)) for task, rows in by_task.items()),
     ]
 
 
@@ -128,7 +128,7 @@ def accuracy_tables_with_moves(artefact: Artefact, results: Results) -> list[str
     for task, accuracies in by_task.items():
         moves = [mean([f.moves for f in results.of(task, v).values()], 1, 1) for v in artefact.variants_on(task)]
         rows = [[*row, count] for row, count in zip(accuracies, moves, strict=True)]
-        parts.append(details(task_name(task, full=True), table([*ACCURACY_HEADER, "moves"], rows)))
+        parts.append(details(task_name(task), table([*ACCURACY_HEADER, "moves"], rows)))
     return parts
 
 
@@ -180,7 +180,7 @@ def small_task_table(artefact: Artefact, results: Results) -> list[str]:
         numbers = [mean(shares), *spreads, worst, moves, each(last_moves), clusters, amount]
         rows.append([variant, *numbers, str(len(runs))])
     about = (
-        f"{task_name(task, full=True)}. Accuracies in percent over the last ten rounds, and gigabytes of all traffic, "
+        f"{task_name(task)}. Accuracies in percent over the last ten rounds, and gigabytes of all traffic, "
         "are means over seeds. Moves, the round of the last move and clusters are listed seed by seed. docs/plus.md "
         "says how fedbac-plus works; docs/decisions/0011-how-fedbac-plus-was-chosen.md says what else was tried."
     )

@@ -23,11 +23,11 @@ FORMAT_1 = (
 )
 
 
-def task_name(task: str, alpha: bool = True, full: bool = False) -> str:
-    """Return the name of a task, with its heterogeneity, and in full with the origin of its data."""
+def task_name(task: str, alpha: bool = True) -> str:
+    """Return the name of a task, with its heterogeneity; short, as it heads columns."""
     if task in _SMALL:
         return _SMALL[task]
     dataset = next(key for key in _DATA if task.startswith(key))
-    name = _DATA[dataset] + (" (rebuilt from Format 1)" if full and dataset == "svhn" else "")
+    name = _DATA[dataset]
     rest = {"": "α = 0.5", "-severe": "α = 0.1", "-500": "α = 0.5, N = 500"}[task.removeprefix(dataset)]
     return f"{name}, {rest}" if alpha else name

@@ -97,6 +97,38 @@ def test_points_of_a_sweep_are_named_by_what_differs() -> None:
             fedbac.sweep("hierfavg", **TINY, grid=grid)
 
 
+def test_points_side_by_side_are_the_runs_that_come_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They run in other processes, with the data that were given in Python."""
+
+    def refuse(*words: object, **named: object) -> None:
+        pytest.fail("a run was played in this process")
+
+    monkeypatch.setattr("fedbac.runs.sweep._run_here", refuse)
+    monkeypatch.setattr("fedbac.api.calls._play", refuse)
+    grid = {"method.selection.fraction": [0.4, 1.0]}
+    runs = fedbac.sweep("hierfavg", **TINY, grid=grid, jobs=2, out=tmp_path, progress=True)
+    shown = capsys.readouterr().err
+    assert shown.count("2/2") >= 2
+    monkeypatch.undo()
+    for run, alone in zip(runs, fedbac.sweep("hierfavg", **TINY, grid=grid), strict=True):
+        assert without(run.records) == without(alone.records)
+        assert run.folder is not None
+        weights = run.model(0, dataset=tiny_data()).state_dict()
+        assert all(weights[name].equal(value) for name, value in alone.model(0).state_dict().items())
+
+
+def test_runs_side_by_side_need_a_folder_and_a_sound_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"jobs: .*give out="):
+        fedbac.sweep("hierfavg", **TINY, jobs=2)
+    wrong: list[Any] = [0, 2.5, True, 2000]
+    for jobs in wrong:
+        with pytest.raises(ConfigError, match=r"jobs: .* is no whole number from 1 to 1024"):
+            fedbac.sweep("hierfavg", **TINY, jobs=jobs, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_is_short_on_a_line_and_a_table_in_a_notebook() -> None:
     run = fedbac.run("hierfavg", **TINY)
     assert repr(run) == f"Run(hierfavg on toy: 2 rounds, accuracy {100 * run.summary['accuracy']:.1f} %)"

@@ -29,6 +29,7 @@ from fedbac import (
     ResourceScore,
     Shared,
     Thompson,
+    contracts,
 )
 from fedbac.contracts import (
     check,
@@ -59,6 +60,9 @@ CLUSTERINGS = variants(CLUSTERING, period=5, first_split=1, warmup=5) | {
     "kmeans-once": KMeans(num_clusters=3),
     "cosine_splits-that-split": CosineSplits(first_split=1, thresholds="absolute", epsilon_1=9.0, epsilon_2=0.1),
     "merging-by-test-data": Merging(reward_splits=("test",)),
+}
+CLUSTERINGS |= {
+    f"{kind}-by-default": cls() for kind, cls in CLUSTERING.kinds.items() if cls() not in CLUSTERINGS.values()
 }
 SHARINGS = variants(SHARING) | {"distill-at-once": Distill(ramp_rounds=0, neighbours=1, mean_period=1)}
 TOPOLOGIES = variants(TOPOLOGY)
@@ -95,10 +99,24 @@ def test_topology(topology: Any) -> None:
     assert TOPOLOGY.kinds[topology.kind] is type(topology)
 
 
-@pytest.mark.parametrize("choice", [CLUSTERING, SELECTION, SHARING, PERSONALIZATION, TOPOLOGY])
-def test_check_finds_the_column(choice: Any) -> None:
-    for cls in choice.builtin:
+COLUMNS = {
+    "clustering": CLUSTERING,
+    "selection": SELECTION,
+    "sharing": SHARING,
+    "personalization": PERSONALIZATION,
+    "topology": TOPOLOGY,
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_check_finds_the_column(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hands a policy to the check of its column, and to no other; the checks themselves are above."""
+    found: list[str] = []
+    for name in COLUMNS:
+        monkeypatch.setattr(contracts, f"check_{name}", lambda policy, name=name: found.append(name))
+    for cls in COLUMNS[column].builtin:
         check(cls())
+    assert found == [column] * len(COLUMNS[column].builtin)
     with pytest.raises(AssertionError, match="int belongs to no column"):
         check(3)
 

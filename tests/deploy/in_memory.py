@@ -1,7 +1,7 @@
 """A federation in one process: the real roles, with calls where links would be; and the same data for the simulator."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.edge import Edge
 from fedbac.deploy.enrolment import Enrolled, enrol
-from fedbac.deploy.remote import Remote, RemoteClients, RemoteEdges
+from fedbac.deploy.remote import RemoteClients, RemoteEdges
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.shop import Shop
 from fedbac.runs.play import conduct, finish
@@ -67,6 +67,10 @@ class MemoryFederation:
     shops: dict[str, Shop] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
+    most_said: int = 3
+    """The operator stops the cloud once it has said so much."""
+    waited: Callable[[str], None] = lambda text: None
+    """Is called whenever it waits, so that a test may bring back who is missing."""
 
     def __post_init__(self) -> None:
         counts = self.experiment.task.clients()
@@ -114,23 +118,42 @@ class MemoryFederation:
 
     def enrol(self) -> Enrolled:
         """Let everybody say what they hold."""
-        return enrol(self.experiment, self.cloud, 10.0, self.said.append, lambda: False)
+        return enrol(self.experiment, self.cloud, 10.0, self._waiting, self._stopped)
 
-    def connect(self, enrolled: Enrolled) -> Remote:
+    def _waiting(self, text: str) -> None:
+        self.said.append(text)
+        self.waited(text)
+
+    def _stopped(self) -> bool:
+        return len(self.said) > self.most_said
+
+    def connect(self, enrolled: Enrolled) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them."""
-        rest = (enrolled.charter, self.cloud, self.deploy, self.said.append, lambda: False)
+        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
         if self.experiment.method.topology.tiers == 2:
             return RemoteClients(self.folder / "state" / "cloud", *rest)
         return RemoteEdges(*rest)
 
-    def run(self, folder: Path | None = None, enrolled: Enrolled | None = None) -> Run:
-        """Play the whole run."""
+    def play(
+        self,
+        folder: Path | None = None,
+        enrolled: Enrolled | None = None,
+        remote: RemoteEdges | RemoteClients | None = None,
+    ) -> Generator[dict[str, Any], None, Run]:
+        """Play the run round by round."""
         enrolled = enrolled or self.enrol()
         to = None if folder is None else RunFolder(folder)
-        playing = conduct(
-            self.experiment, enrolled, self.connect(enrolled), CPU, folder=to, continued=folder is not None
-        )  # type: ignore[arg-type]
-        return finish(playing)
+        edges = remote or self.connect(enrolled)
+        return conduct(self.experiment, enrolled, edges, CPU, folder=to, continued=folder is not None)
+
+    def run(
+        self,
+        folder: Path | None = None,
+        enrolled: Enrolled | None = None,
+        remote: RemoteEdges | RemoteClients | None = None,
+    ) -> Run:
+        """Play the whole run."""
+        return finish(self.play(folder, enrolled, remote))
 
 
 def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: Sequence[Any] = ()) -> dict[str, Any]:
@@ -141,7 +164,7 @@ def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: S
             test = shards.test[edge]
             sites[f"edge-{edge}"] = {"x_test": dataset.x_test[test], "y_test": dataset.y_test[test]}
         for within, client in enumerate(clients):
-            arrays = {}
+            arrays: dict[str, Any] = {}
             for split, indices in (("train", shards.train[client]), ("validation", shards.validation[client])):
                 if indices.size:
                     arrays |= {f"x_{split}": dataset.x_train[indices], f"y_{split}": dataset.y_train[indices]}
@@ -179,6 +202,6 @@ def gathered(
         test.append(np.concatenate(tests))
         clients.append(range(number, number + count))
         number += count
-    arrays = [np.concatenate(part) for part in (x["train"], y["train"], x["test"], y["test"])]
-    dataset = Dataset(name, *arrays, num_classes)
+    x_train, y_train, x_test, y_test = (np.concatenate(part) for part in (x["train"], y["train"], x["test"], y["test"]))
+    dataset = Dataset(name, x_train, y_train, x_test, y_test, num_classes)
     return dataset, Shards(tuple(train), tuple(validation), tuple(test), tuple(clients))

@@ -30,6 +30,7 @@ from tests.store import worker
 
 # Ray's own code leaves sockets and files to the collector.
 pytestmark = [
+    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -37,7 +38,11 @@ pytestmark = [
 ]
 
 INPUTS = Inputs(dataset=toy(size=8))
-EXPERIMENT = configure("fed-bac", worker.TASK.model_copy(update={"rounds": 6}), settings=worker.SETTINGS, inputs=INPUTS)
+EXPERIMENT = configure(
+    "fed-bac", worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}), settings=worker.SETTINGS, inputs=INPUTS
+)
+
+WATCHFUL = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
 def timeless(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -50,15 +55,16 @@ def expected() -> list[dict[str, Any]]:
     return timeless(run.records)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes on this machine."""
+    """Two nodes of one core each on this machine, which soon notice that one of them is gone."""
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ray.cluster_utils import Cluster
 
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
-        nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+        nodes = Cluster(initialize_head=True, head_node_args=node | {"_system_config": WATCHFUL})
+        nodes.add_node(**node)
         yield nodes
         import ray
 
@@ -66,7 +72,36 @@ def cluster() -> Iterator[Any]:
         nodes.shutdown()
 
 
+def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(cluster: Any, tmp_path: Path) -> None:
+    settings = ["task.num_edges=3", "task.clients_per_edge=2", "task.training.epochs=1"]
+    settings += ["task.network={kind: mlp, hidden: [8]}"]
+    axes = ("method.selection.fraction=0.5,1.0",)
+    alone = Runtime(workers=1, device="cpu")
+    tables = []
+    for place in (tmp_path / "here", tmp_path / "ray"):
+        points = sweep.grid(["fed-bac"], "fashion-mnist-mini", axes, [], [0, 1], 3, settings, place)
+        sweep.lay_out(points, alone)
+        folders = [point.folder for point in points]
+        if place.name == "here":
+            for _ in sweep.run_all(folders, alone, 1):
+                pass
+        else:
+            spread = Runtime(engine="ray", address=cluster.address)
+            for done in (interrupted := sweep.run_all(folders, spread, 1)):
+                if any(done.values()):
+                    break
+            interrupted.close()
+            assert 0 < sum(done.values()) < 3 * len(points)
+            for done in sweep.run_all(folders, spread, 1):
+                last = done
+            assert set(last.values()) == {3}
+        runs = [folder.read() for folder in folders]
+        tables.append((sweep.collect(runs), [timeless(run.records) for run in runs]))
+    assert tables[0] == tables[1]
+
+
 def test_same_numbers_though_an_actor_and_a_node_die(cluster: Any, expected: list[dict[str, Any]]) -> None:
+    """After the sweep, for which both nodes are needed."""
     import ray
 
     from fedbac.engines.ray import RayEdges
@@ -95,46 +130,6 @@ def test_same_numbers_though_an_actor_and_a_node_die(cluster: Any, expected: lis
     records += [record for record, _ in steps]
     edges.close()
     assert timeless(records) == expected
-
-
-@pytest.fixture
-def one_core() -> Iterator[str]:
-    """A cluster of one node with one core."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from ray.cluster_utils import Cluster
-
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 100 * 2**20})
-        yield nodes.address
-        nodes.shutdown()
-
-
-def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(one_core: str, tmp_path: Path) -> None:
-    settings = ["task.num_edges=3", "task.clients_per_edge=2", "task.training.epochs=1"]
-    settings += ["task.network={kind: mlp, hidden: [8]}"]
-    axes = ("method.selection.fraction=0.5,1.0",)
-    alone = Runtime(workers=1, device="cpu")
-    tables = []
-    for place in (tmp_path / "here", tmp_path / "ray"):
-        points = sweep.grid(["fed-bac"], "fashion-mnist-mini", axes, [], [0, 1], 3, settings, place)
-        sweep.lay_out(points, alone)
-        folders = [point.folder for point in points]
-        if place.name == "here":
-            for _ in sweep.run_all(folders, alone, 1, None):
-                pass
-        else:
-            spread = Runtime(engine="ray", address=one_core)
-            for done in (interrupted := sweep.run_all(folders, spread, 1, None)):
-                if any(done.values()):
-                    break
-            interrupted.close()
-            assert 0 < sum(done.values()) < 3 * len(points)
-            for done in sweep.run_all(folders, spread, 1, None):
-                last = done
-            assert set(last.values()) == {3}
-        runs = [folder.read() for folder in folders]
-        tables.append((sweep.collect(runs), [timeless(run.records) for run in runs]))
-    assert tables[0] == tables[1]
 
 
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from tests.processes import LINUX, descendants
 from tests.store import worker
 
 pytestmark = [
+    pytest.mark.xdist_group("ray here"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

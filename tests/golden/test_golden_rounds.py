@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedbac.config.experiment import Method, Task, Training
 from fedbac.core.links import PURPOSES
 from fedbac.data import Partition, partition, toy
+from fedbac.local import VmapTrainer
 from fedbac.models import Perceptron
 from fedbac.presets import DEFAULT_TASK
 from fedbac.presets.methods import METHODS
 from fedbac.presets.tasks import task
-from tests.support import play
+from tests.support import play, prepare
 
 ROUNDS = Path(__file__).with_name("rounds.json")
 TABLE = Path(__file__).with_name("table_one.txt")
@@ -67,8 +69,11 @@ def by_purpose(ledgers: list[dict[str, dict[str, dict[str, int]]]]) -> dict[str,
 
 
 def five_rounds(method: Method) -> dict[str, Any]:
-    network = method.network or NETWORK
-    played = play(method, DATA, SHARDS, training=TRAINING, num_rounds=5, network=network, seed=7)
+    """Return what five rounds show; all clients are trained at once, which is twice as fast as one after another."""
+    options: dict[str, Any] = {"training": TRAINING, "num_rounds": 5, "network": method.network or NETWORK, "seed": 7}
+    _, federation = prepare(method, DATA, SHARDS, **options)
+    trainer = VmapTrainer(federation.network, method.personalization, federation.examples, torch.device("cpu"))
+    played = play(method, DATA, SHARDS, trainer, **options)
     return {
         "accuracy": [round(record["accuracy"], 4) for record in played.records],
         "assignment": [record["assignment_next"] for record in played.records],

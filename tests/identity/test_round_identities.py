@@ -323,7 +323,7 @@ def test_what_the_cloud_shows_a_clustering_policy() -> None:
             assert shown[Loss("unaveraged", split)][m] == pytest.approx(unaveraged)
             assert shown[Loss("own", split)][m] == pytest.approx(own)
         assert shown[OCCUPIED][m, labels[m]] == pytest.approx(shown[Loss("own", "train")][m])
-        updates.append(trees.ravel(report.bank["cluster"]) - trees.ravel(orders[m].bank["cluster"]))
+        updates.append(trees.rows(report.bank["cluster"])[0] - trees.rows(orders[m].bank["cluster"])[0])
     np.testing.assert_allclose(shown[Gram()], torch.stack(updates) @ torch.stack(updates).T, rtol=1e-4)
     size = sum(value[0].numel() for value in after.parts["global"].values())
     # To each of three edges the global network and those of two clusters. What an edge trained itself is there; its

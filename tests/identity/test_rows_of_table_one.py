@@ -76,7 +76,7 @@ def test_a_stronger_proximal_term_keeps_clients_closer() -> None:
     for proximal in (0.0, 0.1, 1.0, 5.0):
         method = FEDAVG.model_copy(update={"personalization": Shared(proximal=proximal)})
         played = play(method, DATA, UNEVEN, training=RICH.model_copy(update={"clip_norm": None}), num_rounds=1)
-        before, after = (trees.ravel(trees.take(state.parts["global"], 0)) for state in played.states)
+        before, after = (trees.rows(state.parts["global"])[0] for state in played.states)
         moved.append(float((after - before).norm()))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] < 0.8 * moved[0]

@@ -179,7 +179,7 @@ def test_cflhkd_without_teachers_and_mean_is_clustered_learning_with_the_same_as
 
 def spread(played: Played) -> float:
     """Return the mean distance between the networks of clusters."""
-    flat = [trees.ravel(trees.take(played.end.parts["cluster"], k)) for k in range(3)]
+    flat = trees.rows(played.end.parts["cluster"])
     return float(np.mean([float((flat[a] - flat[b]).norm()) for a, b in ((0, 1), (0, 2), (1, 2))]))
 
 

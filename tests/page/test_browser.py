@@ -2,27 +2,34 @@
 
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from fedbac.data import toy
 from fedbac.report import write_report
 from fedbac.report.live import Live
+from fedbac.rounds import metrics
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
-from fedbac.runs.store import RunFolder
+from fedbac.runs.store import Run, RunFolder
 from tests.made_up_runs import fake, renamed
+from tests.page import drawn
 from tests.page.growing import SMALL
 from tests.page.rich import rich, rich_runs
 from tests.test_report_page import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it"),
+    pytest.mark.xdist_group("browser"),
+]
 FIGURES = ["accuracy", "cost", "fairness", "clusters", "traffic", "flow", "edges", "mix", "clients", "gaps"]
 
 
@@ -151,6 +158,81 @@ def test_a_run_is_chosen_and_figures_that_it_lacks_are_not_there(tab: Tab, repor
     page.get_by_label("Simulated time").check()
     expect(page.locator("#figure-cost")).to_contain_text("simulated time (minutes)")
     assert tab.problems == []
+
+
+# ------------------------------------------------------------------------- what is drawn, of planted values
+
+
+def planted(seed: int = 0, **values_T: Sequence[Any]) -> Run:
+    """Return a run whose records have these values, one of each a round."""
+    rounds = len(next(iter(values_T.values())))
+    run = fake("fed-bac", seed=seed, rounds=rounds, edges=len(values_T.get("accuracy_per_edge", [[0, 0]])[0]))
+    records = []
+    for t, record in enumerate(run.records):
+        mine = {name: values[t] for name, values in values_T.items()}
+        accuracy = np.array(mine.get("accuracy_per_edge", record["accuracy_per_edge"]))
+        records.append({**record, **metrics.distributed(accuracy, np.ones(accuracy.size, dtype=np.int64)), **mine})
+    return replace(run, records=records, summary={})
+
+
+def test_the_shade_reaches_from_the_mean_down_to_the_worst_edge(tab: Tab, tmp_path: Path) -> None:
+    seeds = [
+        [[0.2, 0.5, 0.8], [0.7, 0.3, 0.5], [0.1, 0.7, 0.7], [0.4, 0.6, 0.8]],
+        [[0.4, 0.5, 0.6], [0.1, 0.8, 0.9], [0.5, 0.5, 0.5], [0.9, 0.7, 0.2]],
+    ]
+    runs = [planted(seed, accuracy_per_edge=accuracy) for seed, accuracy in enumerate(seeds)]
+    page = tab.open(write_report(runs, tmp_path / "report.html").as_uri())
+    shade = page.locator("#figure-accuracy path[opacity]")
+    expect(shade).to_have_count(1)
+    corners, percent = drawn.points(drawn.attribute(shade, "d")), drawn.percents(page, "accuracy")
+    assert [x for x, _ in corners[:4]] == pytest.approx(list(drawn.rounds(page, "accuracy").values()), abs=0.1)
+    upper, lower = [percent(y) for _, y in corners[:4]], [percent(y) for _, y in corners[:3:-1]]
+    accuracy_STE = 100 * np.array(seeds)
+    assert upper == pytest.approx(accuracy_STE.mean(2).mean(0), abs=0.3)
+    assert lower == pytest.approx(accuracy_STE.min(2).mean(0), abs=0.3)
+
+
+def test_the_colour_of_a_cell_is_what_is_expected_of_the_client(tab: Tab, tmp_path: Path) -> None:
+    belief_TN = np.array([[(7 * client + 5 * t) % 20 / 19 for client in range(20)] for t in range(4)])
+    trained_TN = np.array([[(client + t) % 3 == 0 for client in range(20)] for t in range(4)])
+    selected = [[np.flatnonzero(row[:10]).tolist(), (10 + np.flatnonzero(row[10:])).tolist()] for row in trained_TN]
+    run = planted(beliefs=belief_TN.reshape(4, 2, 10).tolist(), selected=selected)
+    page = tab.open(write_report([run], tmp_path / "report.html").as_uri())
+    cells = drawn.blocks(page.locator("#figure-clients svg > g:first-child path"))
+    rows, tallest = sorted({round(cell.middle, 1) for cell in cells}), max(cell.height for cell in cells)
+    assert len(rows) == 20, "a row is a client"
+    for number, x in drawn.rounds(page, "clients").items():
+        for client, y in enumerate(rows):
+            (cell,) = [c for c in cells if c.left < x < c.right and c.top < y < c.bottom]
+            assert (cell.height > 0.9 * tallest) == trained_TN[number - 1, client]
+            assert drawn.heat_of(cell.fill) == pytest.approx(belief_TN[number - 1, client], abs=1 / 24 + 0.02)
+
+
+def test_flows_are_as_wide_as_the_edges_that_move(tab: Tab, tmp_path: Path) -> None:
+    before, after = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 1, 1]
+    run = planted(accuracy_per_edge=[[0.5] * 6] * 6, assignment=[before] * 3 + [after] * 3, active_clusters=[3] * 6)
+    page = tab.open(write_report([run], tmp_path / "report.html").as_uri())
+    expect(page.locator("#figure-flow svg")).to_be_visible()
+    at = drawn.rounds(page, "flow")
+    there = drawn.blocks(page.locator("#figure-flow path[opacity='1']"))
+    sides = [{drawn.cluster_of(b.fill): b for b in there if b.left < at[number] < b.right} for number in (2, 5)]
+    edge = sides[0][2].height
+    assert [{k: round(b.height / edge, 1) for k, b in side.items()} for side in sides] == [
+        {0: 3, 1: 2, 2: 1},
+        {0: 2, 1: 4},
+    ]
+    for opacity, flows in (("0.3", {(0, 0): 2, (1, 1): 2}), ("0.75", {(0, 1): 1, (2, 1): 1})):  # who stays is paler
+        found: Counter[tuple[int, int]] = Counter()
+        for start, end, thick, style in drawn.ribbons(page.locator(f"#figure-flow path[opacity='{opacity}']")):
+            (source,) = [k for k, block in sides[0].items() if block.holds(start, start + thick)]
+            (target,) = [k for k, block in sides[1].items() if block.holds(end, end + thick)]
+            assert thick == pytest.approx(edge, abs=0.2)
+            assert drawn.cluster_of(style) == target
+            found[source, target] += 1
+        assert found == flows
+
+
+# -------------------------------------------------------------------------------------- wherever it is shown
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

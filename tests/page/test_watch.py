@@ -208,10 +208,23 @@ def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: P
     assert "runs are not affected" in out
 
 
-def test_run_live_says_where_and_ends_with_the_run(fedbac: Shell) -> None:
-    text = fedbac("run", "hierfavg", "--rounds", "1", "--live", "--out", "a", *SMALL)
-    assert re.search(r"Live page: http://127\.0\.0\.1:\d+/ \(it ends with the run\)", text)
+@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+def test_live_says_where_follows_the_runs_and_ends_with_the_command(
+    command: str, fedbac: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers: list[Follower] = []
+
+    class Noted(Follower):
+        def __init__(self, find: Any) -> None:
+            super().__init__(find)
+            followers.append(self)
+
+    monkeypatch.setattr("fedbac.report.live.Follower", Noted)
+    several = {"run": [], "compare": ["fedavg"], "sweep": ["--grid", "task.training.batch_size=8,16", "--jobs", "1"]}
+    text = fedbac(command, "hierfavg", *several[command], "--rounds", "1", "--live", "--out", "a", *SMALL[2:])
+    assert re.search(r"Live page: http://127\.0\.0\.1:\d+/ \(it ends with this command\)", text)
     assert text.index("Live page:") < text.index("Report:") < text.index("The live page has ended")
+    assert [rounds_shown(follower) for follower in followers] == [[1] if command == "run" else [1, 1]]
 
 
 def test_watch_names_what_is_missing(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,13 +42,13 @@ def laid_out(parent: Path) -> list[RunFolder]:
 
 def test_a_killed_sweep_worker_costs_only_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders, undisturbed = laid_out(tmp_path / "killed"), laid_out(tmp_path / "whole")
-    for _ in sweep.run_all(undisturbed, ALONE, 1, None):
+    for _ in sweep.run_all(undisturbed, ALONE, 1):
         pass
     failures: dict[Path, Exception] = {}
     seen: set[int] = set()
     victim = None
     with caplog.at_level(logging.WARNING, "fedbac"):
-        for done in sweep.run_all(folders, ALONE, 2, None, failures):
+        for done in sweep.run_all(folders, ALONE, 2, failures=failures):
             seen |= workers()
             if victim is None and any(done.values()):
                 victim = min(workers())
@@ -126,6 +126,7 @@ class Deadly(nn.Module):
 def test_what_dies_with_a_worker_of_the_torch_trainer_is_done_again_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(pool, "START_SECONDS", 0)
     federation = federate(DATA, deal(DATA, SIZES), user=Deadly(tmp_path))
     asked = requests(federation, Shared())
     expected = LoopTrainer(federation.network, Shared(), federation.examples).train(asked)

@@ -29,7 +29,7 @@ def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
     artefact = ARTEFACTS[name]
     assert text.startswith(f"# {artefact.title}\n")
     for task in artefact.tasks:
-        assert task_name(task, full=name != "calibration") in text
+        assert task_name(task) in text
     if name != "participation":  # its rows are named by their p alone
         for variant in artefact.variants:
             assert f"| {variant}" in text
@@ -146,7 +146,7 @@ def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str
     text = pages.page(invented.without(invented.results(name), task, variant, 1))
     for section, row in rows(text):
         if "seeds" in dict(row):
-            partial = section == task_name(task, full=True) and variant in dict(row).values()
+            partial = section == task_name(task) and variant in dict(row).values()
             assert dict(row)["seeds"] == ("2" if partial else "3"), row
 
 
@@ -154,7 +154,7 @@ def test_seeds_where_a_section_is_no_task() -> None:
     text = pages.page(invented.without(invented.results("table-scaling"), "cifar10-500", "ifca", 1))
     assert cell_of(text, "Round 20", "seeds", "ifca") == "2"
     text = pages.page(invented.without(invented.results("figure-dynamics"), "cifar10", "ifca", 1))
-    assert cell_of(text, "", "seeds", "ifca", task_name("cifar10", full=True)) == "2"
+    assert cell_of(text, "", "seeds", "ifca", task_name("cifar10")) == "2"
     text = pages.page(invented.without(invented.results("participation"), "cifar10", "p = 0.4, random clients", 1))
     assert cell_of(text, task_name("cifar10"), "seeds (Thompson, random)", "0.4") == "3, 2"
 
@@ -162,7 +162,7 @@ def test_seeds_where_a_section_is_no_task() -> None:
 def test_fairness_and_selection_show_differences_and_both_spreads() -> None:
     text = pages.page(invented.results("table-fairness"))
     paper = all_numbers()["fairness"]["cifar10"]["hierfavg"]["min"]
-    section = task_name("cifar10", full=True)
+    section = task_name("cifar10")
     row = next(dict(row) for under, row in rows(text) if section in under and ("method", "hierfavg") in row)
     assert row["worst edge, ours"] == "52.00 ± 2.00"
     assert row["worst edge, difference"] == f"{52 - paper:+.2f}".replace("-", "−")
@@ -172,7 +172,7 @@ def test_fairness_and_selection_show_differences_and_both_spreads() -> None:
 
 def test_moves_stand_beside_the_ablation() -> None:
     text = pages.page(invented.results("ablation"))
-    assert cell_of(text, task_name("cifar10", full=True), "moves", "paper-figures") == "100.0"
+    assert cell_of(text, task_name("cifar10"), "moves", "paper-figures") == "100.0"
 
 
 def test_whole_runs_are_compared_with_hierfavg() -> None:
@@ -181,9 +181,7 @@ def test_whole_runs_are_compared_with_hierfavg() -> None:
     findings = [f.model_copy(update={"bytes": sent}) if f.variant == "fed-bac" else f for f in whole.findings]
     text = pages.page(whole.model_copy(update={"findings": tuple(findings)}))
     row = next(
-        dict(row)
-        for section, row in rows(text)
-        if section == task_name("cifar10", full=True) and ("whole run", "fed-bac") in row
+        dict(row) for section, row in rows(text) if section == task_name("cifar10") and ("whole run", "fed-bac") in row
     )
     assert row["training between clients and edges"] == "320 MB"
     assert row["ratio: training between clients and edges"] == "1.60 ×/÷ 1.00"
@@ -203,7 +201,7 @@ def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
     whole = invented.results("communication", lambda cell, seed: 0.48 + 0.03 * seed)  # 0.5 from seed 1 on
     rounds = [found.targets["0.5"].round or found.rounds for found in whole.of("cifar10", "ifca").values()]
     assert rounds[0] == 200
-    text, section = pages.page(whole), task_name("cifar10", full=True)
+    text, section = pages.page(whole), task_name("cifar10")
     mean = f"> {sum(rounds) / 3:.0f} MB"
     assert cell_of(text, section, "training between clients and edges", "50%", "ifca") == mean
     assert cell_of(text, section, "training between clients and edges", "60%", "ifca") == "–"
@@ -221,7 +219,7 @@ def test_candidates_are_compared_on_the_seeds_they_share() -> None:
     whole = invented.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
     task, column = "svhn", "root mean square over 0, which all share"
     whole = invented.without(invented.without(whole, task, "batch 64", 1), task, "batch 64", 2)
-    text, section = pages.page(whole), task_name(task, alpha=False, full=True)
+    text, section = pages.page(whole), task_name(task, alpha=False)
     anchors = [all_numbers()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
     off = (sum((80 - anchor) ** 2 for anchor in anchors) / 2) ** 0.5
     for name in ("batch 64", "batch 128", "batch 64, crops and flips"):

@@ -1,5 +1,6 @@
 """What trainers owe to each request: its own moment and rate, its own rows of the bank, its own parts."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -56,8 +57,11 @@ def test_requests_of_different_moments_and_rates_do_not_mix(path: str, scheme: P
         assert distance(together[2].parts_C, other.parts_C) > 1e-4, "otherwise nothing was compared"
 
 
-def test_the_pool_hands_each_client_what_is_its_own() -> None:
-    """Moment, rate, teachers; and back come the statistics."""
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 10.0], ids=["at once", "in the midst", "never"])
+def test_the_pool_hands_each_client_what_is_its_own(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moment, rate, teachers; and back come the statistics. Workers are started once the work has taken a while."""
+    monkeypatch.setattr("fedbac.local.pool.START_SECONDS", seconds)
+    monkeypatch.setattr("fedbac.local.pool.perf_counter", itertools.count(step=0.4).__next__)  # 0.4 s for each client
     federation, scheme = setting(**CLIP), Taught()
     bank = trees.stack([weights(federation.build(number)) for number in (5, 6)])
     asked = []
@@ -75,6 +79,8 @@ def test_the_pool_hands_each_client_what_is_its_own() -> None:
             for found, expected in ((one.square_C, other.square_C), (one.epoch_CE, other.epoch_CE)):
                 assert (found is None) == (expected is None)
                 assert found is None or expected is None or np.array_equal(found, expected)
+        assert (pool.pool is None) == (seconds == 10)
+        assert pool.spent == pytest.approx({0: 0, 1: 1.2, 10: 0.4 * sum(map(len, CLIENTS))}[int(seconds)])
     finally:
         pool.close()
 

@@ -146,7 +146,8 @@ def test_momentum_that_persists_over_two_rounds(path: str, name: str) -> None:
         assert distance(trained.parts_C, forgetful.parts_C) > 1e-3
 
 
-def test_the_pool_computes_what_the_loop_computes_bit_for_bit() -> None:
+def test_the_pool_computes_what_the_loop_computes_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbac.local.pool.START_SECONDS", 0)
     scheme = SCHEMES["additive_loss"]
     options = {"momentum_state": "persist", "clip_norm": 0.5, "augment": Augment(crop_padding=2)}
     federation = setting(scheme, user=None, **options)

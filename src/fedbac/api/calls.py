@@ -10,6 +10,7 @@ from fedbac.api.playing import Playing, Show, bar
 from fedbac.api.results import Run, Runs
 from fedbac.config.experiment import Experiment, Method, Runtime, Task
 from fedbac.config.explain import changes_of, parse
+from fedbac.core.settings import MOST_JOBS
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted
 from fedbac.models import UserNetwork
@@ -17,10 +18,13 @@ from fedbac.runs import play as playing
 from fedbac.runs.configure import Changes, Inputs, common_file, configure, experiment_in, is_file, reached
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
-from fedbac.runs.sweep import Point, folder_name, full_name, lay_out
+from fedbac.runs.sweep import Point, folder_name, full_name, lay_out, run_all
+from fedbac.runs.tail import Tail
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path
+Planned = tuple[Experiment, Path | None, str]
+"""A run of a sweep: its experiment, its folder if it is saved, and its label."""
 
 
 def run(
@@ -39,6 +43,7 @@ def run(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -51,7 +56,7 @@ def run(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
@@ -72,6 +77,7 @@ def play(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
 ) -> Playing:
@@ -81,7 +87,9 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    return _play(experiment, _runtime(device, workers, memory_gib, trainer, track), inputs, out, overwrite, None)
+    return _play(
+        experiment, _runtime(device, workers, memory_gib, trainer, precision, track), inputs, out, overwrite, None
+    )
 
 
 def compare(
@@ -100,6 +108,7 @@ def compare(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
@@ -112,7 +121,7 @@ def compare(
     return sweep(
         methods, task, dataset=dataset, shards=shards, network=network, rounds=rounds, settings=settings, seed=seed,
         out=out, overwrite=overwrite, device=device, workers=workers, memory_gib=memory_gib, trainer=trainer,
-        track=track, data_folder=data_folder, progress=progress,
+        precision=precision, track=track, data_folder=data_folder, progress=progress,
     )  # fmt: skip
 
 
@@ -133,25 +142,31 @@ def sweep(
     workers: int | None = None,
     memory_gib: float | None = None,
     trainer: str = "auto",
+    precision: str = "float32",
     track: str | None = None,
     data_folder: Path | str | None = None,
     progress: bool | None = None,
+    jobs: int = 1,
 ) -> Runs:
-    """Run every combination of methods, seeds and values of settings, one after another, and return the runs.
+    """Run every combination of methods, seeds and values of settings and return the runs.
 
-    ``grid`` names the values to try: ``{"method.selection.fraction": [0.3, 0.8]}``. The other arguments are those of
-    ``compare``.
+    ``grid`` names the values to try: ``{"method.selection.fraction": [0.3, 0.8]}``. With ``jobs`` that many runs are
+    played at a time, each in a process of its own with one core; they are saved, so ``out`` must be given, and
+    policies of your own must be plug-ins. The other arguments are those of ``compare``.
     """
     inputs = Inputs(dataset, shards, network, data_folder)
-    runtime = _runtime(device, workers, memory_gib, trainer, track)
     names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
     if not names:
         raise ConfigError("methods: it is empty; name at least one")
     parent = None if out is None else Path(out)
     points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
+    jobs = min(_jobs(jobs, parent), len(points))
+    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
     if parent is not None:
         lay_out([Point(e, RunFolder(folder), ()) for e, folder, _ in points if folder], runtime, overwrite, parent)
     with bar(progress) as show:
+        if jobs > 1:
+            return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
         return Runs(
             _play(experiment, runtime, inputs, folder, False, show, label, continued=True).finish()
             for experiment, folder, label in points
@@ -204,9 +219,34 @@ def _play(
     return Playing(rounds, label or experiment.method.name, experiment.task.rounds, show)
 
 
-def _runtime(device: str, workers: int | None, memory_gib: float | None, trainer: str, track: str | None) -> Runtime:
+def _play_side_by_side(
+    points: Sequence[Planned], runtime: Runtime, inputs: Inputs, jobs: int, show: Show | None
+) -> list[StoredRun]:
+    """Play saved points in other processes, showing each round that they save."""
+    folders = [RunFolder(folder) for _, folder, _ in points if folder is not None]
+    tails, seen = [Tail(folder) for folder in folders], dict[Path, int]()
+    for done in run_all(folders, runtime, jobs, inputs):
+        for (experiment, _, label), folder, tail in zip(points, folders, tails, strict=True):
+            if show is not None and done[folder.path] != seen.get(folder.path, 0):
+                tail.refresh()
+                show(label, tail.record(), experiment.task.rounds)
+        seen = done
+    return [folder.read() for folder in folders]
+
+
+def _jobs(jobs: int, parent: Path | None) -> int:
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
+        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and parent is None:
+        raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
+    return jobs
+
+
+def _runtime(
+    device: str, workers: int | None, memory_gib: float | None, trainer: str, precision: str, track: str | None
+) -> Runtime:
     chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer, "track": track}
-    return parse(Runtime, chosen, "runtime")
+    return parse(Runtime, chosen | {"precision": precision}, "runtime")
 
 
 def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:
@@ -236,7 +276,7 @@ def _points(
     settings: Changes,
     inputs: Inputs,
     parent: Path | None,
-) -> list[tuple[Experiment, Path | None, str]]:
+) -> list[Planned]:
     """Return every combination, checked before any of them runs: its experiment, its folder and its label."""
     beside = common_file(names, inputs)
     fixed = {change.path: change.value for change in changes_of(settings)}

@@ -32,7 +32,7 @@ def rows(runs: Sequence[Run], labels: Sequence[str], per: Per = "round") -> list
 
 def _of_round(run: Run, record: Row) -> list[Row]:
     numbers = {key: record.get(key) for key in PLAIN}
-    counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late")}
+    counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
     selected = sum(map(len, record.get("selected", ())))
     moved = {f"bytes_{purpose}": _bytes(record, purpose) for purpose in ("train", "evaluate", "control")}
     notes = {f"note_{name}": value for name, value in record.get("notes", {}).items()}

@@ -40,17 +40,19 @@ class Per(StrEnum):
 
 def export(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold run folders.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
     ],
     format_: Annotated[
-        Format, typer.Option("--format", help="csv and parquet: a row per round; latex: the final table (booktabs).")
+        Format, typer.Option("--format", help="csv or parquet for every round, latex for the final table (booktabs).")
     ] = Format.CSV,
-    per: Annotated[Per, typer.Option("--per", help="Rows of csv and parquet: per round, or per round and edge.")] = (
-        Per.ROUND
-    ),
-    out_file: Annotated[Path | None, typer.Option("--out", help="The file. Default: print.")] = None,
+    per: Annotated[
+        Per, typer.Option("--per", help="What a row of csv or parquet is: a round, or an edge in a round.")
+    ] = (Per.ROUND),
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write to. Default: print to the terminal.")
+    ] = None,
 ) -> None:
-    """Write the numbers of runs, finished or not, for other programs."""
+    """Export the numbers of runs, finished or not, for use in other programs."""
     runs = [run for run in (place.read() for place in run_folders(folders)) if run.records]
     if not runs:
         raise ConfigError(f"no complete round yet in {', '.join(map(str, folders))}")

@@ -30,10 +30,13 @@ DROPPED = ("adaptive", "tiers")
 
 def methods(
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say where each comes from, and where ours differs.")
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Say where each method comes from, and where ours differs from the original."
+        ),
     ] = False,
 ) -> None:
-    """List the methods as the paper's Table I does: one row of choices each."""
+    """List the methods, one per row, with the choices that each consists of (as in the paper's Table I)."""
     from fedbac.presets import methods as rows
     from fedbac.presets.notes import NOTES
     from fedbac.presets.table import row
@@ -101,7 +104,7 @@ def show(
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
 ) -> None:
-    """Print a method on a task with every setting: a file that run, compare and sweep take in place of a method."""
+    """Print every setting of a method on a task, as a file that run, compare and sweep accept in place of a method."""
     from fedbac.config.text import to_yaml
     from fedbac.presets import methods as rows
     from fedbac.runs.configure import configure
@@ -114,7 +117,7 @@ def show(
 
 
 def tasks() -> None:
-    """List the tasks: data, federation and training."""
+    """List the tasks, each a data set with its federation and training."""
     from fedbac.presets.tasks import TASKS
 
     table = Table(box=None, pad_edge=False)
@@ -145,12 +148,12 @@ def data_list(data_folder: DataOption = None) -> None:
 
 
 def data_get(
-    name: Annotated[str, typer.Argument(help="A data set's name (see: fedbac data list).", autocompletion=data_names)],
+    name: Annotated[str, typer.Argument(help="Name of a data set (see: fedbac data list).", autocompletion=data_names)],
     folder: Annotated[
-        Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac finds it.")
+        Path | None, typer.Option("--to", help="Folder to write to. Default: the cache, where fedbac looks by itself.")
     ] = None,
 ) -> None:
-    """Download a data set from its official source and check it."""
+    """Download a data set from its official source and verify it."""
     from fedbac import data
 
     say(f"{name} is in {data.fetch(name, folder)}")

@@ -13,6 +13,7 @@ from fedbac.cli.terminal import ROOMY, err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.errors import Error, visible
 from fedbac.runs import sweep
+from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Interrupted, Stop
 from fedbac.runs.store import Run
 from fedbac.runs.sweep import Point
@@ -33,12 +34,12 @@ def play_all(
     of them when their rounds in hand are saved, and ends the command.
     """
     stop, failures = Stop(), dict[Path, Exception]()
-    folders = [point.folder for point in points]
+    folders, inputs = [point.folder for point in points], Inputs(data_folder=data_folder)
     try:
         with stop.caught(), progress_bars() as bars:
             board = Board(points, jobs, bars)
             caught = failures if len(points) > 1 else None
-            for done in sweep.run_all(folders, spread or Runtime(), jobs, data_folder, caught, stop):
+            for done in sweep.run_all(folders, spread or Runtime(), jobs, inputs, caught, stop):
                 board.update(done, failures, stop.wanted)
     except Interrupted:
         raise _stopped("Stopped at once", parent) from None

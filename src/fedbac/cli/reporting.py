@@ -35,17 +35,22 @@ DROPPED = (
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")],
-    out_file: Annotated[Path | None, typer.Option("--out", help="The page. Default: report.html.")] = None,
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="File to write the page to. Default: report.html in the folder, or here if there are several."
+        ),
+    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
             "--figures",
-            help="Also write accuracy, clusters, edges, bytes and assignment as SVG and PNG into this folder.",
+            help="Also write the figures (accuracy, clusters, edges, bytes, assignment) to this folder as SVG and PNG.",
         ),
     ] = None,
 ) -> None:
-    """Print the table of runs, finished or not, and write their report."""
+    """Print the table of runs, finished or not, and write their report page."""
     if out_file is not None and out_file.suffix.lower() not in PAGES:
         raise ConfigError(f"--out {out_file}: the page is HTML, so give it a name that ends in .html")
     if figures is not None and os.path.lexists(figures) and not figures.is_dir():

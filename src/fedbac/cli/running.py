@@ -8,10 +8,12 @@ import typer
 
 from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
 from fedbac.cli.terminal import (
+    DEVICE_HELP,
+    ENGINE_HELP,
     METHOD_HELP,
     METHODS_HELP,
-    MOST_JOBS,
     SEED_HELP,
+    TRAINER_HELP,
     AddressOption,
     DataOption,
     DeviceOption,
@@ -19,6 +21,7 @@ from fedbac.cli.terminal import (
     MemoryOption,
     OutOption,
     OverwriteOption,
+    PrecisionOption,
     RoundsOption,
     SeedsOption,
     SetOption,
@@ -30,6 +33,7 @@ from fedbac.cli.terminal import (
     say_if_runs_take_turns,
 )
 from fedbac.cli.watching import LiveOption, shown_live
+from fedbac.core.settings import MOST_JOBS
 from fedbac.errors import ConfigError
 from fedbac.presets import DEFAULT_TASK
 from fedbac.runs.naming import shortened
@@ -44,12 +48,15 @@ def run(
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seed: Annotated[int | None, typer.Option("--seed", help=SEED_HELP)] = None,
     rounds: RoundsOption = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: auto.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help=f"{DEVICE_HELP} Default: auto, or the file's.")] = None,
     workers: WorkersOption = None,
     memory: MemoryOption = None,
-    trainer: Annotated[str | None, typer.Option("--trainer", help="auto, torch or native. Default: auto.")] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", help=f"{TRAINER_HELP} Default: auto, or the file's.")
+    ] = None,
+    precision: PrecisionOption = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="simulator, or ray (an actor per edge). Default: simulator.")
+        str | None, typer.Option("--engine", help=f"{ENGINE_HELP} Default: simulator, or the file's.")
     ] = None,
     address: AddressOption = None,
     out_folder: OutOption = None,
@@ -69,7 +76,7 @@ def run(
     runtime = runtime_in(method) if is_file(method) else Runtime()
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(_changed(runtime, track=track), address, Path(method))
+    runtime = reached(_changed(runtime, precision=precision, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -86,7 +93,7 @@ def compare(
         list[str] | None,
         typer.Argument(metavar="[METHOD...]", help=METHODS_HELP, autocompletion=method_names),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Compare all methods.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Compare every method there is.")] = False,
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: SeedsOption = [],  # noqa: B006
@@ -95,14 +102,16 @@ def compare(
     workers: WorkersOption = None,
     memory: MemoryOption = None,
     trainer: TrainerOption = "auto",
+    precision: PrecisionOption = None,
     engine: EngineOption = "simulator",
     address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
+    live: LiveOption = False,
     track: TrackOption = None,
 ) -> None:
-    """Run several methods on the same task, one after another. The same command resumes what was interrupted."""
+    """Run several methods on the same task, one after another. The same command resumes a comparison."""
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.presets import methods
@@ -114,7 +123,7 @@ def compare(
     runtime = _changed(
         Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
     )
-    runtime = _changed(runtime, track=track)
+    runtime = _changed(runtime, precision=precision, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -122,38 +131,46 @@ def compare(
 
     points = grid(names, task, (), (), seeds, rounds, settings, parent, named)
     lay_out(points, runtime, overwrite, parent)
-    runs = play_all(points, parent, data_folder=data_folder)
-    conclude(runs, parent)
+    with shown_live(parent, live):
+        runs = play_all(points, parent, data_folder=data_folder)
+        conclude(runs, parent)
     _fail_if(len(runs) < len(points))
 
 
 def sweep(
     names: Annotated[list[str], typer.Argument(metavar="METHOD...", help=METHODS_HELP, autocompletion=method_names)],
     axes: Annotated[
-        list[str], typer.Option("--grid", metavar="PATH=V1,V2", help="Values of a setting to try. Repeatable.")
+        list[str],
+        typer.Option(
+            "--grid", metavar="PATH=V1,V2", help="Values of one setting to try. Repeatable: all combinations run."
+        ),
     ] = [],  # noqa: B006
     listed: Annotated[
-        list[str], typer.Option("--point", metavar="'PATH=V PATH=V'", help="Settings of one point. Repeatable.")
+        list[str],
+        typer.Option("--point", metavar="'PATH=V PATH=V'", help="One combination of settings to try. Repeatable."),
     ] = [],  # noqa: B006
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: SeedsOption = [],  # noqa: B006
     rounds: RoundsOption = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, max=MOST_JOBS, help="Runs at a time. Default: one per core.")
+        int | None,
+        typer.Option("--jobs", min=1, max=MOST_JOBS, help="Number of runs at a time. Default: one per core."),
     ] = None,
     device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
-    engine: Annotated[str, typer.Option("--engine", help="simulator, or ray (runs anywhere on a cluster).")] = (
-        "simulator"
-    ),
+    precision: PrecisionOption = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="simulator (runs on this machine) or ray (runs anywhere on a cluster).")
+    ] = ("simulator"),
     address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
     overwrite: OverwriteOption = False,
+    live: LiveOption = False,
     track: TrackOption = None,
 ) -> None:
-    """Run a grid or a list of settings and seeds, several at a time. The same command resumes what was interrupted."""
+    """Run every combination of methods, settings and seeds, several at a time. The same command resumes a sweep."""
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.local import num_cores
@@ -164,22 +181,24 @@ def sweep(
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
-    own = _changed(Runtime(), device=device, trainer=trainer, workers=None if alone else 1, track=track)
+    own = _changed(Runtime(), device=device, trainer=trainer, precision=precision, track=track)
+    own = _changed(own, workers=None if alone else 1)
     spread = _changed(Runtime(), device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     lay_out(points, own, overwrite, parent)
-    runs = play_all(points, parent, data_folder=data_folder, jobs=jobs, spread=spread)
-    conclude_sweep(runs, parent)
+    with shown_live(parent, live):
+        runs = play_all(points, parent, data_folder=data_folder, jobs=jobs, spread=spread)
+        conclude_sweep(runs, parent)
     _fail_if(len(runs) < len(points))
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison or a sweep.")],
     data_folder: DataOption = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda. Default: as before.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help=f"{DEVICE_HELP} Default: as before.")] = None,
     workers: WorkersOption = None,
     memory: MemoryOption = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="simulator or ray. Default: as before.")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help=f"{ENGINE_HELP} Default: as before.")] = None,
     address: AddressOption = None,
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""

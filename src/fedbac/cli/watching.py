@@ -1,4 +1,4 @@
-"""``fedbac watch``, and ``--live`` of a run: a local page that follows runs while they are running."""
+"""``fedbac watch``, and ``--live`` of other commands: a local page that follows runs while they are running."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,16 +17,23 @@ if TYPE_CHECKING:
     from fedbac.runs.store import RunFolder
 
 MOST_PORT = 65535
-LiveOption = Annotated[bool, typer.Option("--live", help="Also show the run on a local page while it is running.")]
+LiveOption = Annotated[
+    bool, typer.Option("--live", help="Also show progress on a local web page, as fedbac watch does.")
+]
 
 
 def watch(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold or will hold run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Run folders, or folders that contain run folders, now or later.")
+    ],
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=MOST_PORT, help="Port of this machine. Default: any free one.")
+        int | None,
+        typer.Option(
+            "--port", min=1, max=MOST_PORT, help="Port to listen on, on this machine only. Default: any free one."
+        ),
     ] = None,
 ) -> None:
-    """Follow runs and sweeps on a local page that is up to date as rounds finish. Reads files, changes nothing."""
+    """Follow runs on a local web page that updates as rounds finish. It only reads files, and never changes them."""
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; name one that runs are, or will be, written to")
@@ -40,12 +47,12 @@ def watch(
 
 @contextmanager
 def shown_live(folder: Path, wanted: bool) -> Iterator[None]:
-    """Show a run on a page while it is running, if that is wanted."""
+    """Show the runs in a folder on a page while they are running, if that is wanted."""
     if not wanted:
         yield
         return
     live = _live([folder], None)
-    say(f"Live page: {live.address} (it ends with the run)")
+    say(f"Live page: {live.address} (it ends with this command)")
     with live.beside():
         yield
     say(f"The live page has ended. Open browsers keep it; the same figures are in {folder / 'report.html'}")

@@ -48,7 +48,7 @@ class GaussianRewards(Settings):
     epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
     patience: Rounds = 5
-    """A cluster may split after so many rounds at rest."""
+    """A cluster may split after this many rounds at rest."""
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 

@@ -78,7 +78,7 @@ class Agglomerative(_FromUpdates):
     linkage: Literal["ward", "complete", "average", "single"] | None = None
     """The distance of two groups; ward for l2 and average for cosine when not given. Ward needs l2."""
     num_clusters: Edges | None = None
-    """Cut into so many clusters."""
+    """Cut the tree into this many clusters."""
     threshold: NonNegative | None = None
     """Cut at this distance; 0 leaves everybody alone, and a very large one leaves all in one cluster."""
 

@@ -52,11 +52,11 @@ class Training(Settings):
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of SGD, as in PyTorch."""
+    """Momentum of SGD, as in PyTorch."""
     momentum_state: Literal["reset", "persist"] = "reset"
     """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
     weight_decay: NonNegative = 5e-4
-    """Of SGD, on every network."""
+    """Weight decay of SGD, on every network."""
     clip_norm: Positive | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
@@ -76,13 +76,13 @@ class Task(Settings):
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
     num_edges: Edges = 10
-    """M."""
+    """M: the number of edges."""
     clients_per_edge: (
         Annotated[int, Field(gt=0, le=MAX_CLIENTS)] | tuple[Annotated[int, Field(ge=0, le=MAX_CLIENTS)], ...]
     ) = 10
-    """N_m: one number, or one per edge."""
+    """N_m: the number of clients at an edge; one number for all edges, or a list with one per edge."""
     rounds: Rounds = 100
-    """T, cloud rounds."""
+    """T: the number of cloud rounds."""
     partition: Partition = Partition()
     """How the data are spread over edges and clients."""
     noise: Noise | None = None
@@ -94,7 +94,7 @@ class Task(Settings):
     network: NetworkChoice = LeNet5()
     """The network, of which a method may use several."""
     training: Training = Training()
-    """Local SGD."""
+    """How clients train: local SGD."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
     """Accuracies for which rounds and bytes to reach them are reported."""
 
@@ -129,7 +129,7 @@ class Measurement(Settings):
     """The clients whom the selection policy trusts (all, where it trusts nobody or cannot say), all clients of the
     edge, or those that trained in this round."""
     max_samples_per_client: Examples | None = 256
-    """Cap, by a fixed subset; null uses all."""
+    """Most examples of a client that are measured on, a fixed subset; null uses all."""
     location: Literal["clients", "edge"] = "clients"
     """Who holds the training and validation data that are measured on: decides which bytes are counted."""
 
@@ -138,7 +138,7 @@ class Method(Settings):
     """A row of Table I: one choice per column."""
 
     name: Name
-    """In tables, reports and names of folders."""
+    """What tables, reports and folders call the method."""
     topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
     """Where clients meet: at edges, or at the cloud."""
     unit: Literal["edge", "client"] = "edge"
@@ -337,6 +337,10 @@ class Runtime(Settings):
     of what is free, and on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    """Of torch's products where it trains many clients at once on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16``
+    round more coarsely and take the fastest kernels, whose sums have no fixed order: a repeated run differs in its last
+    bits. Our kernels and CPUs compute in float32 whatever is asked, and models are always measured in float32."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
     """All edges in this process, or every edge an actor of Ray. Runs of ``fedbac cloud`` say ``federation``: their
     edges are elsewhere, so nothing else can run them."""

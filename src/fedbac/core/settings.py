@@ -15,6 +15,8 @@ BoolArray = NDArray[np.bool_]
 
 # Limits are far above what makes sense and far below what runs out of memory, or out of the kernels' number types.
 MAX_EDGES, MAX_CLIENTS, MAX_ROUNDS, MAX_EPOCHS = 10_000, 1_000_000, 999_999, 1_000
+MOST_JOBS = 1024
+"""Runs at a time."""
 MAX_NAME = 100
 """Bytes of a name, so that a folder named after it and a few settings fits every file system."""
 

@@ -51,11 +51,6 @@ def size(tree: Params) -> int:
     return sum(value.numel() for value in tree.values())
 
 
-def ravel(tree: Params) -> Tensor:
-    """Return one network's weights as a flat vector, in the order of its names."""
-    return torch.cat([value.reshape(-1) for value in tree.values()])
-
-
 def unravel(flat: Tensor, like: Params) -> Params:
     """Return views of a flat vector (or of rows of flat vectors) shaped like ``like``."""
     pieces = torch.split(flat, [value.numel() for value in like.values()], dim=-1)

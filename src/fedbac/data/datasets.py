@@ -43,7 +43,7 @@ class Dataset:
         except ValueError as error:
             raise ConfigError(f"data set: {error}") from error
         for split, x, y in self._splits():
-            _check(f"data set {self.name!r}: {split}", x, y, self.num_classes)
+            check_arrays(f"data set {self.name!r}: {split}", x, y, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
             raise ConfigError(
                 f"data set {self.name!r}: an example is {self.x_train.dtype} {self.x_train.shape[1:]} in x_train but "
@@ -145,7 +145,8 @@ def normalization_of(sums_C3: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     return (mean_C / 255).astype(np.float32), np.where(std_C > 0, std_C, 1.0).astype(np.float32)
 
 
-def _check(where: str, x: Array, y: Array, num_classes: int) -> None:
+def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
+    """Refuse examples and labels that no network learns from, in words that name them."""
     if y.ndim != 1 or y.dtype != np.int64:
         raise ConfigError(f"{where} labels are {y.dtype} {y.shape}; they must be int64 of shape (N,)")
     if len(x) == 0 or len(x) != len(y):

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,16 +18,24 @@ from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core.parts import Parts, Scope
-from fedbac.core.settings import IntArray
+from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
+from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.messages.pieces import Owners
 from fedbac.deploy.wire import Message, WireError, encode
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.orders import Site
 
-NUMBERS = {"uint8": np.uint8, "int64": np.int64, "float32": np.float32, "float64": np.float64, "float16": np.float16}
-Whole = Field(ge=0, le=2**53)
+MOST_TOKENS = 10_000_000
+MOST_NUMBERS = 2**28
+"""Numbers of one example."""
+MOST_EXAMPLES = 2**40
+MOST_PIXELS = 2**46
+"""Of one channel: the sum of their squares is a whole number of 63 bits."""
+RUN = re.compile("[0-9a-f]{16}")
+CANNOT_RUN = "the experiment of the federation cannot run here"
+Whole = Field(ge=0, le=MOST_EXAMPLES)
 
 
 class Facts(BaseModel):
@@ -38,11 +48,11 @@ class Facts(BaseModel):
     test: int = Whole
     shape: list[int] = Field(max_length=8)
     dtype: str
-    classes: list[int] = Field(max_length=100_000)
+    classes: list[int] = Field(max_length=MOST_CLASSES)
     """Examples of each class, for training and validation; of an edge, for testing."""
-    sums: list[list[int]] | None
+    sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
     """Per channel of images the sum, the sum of squares and the number of pixels, of training and validation data."""
-    largest_token: int | None
+    largest_token: int | None = Field(ge=0, le=MOST_TOKENS)
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -62,6 +72,8 @@ class Charter:
     """Per edge, the numbers of its clients."""
     size_N: tuple[int, ...]
     validation_N: tuple[int, ...]
+    test_N: tuple[int, ...]
+    """Test examples of each client."""
     test_M: tuple[int, ...]
     """Test examples that each edge itself holds; 0 where its clients do."""
     fingerprints: Mapping[str, str]
@@ -111,7 +123,7 @@ class Charter:
 
     def blank(self, count: int = 1) -> Any:
         """Return so many examples that say nothing."""
-        return np.zeros((count, *self.shape), dtype=NUMBERS[self.dtype])
+        return np.zeros((count, *self.shape), dtype=self.dtype)
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
@@ -152,6 +164,19 @@ class Charter:
             self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
         )
 
+    def holds(self, site: Site) -> dict[Split, int]:
+        """Return how many examples there are at a site, by split."""
+        tests = sum(self.test_M[edge] for edge in site.edges) + sum(self.test_N[client] for client in site.clients)
+        return {"train": site.size, "validation": int(site.validation_N.sum()), "test": tests}
+
+    def epochs(self, phases: tuple[int, ...] | None) -> int:
+        """Return how many epochs clients train in some phases; in all, when not given."""
+        return sum(
+            self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
+            for number, phase in enumerate(self.experiment.method.personalization.phases())
+            if phases is None or number in phases
+        )
+
     def unknown(self, count: int) -> Parts:
         """Return what stands in for the parts of so many clients where nobody but themselves has them."""
         return {
@@ -181,7 +206,7 @@ def read_charter(message: Message) -> Charter:
     try:
         plain = json.loads(message.value("charter", str))
         experiment = parse(Experiment, plain.pop("experiment"))
-        return Charter(
+        charter = Charter(
             run=str(plain["run"]),
             experiment=experiment,
             shape=tuple(map(int, plain["shape"])),
@@ -192,13 +217,51 @@ def read_charter(message: Message) -> Charter:
             clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
             size_N=tuple(map(int, plain["size_N"])),
             validation_N=tuple(map(int, plain["validation_N"])),
+            test_N=tuple(map(int, plain["test_N"])),
             test_M=tuple(map(int, plain["test_M"])),
             fingerprints=dict(plain["fingerprints"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise DeployError(f"the experiment of the federation cannot run here: {error}") from error
+        if not _possible(charter):
+            raise ValueError
+        return charter
+    except ConfigError as error:
+        raise DeployError(f"{CANNOT_RUN}: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError("begin: it holds no charter") from error
+
+
+def _possible(charter: Charter) -> bool:
+    """Whether a federation of this kind can be; the name of a run becomes that of a folder."""
+    counts = (*charter.size_N, *charter.validation_N, *charter.test_N, *charter.test_M)
+    members = [client for clients in charter.clients for client in clients]
+    tokens, sums = charter.largest_token, charter.sums
+    return (
+        RUN.fullmatch(charter.run) is not None
+        and charter.dtype in NUMBERS
+        and are_sides(charter.shape)
+        and 0 < charter.num_classes <= MOST_CLASSES
+        and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
+        and (sums is None or (are_sums(sums) and len(sums) == charter.shape[0]))
+        and members == list(range(len(members)))
+        and tuple(map(len, charter.clients)) == charter.experiment.task.clients()
+        and len(charter.size_N) == len(charter.validation_N) == len(charter.test_N) == len(members)
+        and len(charter.test_M) == len(charter.clients)
+        and all(0 <= count <= MOST_EXAMPLES for count in counts)
+    )
+
+
+def are_sides(shape: Sequence[int]) -> bool:
+    """Whether an example can have this shape."""
+    return all(side > 0 for side in shape) and math.prod(shape) <= MOST_NUMBERS
+
+
+def are_sums(rows: Sequence[Sequence[int]]) -> bool:
+    """Whether these can be sums, sums of squares and numbers of the pixels of images, whose values go up to 255."""
+    return all(
+        len(row) == 3 and 0 < row[2] <= MOST_PIXELS and 0 <= row[0] <= row[1] <= 255 * row[0]
+        and row[0] <= 255 * row[2]
+        for row in rows
+    )  # fmt: skip
 
 
 def read_facts(said: Any) -> Facts:
@@ -207,16 +270,43 @@ def read_facts(said: Any) -> Facts:
         facts = Facts.model_validate(said)
     except ValidationError as error:
         raise WireError(f"facts: {quoted(said)} says not what the data are") from error
-    good = facts.dtype in NUMBERS and (facts.sums is None or all(len(row) == 3 for row in facts.sums))
-    if not good or any(count < 0 for count in facts.classes):
+    good = facts.dtype in NUMBERS and are_sides(facts.shape) and (facts.sums is None or are_sums(facts.sums))
+    if not good or any(not 0 <= count <= MOST_EXAMPLES for count in facts.classes):
         raise WireError(f"facts: {quoted(said)} cannot be")
     return facts
 
 
-def classes_per_edge(facts: Mapping[int, list[Facts]], num_classes: int) -> IntArray:
-    """Return how many examples of each class the clients of each edge hold."""
-    table = np.zeros((len(facts), num_classes), dtype=np.int64)
-    for edge, told in facts.items():
-        for one in told:
-            table[edge, : len(one.classes)] += one.classes
-    return table
+def added_up(sums: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the sums of all holders of images; None if there are none."""
+    if not sums:
+        return None
+    return tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*sums, strict=True))
+
+
+class Together(BaseModel):
+    """What an edge says of all its clients together."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    classes: list[int] = Field(max_length=MOST_CLASSES)
+    sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
+
+
+def read_together(said: Mapping[str, Any], told: Sequence[Facts]) -> Together:
+    """Return the classes and sums of the clients of an edge, if they fit what it says of each."""
+    try:
+        found = Together.model_validate({name: said.get(name) for name in Together.model_fields})
+    except ValidationError as error:
+        raise WireError("facts: classes and sums of all clients are missing") from error
+    examples = sum(facts.train + facts.validation for facts in told)
+    if found.sums is not None and not are_sums(found.sums):
+        raise WireError("facts: the sums of images cannot be")
+    if min(found.classes, default=0) < 0 or sum(found.classes) != examples:
+        raise WireError(f"facts: classes must add up to the {examples} examples of all clients")
+    (dtype, shape), *others = {(facts.dtype, tuple(facts.shape)) for facts in told}
+    if not others:  # else they do not fit together, which is said in other words
+        pixels = examples * math.prod(shape[1:])
+        rows = [] if found.sums is None else found.sums
+        if len(rows) != (shape[0] if dtype == "uint8" and shape else 0) or any(row[2] != pixels for row in rows):
+            raise WireError("facts: sums must be of every pixel of all images, channel by channel")
+    return found

@@ -1,5 +1,6 @@
 """How a site reaches its clients: one request becomes a message to each, and their answers one result."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -18,6 +19,8 @@ from fedbac.deploy.messages.lessons import lesson, question, read_findings, read
 from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
 from fedbac.rounds.orders import Site
+
+log = logging.getLogger("fedbac")
 
 Answers = tuple[dict[int, bytes], dict[int, str]]
 """By number: answers, and the reasons of those who gave none."""
@@ -79,7 +82,18 @@ class Clients:
         """Have clients, or edges that hold test data, measure; who gives no answer holds no examples."""
         if request.level == "client":
             return self._asked_of_clients(request)
-        return _side_by_side([self._asked_of_edge(request, place) for place in range(len(request.owners))])
+        found, reasons = [], []
+        for place in range(len(request.owners)):
+            try:
+                found.append(self._asked_of_edge(request, place))
+            except TooFewClientsError as error:
+                reasons.append(str(error))
+                found.append(_nothing(request.num_models))
+        if len(reasons) == len(found):
+            raise TooFewClientsError("; ".join(reasons))
+        for reason in reasons:
+            log.warning(reason)
+        return _side_by_side(found)
 
     def _trained(self, train: Train) -> list[Trained]:
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
@@ -92,7 +106,7 @@ class Clients:
                 made[same] = lesson(train, place, self.owners, self.charter.id)
             messages[client] = made[same]
         answers, reasons = self.reach.ask(messages)
-        num_epochs = self._num_epochs(train)
+        num_epochs = self.charter.epochs(train.phases)
         told = []
         for place, client in enumerate(train.clients):
             found = None
@@ -105,13 +119,6 @@ class Clients:
             told.append(found or _failed(train, place, num_epochs))
         self.reach.note(reasons)
         return told
-
-    def _num_epochs(self, train: Train) -> int:
-        return sum(
-            self.charter.experiment.task.training.epochs if phase.epochs is None else phase.epochs
-            for number, phase in enumerate(self.scheme.phases())
-            if train.phases is None or number in train.phases
-        )
 
     def _with_twins(self, trained: Trained, link: Link) -> Trained:
         """Return what a client came back with, also where one of its parts stood for two."""
@@ -129,18 +136,20 @@ class Clients:
             messages = dict.fromkeys(request.owners, self._question(request, 0))
         answers, reasons = self.reach.ask(messages)
         num_models = 1 if request.paired else request.num_models
+        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
+        held = by_split[request.split]
         found = []
         for owner in request.owners:
             measured = None
             if owner in answers:
                 try:
-                    measured = read_findings(decode(answers[owner], ("findings",)), num_models)
+                    measured = read_findings(decode(answers[owner], ("findings",)), num_models, held[owner])
                 except WireError as error:
                     reasons[owner] = str(error)
             found.append(measured or _nothing(num_models))
         self.reach.note(reasons)
-        if request.owners and len(reasons) == len(request.owners):
-            raise TooFewClientsError("none of the clients that were asked to measure a model answered")
+        if found and not any(measured.count_G.any() for measured in found):
+            raise TooFewClientsError("nobody who holds data answered when clients were asked to measure a model")
         return (
             _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
         )
@@ -151,7 +160,7 @@ class Clients:
             return self._asked_of_its_clients(request, edge)
         answers, reasons = self.reach.ask_edges({edge: self._question(request, place)})
         try:
-            return read_findings(decode(answers[edge], ("findings",)), request.num_models)
+            return read_findings(decode(answers[edge], ("findings",)), request.num_models, self.charter.test_M[edge])
         except (KeyError, WireError) as error:
             why = reasons.get(edge, str(error))
             raise TooFewClientsError(f"the test data of edge {edge} could not be measured on: {why}") from error
@@ -160,13 +169,11 @@ class Clients:
         """Measure on the test data of an edge that its clients hold: each on its own, weighted by their examples."""
         clients = tuple(client for client, at in zip(self.site.clients, self.site.edge_N, strict=True) if at == edge)
         each = self._asked_of_clients(replace(request, owners=clients, level="client"))
-        total = int(each.count_G.sum())
-        if total == 0:
-            return _nothing(request.num_models)
         held = each.count_G > 0
-        share_G = each.count_G[held] / total
-        loss_V, accuracy_V = (value_VG[:, held] @ share_G for value_VG in (each.loss_VG, each.accuracy_VG))
-        return Measured(loss_V[:, None], accuracy_V[:, None], np.array([total]))
+        count_G, total = each.count_G[held], int(each.count_G.sum())
+        loss_V = each.loss_VG[:, held] @ (count_G / total)
+        right_V = np.rint(each.accuracy_VG[:, held] * count_G).sum(1)  # whole numbers, which add up without rounding
+        return Measured(loss_V[:, None], (right_V / total)[:, None], np.array([total]))
 
     def _question(self, request: Evaluate, place: int) -> bytes:
         return question(request, place, self.before, self.owners, self.charter.id)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbac.config.experiment import Runtime
 from fedbac.deploy.asking import STRANGER, ask_informed
-from fedbac.deploy.charter import Charter, Facts, read_charter, read_facts
+from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
 from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
@@ -21,7 +21,7 @@ from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.shop import Shop
 from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import Message, WireError, decode, encode
+from fedbac.deploy.wire import Message, WireError, bytes_of, decode, encode
 from fedbac.errors import DeployError
 
 KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
@@ -121,7 +121,9 @@ class Edge:
         told: dict[str, Facts] = {}
         for name, answer in answers.items():
             try:
-                told[name] = read_facts(decode(answer, ("facts",)).head.get("facts"))
+                facts = read_facts(decode(answer, ("facts",)).head.get("facts"))
+                read_together(facts.model_dump(), [facts])
+                told[name] = facts
             except WireError as error:
                 reasons[name] = str(error)
         own = None
@@ -154,18 +156,22 @@ class Edge:
 
     def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
         own = desk.own((message.whole("round", 2**53), 0), message.parts("bank"))
-        order = read_train_order(message, desk.site, desk.first_memory(), own)
+        order = read_train_order(
+            message, desk.site, desk.first_memory(), own, desk.charter.template, desk.charter.owners
+        )
         return train_report(desk.train(order, gone), desk.charter.owners, self._present())
 
     def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
         round_ = message.whole("round", 2**53)
         own = desk.own((round_ + 1, 0), message.parts("bank"))
-        order = read_measure_order(message, desk.site, desk.first_memory(), own, desk.averages(round_))
+        order = read_measure_order(
+            message, desk.site, desk.first_memory(), own, desk.averages(round_), desk.charter.template
+        )
         return measure_report(desk.measure(order, round_, gone), self._present())
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
         """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
-        payloads = {path: value.numpy().tobytes() for path, value in message.under("payload").items()}
+        payloads = {path: bytes_of(value) for path, value in message.under("payload").items()}
         to = message.value("to", dict)
         known = {str(client): client for client in reach.name_of}
         if not set(to) <= {*known, EDGE} or not set(map(str, to.values())) <= set(payloads):
@@ -187,8 +193,7 @@ def _together(told: list[Facts]) -> dict[str, Any]:
     for facts in told:
         classes[: len(facts.classes)] += facts.classes
     sums = [facts.sums for facts in told if facts.sums is not None]
-    same = len({len(rows) for rows in sums}) == 1
-    return {"classes": classes.tolist(), "sums": np.sum(sums, axis=0).tolist() if sums and same else None}
+    return {"classes": classes.tolist(), "sums": added_up(sums) if len({len(rows) for rows in sums}) == 1 else None}
 
 
 def run_edge(

@@ -14,11 +14,11 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
-from fedbac.deploy.charter import Charter, Facts, read_charter, read_facts
+from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.settings import client_name, edge_name
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import Message, WireError, decode, encode
-from fedbac.errors import ConfigError, DeployError
+from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
 
@@ -141,16 +141,23 @@ def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
         message = decode(answer, ("facts",))
         told = {name: read_facts(said) for name, said in message.value("clients", dict).items() if name in clients}
         own = message.head.get("edge")
-        classes, sums = message.value("classes", list), message.head.get("sums")
         if len(told) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
-            roll.classes[edge], roll.sums[edge] = list(map(int, classes)), sums
-            roll.clients |= told
+            together = read_together(message.head, list(told.values()))
+            roll.classes[edge], roll.sums[edge] = together.classes, together.sums
             if own is not None:
-                roll.edges[edge] = read_facts(own)
+                roll.edges[edge] = _tests(own)
+            roll.clients |= told
         for name, reason in message.value("reasons", dict).items():
-            log.warning("%s said nothing of its data: %s", name, reason)
+            log.warning("%s said nothing of its data: %s", quoted(name), quoted(reason))
     except (WireError, ValueError, TypeError) as error:
         log.warning("%s: %s", edge_name(edge), error)
+
+
+def _tests(own: Any) -> Facts:
+    facts = read_facts(own)
+    if facts.test == 0 or sum(facts.classes) != facts.test or facts.train or facts.validation:
+        raise WireError("facts: an edge holds test data, and their classes must add up to them")
+    return facts
 
 
 def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[str]]) -> Enrolled:
@@ -178,10 +185,11 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
         dtype=first.dtype,
         num_classes=max(len(classes) for classes in counts),
         largest_token=max(tokens) if tokens else None,
-        sums=tuple(tuple(row) for row in np.sum(sums, axis=0).tolist()) if sums else None,
+        sums=added_up(sums),
         clients=tuple(numbers),
         size_N=tuple(roll.clients[name].train for name in names),
         validation_N=tuple(roll.clients[name].validation for name in names),
+        test_N=tuple(roll.clients[name].test for name in names),
         test_M=tuple(roll.edges[m].test if m in roll.edges else 0 for m in range(len(expected))),
         fingerprints={name: facts.fingerprint for name, facts in everybody.items()},
     )

@@ -3,7 +3,8 @@
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 from fedbac.core.rng import stream
 from fedbac.core.settings import IntArray
-from fedbac.data.datasets import CLASSES, Array, as_examples, as_labels, channel_sums
-from fedbac.data.readers import reading
-from fedbac.errors import ConfigError, DeployError, quoted
+from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays
+from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
 
 SPLITS = ("train", "validation", "test")
 FILE = "data.npz"
+NUMBERS = ("uint8", "int64", "float32", "float64", "float16")
+"""Number types of examples."""
+MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +32,16 @@ class LocalData:
     y: Mapping[str, IntArray]
 
     def __post_init__(self) -> None:
-        kinds = {(x.dtype.str, x.shape[1:]) for x in self.x.values()}
+        kinds = {f"{x.dtype} {x.shape[1:]}" for x in self.x.values()}
         if len(kinds) != 1:
-            raise DeployError(f"data: examples differ from split to split: {quoted(sorted(map(str, kinds)))}")
+            raise DeployError(f"examples differ from split to split: {' and '.join(sorted(kinds))}; make them alike")
         for split, y in self.y.items():
-            if len(y) != len(self.x[split]) or len(y) == 0:
-                raise DeployError(
-                    f"data: {split} has {len(self.x[split])} examples and {len(y)} labels; make them equal"
-                )
-            if y.min() < 0:
-                raise DeployError(f"data: y_{split} goes down to {y.min()}; {CLASSES}")
+            x = self.x[split]
+            if x.ndim < 2:
+                raise DeployError(f"x_{split} has shape {x.shape}; it must hold an example in every row")
+            if str(x.dtype) not in NUMBERS:
+                raise DeployError(f"x_{split} is {x.dtype}; give one of {', '.join(NUMBERS)}")
+            check_arrays(split, x, y, num_classes=MOST_CLASSES)
 
     @property
     def example(self) -> Array:
@@ -73,9 +76,14 @@ class LocalData:
         return digest.hexdigest()
 
     def classes(self, *splits: str) -> list[int]:
-        """Return how many examples of each class there are in some splits."""
+        """Return how many examples of each class there are in some splits, a number for each class of all of them."""
         labels = [self.y[split] for split in splits if split in self.y]
-        return np.bincount(np.concatenate(labels)).tolist() if labels else []
+        return np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *labels]), minlength=self.num_classes).tolist()
+
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label."""
+        return 1 + int(max(y.max() for y in self.y.values()))
 
     def sums(self) -> list[list[int]] | None:
         """Return per channel the sum, the sum of squares and the number of pixels of the images to learn from."""
@@ -129,22 +137,41 @@ def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
             if f"{letter}_{split}" not in found:
                 raise DeployError(f"{source}: {letter}_{split} is missing; give examples and labels")
     try:
-        x = {split: as_examples(found[f"x_{split}"]) for split in splits}
+        x = {split: _native(as_examples(found[f"x_{split}"])) for split in splits}
         y = {split: as_labels(source, f"y_{split}", found[f"y_{split}"]) for split in splits}
         return LocalData(x, y)
     except (ConfigError, DeployError) as error:
         raise DeployError(f"{source}: {error}") from error
 
 
+def _native(x: Array) -> Array:
+    """Return numbers in the byte order of this machine."""
+    return x.astype(x.dtype.newbyteorder("="), copy=False)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into one error that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DeployError(f"--data: there is no file {path}") from error
+    except Exception as error:  # on damaged bytes a parser can raise nearly anything
+        what = f"{type(error).__name__}: {str(error)[:LONGEST_QUOTE]}"
+        raise DeployError(
+            f"{path} cannot be read ({what}); write plain numbers with numpy.savez or numpy.save, no Python objects"
+        ) from error
+
+
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    with reading(path), np.load(path, allow_pickle=False) as content:
+    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
 
 def _folder(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     for file in sorted(path.glob("*.npy")):
-        with reading(file):
+        with _reading(file):
             arrays[file.stem] = np.load(file, allow_pickle=False)
     if not arrays:
         raise DeployError(f"{path}: there is no {FILE} and no .npy file in this folder")
@@ -155,11 +182,15 @@ def _called(source: str) -> Mapping[str, Any]:
     module, _, function = source.partition(":")
     sys.path.insert(0, "")  # as for a script: modules beside it are found
     try:
-        arrays = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise DeployError(f"--data: {source} cannot be called ({error}); name it as package.module:function") from error
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise DeployError(f"--data: {source} is not there ({error}); name it as package.module:function") from error
     finally:
         sys.path.remove("")
+    try:
+        arrays = found()
+    except Exception as error:
+        raise DeployError(f"--data: {source} failed with {type(error).__name__}: {error}; mend it") from error
     if not isinstance(arrays, Mapping):
         raise DeployError(f"--data: {source} must return arrays by name, not a {type(arrays).__name__}")
     return arrays

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from fedbac.core.parts import Scope
+from fedbac.core.queries import Moment
+from fedbac.core.schemes import running_phases
 from fedbac.deploy.asking import ask_informed
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Answers, TooFewClientsError
@@ -27,8 +29,8 @@ from fedbac.deploy.messages.orders import (
 )
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import Message, WireError, decode, encode
-from fedbac.errors import TooFewSitesError
+from fedbac.deploy.wire import Message, WireError, bytes_of, decode, encode
+from fedbac.errors import TooFewSitesError, quoted
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 
 AGAIN, LONGEST = 0.5, 10.0
@@ -111,16 +113,29 @@ class RemoteEdges(Remote):
         owners, key = self.charter.owners, self.charter.id
         messages = {edge_name(order.site): train_order(order, owners, key) for order in orders}
 
-        def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
-            return read_train_report(message, order, site, owners)
+        scheme, moment = (
+            self.charter.experiment.method.personalization,
+            Moment(self.round, self.charter.experiment.task.rounds),
+        )
+        num_epochs = self.charter.epochs(running_phases(scheme, moment))
 
-        return self._reports(orders, messages, "trained", read, lost_report)
+        def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
+            return read_train_report(message, order, site, owners, num_epochs)
+
+        def lost(order: TrainOrder, site: Site) -> TrainReport:
+            return lost_report(order, site, num_epochs)
+
+        return self._reports(orders, messages, "trained", read, lost)
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
         owners, key = self.charter.owners, self.charter.id
         messages = {edge_name(order.site): measure_order(order, self.round, owners, key) for order in orders}
-        return self._reports(orders, messages, "measured", read_measure_report, lost_measurements)
+
+        def read(message: Message, order: MeasureOrder, site: Site) -> MeasureReport:
+            return read_measure_report(message, order, site, self.charter.holds(site))
+
+        return self._reports(orders, messages, "measured", read, lost_measurements)
 
     def _reports(
         self,
@@ -155,7 +170,7 @@ class RemoteEdges(Remote):
             try:
                 message = decode(answer, (kind, "absent"))
                 self.heard(name, message)
-                found[name] = message if message.kind == kind else str(message.head.get("reason"))
+                found[name] = message if message.kind == kind else quoted(message.head.get("reason"))
             except WireError as error:
                 found[name] = str(error)
         return found
@@ -230,8 +245,8 @@ class RelayReach:
                 message = decode(replies[edge_name(m)], ("relayed",))
                 self.remote.heard(edge_name(m), message)
                 here |= set(message.wholes("numbers", frozenset(self.charter.clients[m])))
-                answers |= {mine[c]: v.numpy().tobytes() for c, v in message.under("answer").items() if c in mine}
-                reasons |= {mine[c]: str(why) for c, why in message.value("reasons", dict).items() if c in mine}
+                answers |= {mine[c]: bytes_of(value) for c, value in message.under("answer").items() if c in mine}
+                reasons |= {mine[c]: quoted(why) for c, why in message.value("reasons", dict).items() if c in mine}
             except WireError as error:
                 asked = [*each, *([-1 - m] if own is not None else [])]
                 reasons |= dict.fromkeys(asked, f"{edge_name(m)}: {error}")
@@ -270,7 +285,7 @@ class RemoteClients(Remote):
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        links = {**order.links, **report.links}
+        links = {**order.links, **{name: parts for name, parts in report.links.items() if name in here.links}}
         return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=links)]
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:

@@ -20,13 +20,13 @@ from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.asking import STRANGER
-from fedbac.deploy.charter import Charter, Facts, read_charter
+from fedbac.deploy.charter import CANNOT_RUN, Charter, Facts, read_charter
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.messages.lessons import findings, learned, moment_in, read_lesson, read_question
 from fedbac.deploy.wire import Message, all_finite, decode, encode, laid_out
 from fedbac.engines.adjusting import adjusted
-from fedbac.errors import DeployError
+from fedbac.errors import ConfigError, DeployError
 from fedbac.local import Examples, make_trainer, one_thread
 
 KINDS = ("enroll", "begin", "lesson", "question")
@@ -91,7 +91,10 @@ class Shop:
         return self.raw.with_validation(experiment.task.partition.validation_fraction, experiment.seed, self.number)
 
     def _enroll(self, message: Message) -> bytes:
-        experiment = parse(Experiment, message.value("experiment", dict))
+        try:
+            experiment = parse(Experiment, message.value("experiment", dict))
+        except ConfigError as error:
+            raise DeployError(f"{CANNOT_RUN}: {error}") from error
         return encode("facts", {"facts": self.facts(experiment).model_dump()}, {})
 
     def _begin(self, message: Message) -> bytes:
@@ -155,7 +158,7 @@ class Shop:
 
     def _learn(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
-        charter, lesson = self.terms, read_lesson(message)
+        charter, lesson = self.terms, read_lesson(message, self.terms.template, self.terms.owners)
         experiment, scheme = charter.experiment, charter.experiment.method.personalization
         kept = self._kept((lesson.round, lesson.edge_round))
         own = charter.own("client", self.number, _parts(kept, "parts"), lesson.bank)
@@ -199,10 +202,11 @@ class Shop:
         """Measure models as asked, with what the client owns in place."""
         charter = self.terms
         if not self.is_client:
-            asked = read_question(message, self.edge, {})
+            asked = read_question(message, self.edge, {}, charter.template)
         else:
             kept = _parts(self._kept(moment_in(message)), "parts")
-            asked = read_question(message, self.number, charter.own("client", self.number, kept, message.parts("bank")))
+            own = charter.own("client", self.number, kept, message.parts("bank"))
+            asked = read_question(message, self.number, own, charter.template)
         (measured,) = self.trainer.evaluate([asked])
         return findings(measured)
 

@@ -5,6 +5,7 @@ shape and the number type that the receiver expects.
 """
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from fedbac.errors import DeployError, quoted
 
 PROTOCOL = 1
 """The version of what is said; sites of different versions do not talk."""
-MOST_HEAD = 2**24
+MOST_HEAD = 2**22
 """Bytes of the JSON of a message."""
 MOST_TENSORS = 100_000
 LENGTH = 8
@@ -59,7 +60,7 @@ class Message:
         value = self.tensors.get(path)
         if value is None:
             raise WireError(f"{self.kind}: {path} is missing")
-        found = value.numpy()
+        found = as_array(value, f"{self.kind}: {path}")
         if found.dtype != dtype or found.shape != shape:
             raise WireError(f"{self.kind}: {path} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
         return found
@@ -67,7 +68,8 @@ class Message:
     def value(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """Return a plain value that must be there, of this type."""
         found = self.head.get(name)
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        good = isinstance(found, kind) and (not isinstance(found, bool) or kind is bool)
+        if not good or (isinstance(found, float) and not math.isfinite(found)):
             raise WireError(f"{self.kind}: {name} is {quoted(found)}, which is not allowed")
         return found
 
@@ -122,7 +124,8 @@ def decode(data: bytes, kinds: Collection[str], most_head: int = MOST_HEAD) -> M
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         raise WireError(f"{kind}: its tensors cannot be read") from error
-    if not isinstance(order, list) or set(map(str, order)) != set(tensors) or len(order) != len(tensors):
+    named = isinstance(order, list) and all(isinstance(path, str) for path in order)
+    if not named or set(order) != set(tensors) or len(order) != len(tensors):
         raise WireError(f"{kind}: it does not name its tensors")
     return Message(kind, head, {path: tensors[path] for path in order})
 
@@ -151,6 +154,32 @@ def _checked_params(found: Params, like: Params, rows: int | None, what: str) ->
             got = f"{found[name].dtype} {tuple(found[name].shape)}"
             raise WireError(f"{what}: {name} is {got}, not {wanted.dtype} {shape}")
     return {name: found[name] for name in like}
+
+
+def checked_bank(found: Parts, like: Parts, what: str) -> Parts:
+    """Return stacks of networks as above, each of any number of rows."""
+    rows = {part: {value.shape[0] if value.dim() else 0 for value in params.values()} for part, params in found.items()}
+    for part, counts in rows.items():
+        if len(counts) != 1 or 0 in counts:
+            raise WireError(f"{what}: {quoted(part)} must be a stack of as many rows of every weight")
+    if not set(found) <= set(like):
+        raise WireError(f"{what}: it holds the parts {quoted(sorted(found))}, of which only {sorted(like)} are known")
+    return {part: _checked_params(found[part], like[part], rows[part].pop(), f"{what}: {part}") for part in found}
+
+
+def as_array(value: Tensor, what: str) -> Any:
+    """Return a tensor as an array of NumPy's, which knows fewer number types and shapes."""
+    try:
+        return value.numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WireError(f"{what} is {value.dtype} of {value.dim()} dimensions, which is not allowed") from error
+
+
+def bytes_of(value: Tensor) -> bytes:
+    """Return a message that another one carries."""
+    if value.dtype != torch.uint8 or value.dim() != 1:
+        raise WireError(f"a message within another is {value.dtype} of {value.dim()} dimensions, not bytes")
+    return value.numpy().tobytes()
 
 
 def all_finite(parts: Parts) -> bool:

@@ -76,7 +76,7 @@ def _on_gpu(
             raise _no_kernel(reason or missing)
         if known is not None:
             log.warning("training through torch, which is slower than our GPU kernels: %s", missing)
-    return VmapTrainer(network, scheme, examples, device)
+    return VmapTrainer(network, scheme, examples, device, runtime.precision)
 
 
 def _reason(

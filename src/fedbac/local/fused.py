@@ -18,6 +18,7 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
+from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
@@ -84,7 +85,7 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
-        self.layouts = Layouts()
+        self.layouts, self.ahead = Layouts(), Foresight(examples)
         self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
     def _seen(self, pixels: Tensor) -> Tensor:
@@ -96,7 +97,9 @@ class FusedTrainer:
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
-        batches = {stage.epochs: VisitTable(self.examples, jobs, stage.epochs) for stage in running.values()}
+        batches = {
+            stage.epochs: VisitTable(self.examples, jobs, stage.epochs, self.ahead) for stage in running.values()
+        }
         order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
         before = momenta(self.anatomy, requests, networks)
@@ -111,6 +114,7 @@ class FusedTrainer:
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
             self._run(stage, fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
+        self.ahead.look_ahead(requests, batches)  # before the host waits for the device
         place = np.argsort(order)
         losses, at = sums.losses(next(iter(batches.values())).used_J, place), torch.from_numpy(place).to(self.device)
         now = {n: fleet.now(n)[at] for n in networks}

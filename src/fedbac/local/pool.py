@@ -1,4 +1,4 @@
-"""The loop trainer in one single-threaded process per core."""
+"""The loop trainer in one single-threaded process per core; in this one alone while there is little to do."""
 
 import logging
 import pickle
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,13 @@ from fedbac.local.processes import RESTARTS, start_pool
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
 
+START_SECONDS = 5.0
+"""About what it takes until workers have imported torch. They are started once the work has taken as long here: whoever
+has little to do never waits for them, and whoever has much waits at most twice as long as had they begun with them."""
+
 _worker: LoopTrainer
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 log = logging.getLogger("fedbac")
 
@@ -49,7 +56,7 @@ def _evaluate(request: Evaluate, bank: Packed) -> Measured:
 
 
 class PoolTrainer:
-    """Spreads clients over worker processes; every client is computed exactly as in the loop trainer."""
+    """Spreads clients over worker processes once there is enough to do; computes exactly what the loop trainer does."""
 
     path = "torch-loop"
     device = torch.device("cpu")
@@ -58,18 +65,22 @@ class PoolTrainer:
         self.examples = examples
         self.anatomy = Anatomy(scheme, network)
         self.workers = workers
+        self.alone = LoopTrainer(network, scheme, examples)
+        self.spent = 0.0
+        """Seconds of work in this process."""
+        self.needed = network, scheme, examples
         self.folder = TemporaryDirectory(prefix="fedbac-")
         self.parcel = Path(self.folder.name, "parcel")
         """What every worker needs, put down once and read by each as it begins."""
-        _put_down(self.parcel, (network, scheme, examples))
-        self.pool = self._start()
+        self.pool: Any = None
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, largest first so that no worker is left with a long one at the end."""
         jobs = [(r, c) for r, request in enumerate(requests) for c in range(len(request.clients))]
         jobs.sort(key=lambda job: -self.examples.shards.train[requests[job[0]].clients[job[1]]].size)
-        calls = []
-        for r, c in jobs:
+        done = self._begin(jobs, lambda job: self.alone.train_one(requests[job[0]], job[1]))
+        calls, left = [], jobs[len(done) :]
+        for r, c in left:
             request = requests[r]
             one = request.part(slice(c, c + 1))
             bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
@@ -77,33 +88,42 @@ class PoolTrainer:
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
             light = replace(one, bank={}, row_C=first, momentum=None, teachers=_own(one.teachers))
             calls.append((light, _pack(bank), momentum))
-        done = dict(zip(jobs, self._spread(_train, calls), strict=True))
-        out = []
-        for r, request in enumerate(requests):
-            outcomes = []
-            for c in range(len(request.clients)):
-                parts, after, rest = done[r, c]
-                outcomes.append(rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None))
-            out.append(gather(outcomes))
-        return out
+        for job, (parts, after, rest) in zip(left, self._spread(_train, calls), strict=True):
+            done[job] = rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None)
+        return [gather([done[r, c] for c in range(len(request.clients))]) for r, request in enumerate(requests)]
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests."""
+        done = self._begin(range(len(requests)), lambda r: self.alone.evaluate_one(requests[r]))
         calls = []
-        for request in requests:
+        for request in requests[len(done) :]:
             bank, row_V = {}, {}
             for part in (part for network in self.anatomy.judged for part in self.anatomy.parts[network]):
                 used, row_V[part] = np.unique(request.row_V[part], return_inverse=True)
                 bank[part] = trees.select(request.bank[part], used)
             calls.append((replace(request, bank={}, row_V=row_V), _pack(bank)))
-        return self._spread(_evaluate, calls)
+        return [*done.values(), *self._spread(_evaluate, calls)]
 
     def close(self) -> None:
         """Stop the workers."""
-        self.pool.shutdown(wait=True, kill_workers=True)
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, kill_workers=True)
         self.folder.cleanup()
 
+    def _begin(self, jobs: Sequence[Job], work: Callable[[Job], Result]) -> dict[Job, Result]:
+        """Do jobs in this process, the first ones, until it is worth to start workers for the others."""
+        done: dict[Job, Result] = {}
+        for job in jobs:
+            if self.pool is not None or self.spent >= START_SECONDS:
+                break
+            began = perf_counter()
+            done[job] = work(job)
+            self.spent += perf_counter() - began
+        return done
+
     def _start(self) -> Any:
+        if not self.parcel.exists():
+            _put_down(self.parcel, self.needed)
         return start_pool(self.workers, _begin, str(self.parcel), litter=self.parcel.parent)
 
     def _spread(self, work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -114,6 +134,8 @@ class PoolTrainer:
         from loky.process_executor import TerminatedWorkerError
 
         done: dict[int, Any] = {}
+        if calls and self.pool is None:
+            self.pool = self._start()
         for _ in range(1 + RESTARTS):
             try:
                 with signals.held():

@@ -3,11 +3,12 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedbac.core import trees
@@ -15,6 +16,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
+from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
 from fedbac.local.teaching import Faculty, distilled, joined_bank
@@ -22,6 +24,7 @@ from fedbac.local.teaching import Faculty, distilled, joined_bank
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
 
+Precision = Literal["float32", "tf32", "bf16"]
 Job = tuple[Train, int]
 """A client: its request, and its place there."""
 
@@ -29,7 +32,7 @@ Job = tuple[Train, int]
 class BatchTable:
     """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
 
-    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage]) -> None:
+    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], ahead: Foresight) -> None:
         batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
         used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
@@ -52,7 +55,7 @@ class BatchTable:
             full[-1] = used[c] - (per_epoch[c] - 1) * batch
             for f, stage in enumerate(stages):
                 address = (request.clients[place], request.round, request.edge_round)
-                visits = examples.visits(*address, stage.epochs)
+                visits = ahead.visits(*address, stage.epochs)
                 distortions = examples.distortions(*address, visits)
                 at = (f, slice(0, int(self.steps_FC[f, c])), c)
 
@@ -80,13 +83,16 @@ class Stack:
     def __init__(
         self,
         network: nn.Module,
+        many: nn.Module,
         anatomy: Anatomy,
         examples: Examples,
         source: tuple[Tensor, Tensor],
         table: BatchTable,
         like: Parts,
+        precision: Precision,
     ) -> None:
         self.network, self.anatomy, self.examples, self.source = network, anatomy, examples, source
+        self.many, self.precision = many, precision
         self.device = source[0].device
         num_phases, num_steps, self.capacity = table.count.shape
         self.num_steps = int(num_steps * 1.25)  # other rounds select clients with more data
@@ -253,8 +259,11 @@ class Stack:
 
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
-                logits: Tensor = functional_call(self.network, params, (x,))
-                return logits
+                if self.precision == "bf16":
+                    params = {name: value.bfloat16() for name, value in params.items()}
+                    x = x.bfloat16() if x.is_floating_point() else x
+                logits: Tensor = functional_call(self.many, params, (x,))
+                return logits.float()
 
             logits = predict(self.anatomy.scheme, stage.terms, apply, x)
             loss_B = F.cross_entropy(logits, y, reduction="none")
@@ -265,30 +274,35 @@ class Stack:
             lost = mean(loss_B)
             return distilled(lost, logits, mean, *lesson) if lesson else lost, (lost, loss_B)
 
-        step = vmap(grad_and_value(loss, has_aux=True), randomness="different")
         lessons = self.faculty.lessons(x_AB) if self.faculty is not None and self.taught and stage.taught else ()
-        gradient, (_, (loss_A, loss_AB)) = step(moving, still, x_AB, labels[index_AB], weight_AB, *lessons)
+        leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
+        together = vmap(loss, randomness="different")
+        learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
+        gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():
                     weight = moving[network][name]
                     away = weight if part.anchor is None else weight - self.received[part.anchor][name][:rows]
                     gradient[network][name] = gradient[network][name] + part.penalty * away
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        scale = dict.fromkeys(moving, alive_A.float())
         if training.clip_norm is not None:
             scopes = [list(moving)] if training.clip_scope == "joint" else [[network] for network in moving]
             for scope in scopes:
-                _clip([g for network in scope for g in gradient[network].values()], training.clip_norm)
-        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+                pieces = [g for network in scope for g in gradient[network].values()]
+                scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
+        rate_A, coast_A = -self.rate_FA[number, :rows] * alive_A, torch.where(alive_A, training.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names:
                     weight, before = moving[network][name], velocity[network][name][:rows]
                     each = (-1, *[1] * (weight.dim() - 1))
-                    alive, rate = alive_A.reshape(each), self.rate_FA[number, :rows].reshape(each)
-                    pushed = training.momentum * before + gradient[network][name] + part.decay * weight
-                    after = torch.where(alive, pushed, before)
-                    before.copy_(after)
-                    weight.sub_(rate * alive * after)
+                    push = torch.where(alive_A.reshape(each), gradient[network][name], 0.0)  # 0 · NaN is NaN
+                    before.mul_(coast_A.reshape(each)).addcmul_(push, scale[network].reshape(each))
+                    if part.decay:
+                        before.addcmul_(weight, (part.decay * alive_A).reshape(each))
+                    weight.addcmul_(before, rate_A.reshape(each))
         lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.loss_sum[:rows] += lost_A
         if "square" in self.keep:
@@ -315,9 +329,17 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _clip(gradients: Sequence[Tensor], max_norm: float) -> None:
-    """Scale each client's gradient, in place, to a norm of at most ``max_norm``."""
-    norm_A = torch.linalg.vector_norm(torch.cat([g.flatten(1) for g in gradients], 1), dim=1)
-    scale_A = (max_norm / (norm_A + 1e-6)).clamp(max=1.0)
-    for g in gradients:
-        g.mul_(scale_A.reshape(-1, *[1] * (g.dim() - 1)))
+def _gradient(loss_A: Tensor, leaves: Parts) -> Parts:
+    """Return the gradient of each client's loss, with respect to weights of its own alone."""
+    flat = [value for params in leaves.values() for value in params.values()]
+    found = iter(torch.autograd.grad(loss_A.sum(), flat, materialize_grads=True) if flat else ())
+    return {network: {name: next(found) for name in params} for network, params in leaves.items()}
+
+
+def _scale(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Return the factor that brings each client's gradient to a norm of at most ``max_norm``."""
+    norm_A = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]), dim=0
+    )
+    scale_A: Tensor = (max_norm / (norm_A + 1e-6)).clamp(max=1.0)
+    return scale_A

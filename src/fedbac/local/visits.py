@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from fedbac.core.requests import Train
 from fedbac.local.examples import Examples
+from fedbac.local.foresight import Foresight
 
 
 class VisitTable:
     """Which examples clients visit in a phase: those with most batches first."""
 
-    def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int) -> None:
+    def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int, ahead: Foresight) -> None:
         size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
         batches = {size: examples.batches(size) for size in set(size_J.tolist())}
         used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
@@ -21,7 +22,7 @@ class VisitTable:
         self.order = np.argsort(-per_epoch_J, kind="stable")
         size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
         at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
-        visits = [examples.visits(*address, epochs) for address in at]
+        visits = [ahead.visits(*address, epochs) for address in at]
         self.visits = np.concatenate([visit.reshape(-1) for visit in visits])
         first_J = np.cumsum(epochs * size_J) - epochs * size_J
         self.jobs = np.stack([first_J, size_J, self.used_J, per_epoch_J], 1).astype(np.int32)

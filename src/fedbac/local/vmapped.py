@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
@@ -22,32 +23,69 @@ from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.folding import for_many
+from fedbac.local.foresight import Foresight
 from fedbac.local.loop import distinct, recall
-from fedbac.local.stack import BatchTable, Stack
+from fedbac.local.stack import BatchTable, Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
 
 EVALUATION_BATCH = 2048
+WEIGHT_COPIES, ON_THE_WAY = 6, 1.5
+"""What a client takes in training: so often its weights (with momentum, gradients, and the copy that comes back), and
+so often what its networks keep of a batch until gradients are taken."""
 
 
 class VmapTrainer:
     """Trains the clients of all requests in step."""
 
-    def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        scheme: Personalization,
+        examples: Examples,
+        device: torch.device,
+        precision: Precision = "float32",
+    ) -> None:
         if any(True for _ in network.buffers()):
             raise ConfigError(
                 "network: one with buffers (such as batch normalization) cannot be trained for many clients at once; "
                 "use runtime.device=cpu, or group normalization"
             )
-        self.path = f"torch-vmap-{device.type}"
+        self.path = f"torch-vmap-{device.type}" + ("" if precision == "float32" else f"-{precision}")
         self.examples = examples
         self.scheme = scheme
-        self.network = network.to(device)
+        self.network, self.precision = network.to(device), precision
+        self.many = for_many(self.network)
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
+        self.ahead = Foresight(examples)
+        size = sum(4 * value.numel() for value in network.parameters())
+        each = WEIGHT_COPIES * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
+        self.bytes_per_client = int(len(self.anatomy.networks) * each)
+
+    def _bytes_per_example(self) -> float:
+        """Return what a network keeps of an example until its gradient is taken, found by a look at two."""
+        x = self.examples.normalize(self.source["train"][0][:2])
+        own = {name: value.detach()[None].requires_grad_() for name, value in self.network.named_parameters()}
+        known = {value.untyped_storage().data_ptr() for value in (x, *own.values())}
+        kept: dict[int, int] = {}
+
+        def pack(value: Tensor) -> Tensor:
+            storage = value.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        look = vmap(lambda params: functional_call(self.many, params, (x,)), randomness="different")
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
+        with hooks, _kernels("float32"), seeded(0, self.device):
+            # The result is held until all is counted: a place that was freed would be counted once for two.
+            result = look(own) if len(x) else None
+        del result
+        return sum(size for place, size in kept.items() if place not in known) / max(len(x), 1)
 
     def _source(self, split: str) -> tuple[Tensor, Tensor]:
         pixels, labels = self.examples.source("test" if split == "test" else "train")
@@ -59,21 +97,23 @@ class VmapTrainer:
         sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
         order = np.argsort([-size for size in sizes], kind="stable")
         stages = stages_now(self.stages, requests)
-        table = BatchTable(self.examples, [jobs[j] for j in order], stages)
+        table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.ahead)
         if self.stack is None or not self.stack.holds(table):
             self.stack = None  # the old one goes before the new one comes
             bank = requests[0].bank
-            self.stack = Stack(self.network, self.anatomy, self.examples, self.source["train"], table, bank)
+            parts = self.network, self.many, self.anatomy, self.examples, self.source["train"]
+            self.stack = Stack(*parts, table, bank, self.precision)
         stack = self.stack
         stack.load(table, requests, order, stages)
-        self.network.train(True)
+        self.many.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
-        with self._repeatable(), seeded(seed, self.device):
+        with _kernels(self.precision), seeded(seed, self.device):
             for number, stage in enumerate(stages):
                 stack.step.zero_()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step))
+        self.ahead.look_ahead(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
         rank = np.argsort(order)
         out, begin = [], 0
@@ -84,15 +124,10 @@ class VmapTrainer:
             out.append(losses.of(request, rows, _rows(stack.parts, rows), kept))
         return out
 
-    @contextmanager
-    def _repeatable(self) -> Iterator[None]:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield
-
     @torch.no_grad()
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests; requests about the same models are measured together."""
-        self.network.train(False)
+        self.many.train(False)
         together: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for r, request in enumerate(requests):
             cells(request)  # says so if models cannot be paired
@@ -102,7 +137,7 @@ class VmapTrainer:
         for numbers in together.values():
             groups = [self.examples.groups(requests[r]) for r in numbers]
             flat = [group for mine in groups for group in mine]
-            with self._repeatable():
+            with _kernels("float32"):
                 loss_VG, accuracy_VG = self._measure(requests[numbers[0]], flat)
             begin = 0
             for r, mine in zip(numbers, groups, strict=True):
@@ -149,7 +184,7 @@ class VmapTrainer:
             x, y = self.examples.normalize(pixels[index[chunk]]), labels[index[chunk]]
             logits: dict[int, Tensor] = {}
             for places, stack in stacks:
-                many = vmap(lambda params, x=x: functional_call(self.network, params, (x,)))(stack)
+                many = vmap(lambda params, x=x: functional_call(self.many, params, (x,)))(stack)
                 logits |= dict(zip(places, many, strict=True))
             applies = [recall(x, logits, row, networks, self._logits) for row in table]
             score_VB = torch.stack([predict(self.scheme, self.scheme.terms, apply, x) for apply in applies])
@@ -161,12 +196,27 @@ class VmapTrainer:
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
 
     def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:
-        logits: Tensor = functional_call(self.network, trees.to(params, self.device), (x,))
+        logits: Tensor = functional_call(self.many, trees.to(params, self.device), (x,))
         return logits
 
     def close(self) -> None:
         """Let go of buffers and graphs."""
         self.stack = None
+
+
+@contextmanager
+def _kernels(precision: Precision) -> Iterator[None]:
+    """Choose the libraries' kernels: in float32 those that repeat their bits, otherwise the fastest."""
+    exact, products = precision == "float32", torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = not exact
+    try:
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=exact, allow_tf32=not exact),
+            sdpa_kernel(SDPBackend.MATH),  # attention whose gradients are sums in a fixed order
+        ):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = products
 
 
 def _rows(tree: Parts, rows: np.ndarray) -> Parts:

@@ -21,7 +21,7 @@ class PersonalHead(Settings):
 
     kind: Literal["personal_head"] = "personal_head"
     owner: Literal["edge", "cluster", "client"] = "edge"
-    """Whose the head is."""
+    """Who owns the head: each edge, cluster or client."""
     head_layers: NumLayers = 1
     """How many of the last layers the head has; a network needs at least one more."""
     order: Literal["together", "head_first"] = "together"
@@ -62,7 +62,7 @@ class LateHead(Settings):
     head_layers: NumLayers = 1
     """How many of the last layers the head has; a network needs at least one more."""
     last: Rounds = 10
-    """F: the head learns only in so many last rounds."""
+    """F: the head learns only in this many last rounds."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property

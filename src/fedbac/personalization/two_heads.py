@@ -30,7 +30,7 @@ class TwoHeads(Settings):
 
     kind: Literal["two_heads"] = "two_heads"
     owner: Literal["edge", "client"] = "edge"
-    """Whose p is."""
+    """Who owns p: each edge, or each client."""
     head_layers: NumLayers = 1
     """How many of the last layers a head has; a network needs at least one more."""
     balanced: bool = True

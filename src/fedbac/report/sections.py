@@ -102,7 +102,7 @@ def facts(run: Run) -> dict[str, str]:
         f"{look_up(spread, 'dirichlet_client', NONE)} over an edge's clients",
         "Rounds": str(planned) if planned == len(run.records) else f"{len(run.records)} of {planned}",
         "Seed": str(look_up(run.config, "experiment.seed", NONE)),
-        "Trainer": str(look_up(run.config, "trainer", NONE)),
+        "Trainer": _trainer(run),
         "Accuracy measured": POINTS.get(point, point),
         "Final accuracy": f"mean over the last {last_rounds(run)} rounds",
         "Targets": f"reached after {look_up(judge, 'target_patience', 1)} rounds in a row",
@@ -110,6 +110,13 @@ def facts(run: Run) -> dict[str, str]:
         "Failed clients": f"{failed} (client, round) pairs left out" if failed else "none",
         **_devices(run),
     }
+
+
+def _trainer(run: Run) -> str:
+    """Return which one trained, and what it gave up for speed."""
+    path = str(look_up(run.config, "trainer", NONE))
+    coarse = next((name for name in ("tf32", "bf16") if path.endswith(f"-{name}")), None)
+    return path if coarse is None else f"{path}: products in {coarse}; a repeated run differs in its last bits"
 
 
 def _devices(run: Run) -> dict[str, str]:

@@ -79,12 +79,13 @@ def survey(
     if split == "test":
         measured = yield Evaluate(bank, row_V, "test", site.edges, level="edge")
         assert isinstance(measured, Measured)
-        return Survey((), measured.count_G.astype(np.float64), measured)
+        return Survey((), measured.count_G.astype(np.float64), _told(measured))
     holders = _holders(site, split, clients)
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, max_samples=max_samples)
     assert isinstance(measured, Measured)
-    return _sound(Survey(asked, _sizes(site, split)[holders].astype(np.float64), measured))
+    size_G = np.where(measured.count_G > 0, _sizes(site, split)[holders], 0)
+    return _sound(Survey(asked, size_G.astype(np.float64), _told(measured)))
 
 
 def survey_own(
@@ -99,13 +100,7 @@ def survey_own(
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, paired=True)
     assert isinstance(measured, Measured)
-    held_G = measured.count_G > 0  # of test data, not every client has a share
-    value = replace(
-        measured,
-        loss_VG=np.where(held_G, measured.loss_VG, 0.0),
-        accuracy_VG=np.where(held_G, measured.accuracy_VG, 0.0),
-    )
-    return _sound(Survey(asked, measured.count_G.astype(np.float64), value))
+    return _sound(Survey(asked, measured.count_G.astype(np.float64), _told(measured)))
 
 
 def _sizes(site: Site, split: Split) -> IntArray:
@@ -119,12 +114,22 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
     return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
 
 
+def _told(measured: Measured) -> Measured:
+    """Return zeros instead of nothing where there was nothing to measure, or nobody answered: they weigh nothing."""
+    held_G = measured.count_G > 0
+    return replace(
+        measured,
+        loss_VG=np.where(held_G, measured.loss_VG, 0.0),
+        accuracy_VG=np.where(held_G, measured.accuracy_VG, 0.0),
+    )
+
+
 def _sound(found: Survey) -> Survey:
     """Leave out a client whose loss is not finite under any model: it is broken and says nothing about the models."""
-    sound_G = np.isfinite(found.measured.loss_VG).any(0)
-    if not sound_G.any():
-        return found
     measured = found.measured
+    sound_G = np.isfinite(measured.loss_VG).any(0)
+    if not (sound_G & (measured.count_G > 0)).any():
+        return found
     return Survey(
         found.clients,
         found.weight_G * sound_G,

@@ -187,7 +187,7 @@ def run_all(
     folders: Sequence[RunFolder],
     runtime: Runtime,
     jobs: int,
-    data_folder: Path | None,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     failures: dict[Path, Exception] | None = None,
     stop: Stop | None = None,
 ) -> Generator[dict[Path, int], None, None]:
@@ -198,7 +198,6 @@ def run_all(
     is wanted, the rounds in hand are finished and saved. Closing the generator ends everything at once.
     """
     stop = stop or Stop()
-    inputs = Inputs(data_folder=data_folder)
 
     def fail(path: Path, error: Exception) -> None:
         if failures is None:
@@ -239,10 +238,9 @@ def _run_elsewhere(
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
     sign = folders[0].path.parent / f".stop-{uuid.uuid4().hex}"
-    words = (None if inputs.data_folder is None else str(inputs.data_folder), str(sign))
     try:
         with workers as submit:
-            pending = {folder.path: submit(str(folder.path), *words) for folder in folders}
+            pending = {folder.path: submit(str(folder.path), inputs, str(sign)) for folder in folders}
             while pending:
                 yield
                 time.sleep(POLL_SECONDS)
@@ -259,12 +257,12 @@ def _run_elsewhere(
         sign.unlink(missing_ok=True)
 
 
-def run_folder(folder: str, data_folder: str | None, sign: str) -> None:
+def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
     """Start or resume the run of one folder, until it ends or there is a sign to stop; the work of one worker."""
     stop, told = Stop(), Path(sign).exists
     if told():
         return
-    for _ in play_folder(RunFolder(folder), Inputs(data_folder=data_folder), stop):
+    for _ in play_folder(RunFolder(folder), inputs, stop):
         stop.wanted = told()
 
 

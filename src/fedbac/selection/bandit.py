@@ -54,9 +54,9 @@ class Thompson(Settings):
     prior_beta: Positive = 1.0
     """β_i of a client that has not trained yet."""
     step_scale: NonNegative = 10.0
-    """The 10 of Eq. 11."""
+    """Factor from reward to step; the 10 in Eq. 11."""
     step_cap: NonNegative = 2.0
-    """The 2.0 of Eq. 11."""
+    """Largest step; the 2.0 in Eq. 11."""
 
     def needs(self) -> frozenset[Query]:
         """Need the accuracy of the edge's model after training, and perhaps of the initial one."""

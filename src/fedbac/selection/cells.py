@@ -35,7 +35,7 @@ class COCS(Settings):
     cells_per_side: Rounds = 3
     """h, so that there are h² cells. The analysis wants ⌈T^(1/5)⌉, which is 3 for 33 to 243 rounds."""
     explore_scale: NonNegative = 0.1
-    """With 1, as in the analysis, a run of 200 rounds would explore all the time."""
+    """Scale of K(t). The analysis has 1, with which a run of 200 rounds would explore all the time."""
 
     def needs(self) -> frozenset[Query]:
         """Need nothing: who was selected and whose update counted is always told."""

@@ -36,7 +36,7 @@ class Contextual(Settings):
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     alpha: NonNegative = 0.3
-    """Weight of what is not known."""
+    """α: weight of the uncertainty, the second term."""
 
     def needs(self) -> frozenset[Query]:
         """Need every client's loss before and after the round."""

@@ -41,7 +41,7 @@ class LossUCB(Settings):
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     discount: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """γ, by which every sum shrinks in a round."""
+    """γ: factor by which all sums shrink every round."""
 
     def needs(self) -> frozenset[Query]:
         """Need the mean of every client's losses and of their squares."""

@@ -41,38 +41,39 @@ class OortState(NamedTuple):
 
 
 class Oort(Settings):
-    """Exploit clients of high utility, U_i = n_i √(mean ℓ²), penalized if slow; explore others in the rest of B."""
+    """Exploit clients of high utility, U_i = n_i √(mean ℓ²), and explore new ones; slow clients are penalized."""
 
     kind: Literal["oort"] = "oort"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     exploration: Share = 0.9
-    """ε: the share of B that goes to clients never selected, while there are any; it shrinks before every round."""
+    """ε: share of the selected clients that have never been selected before. It shrinks before every round."""
     exploration_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Factor by which ε shrinks."""
+    """Factor by which ε shrinks per round."""
     exploration_min: Share = 0.2
-    """The smallest ε while there are new clients."""
+    """Lower limit of ε while clients are left that were never selected."""
     sample_window: Annotated[float, Field(ge=1, le=1_000_000)] = 5.0
-    """Explored clients are drawn from this many times as many: those with most data, penalized if slow."""
+    """Size of the pool that explored clients are drawn from, as a multiple of how many are drawn. The pool holds the
+    clients with the most data; slow ones are penalized."""
     cut_off: Share = 0.7
-    """Exploited clients are drawn among all whose score is at least this share of the best that would be left out."""
+    """Exploited clients are drawn from those whose score is at least this share of the score just below the cut."""
     clip_bound: Share = 0.98
-    """Quantile at which utilities are cut."""
+    """Utilities above this quantile are cut down to it."""
     uncertainty: NonNegative = 0.1
-    """c of the bonus √(c ln t / last round) for clients not seen for long."""
+    """c in √(c ln t / last round), the bonus for clients that have not been selected for long."""
     round_threshold: Percent = 10.0
-    """Percentile of the clients' durations up to which none is penalized, in the first round; 100 penalizes nobody."""
+    """Percentile of durations above which clients are penalized, in the first round; 100 penalizes none."""
     round_penalty: NonNegative = 2.0
-    """α: a client that takes t > T_pref seconds has its score times (T_pref / t)^α."""
+    """α: the score of a client that takes t > T_pref seconds is multiplied by (T_pref / t)^α."""
     pacer_step: Rounds = 20
-    """Rounds of a window. The threshold rises where a window's utility is within a tenth of the one before, and falls
-    where it is six times as much."""
+    """Length of the pacer's window in rounds. After each, the threshold rises if the utility has changed by at most a
+    tenth since the last window, and falls if it has grown at least sixfold."""
     pacer_delta: Annotated[float, Field(ge=0, le=100)] = 5.0
-    """By how much."""
+    """Percentage points by which the pacer raises or lowers the threshold."""
     blacklist_after: Rounds | None = None
-    """Clients selected more often are passed over; null passes over nobody."""
+    """Clients selected more often than this are passed over; null passes over none."""
     blacklist_share: Share = 0.3
-    """Largest share of the clients that are passed over."""
+    """Largest share of the clients that may be passed over."""
 
     def needs(self) -> frozenset[Query]:
         """Need the mean square of every client's losses, and how long it took."""

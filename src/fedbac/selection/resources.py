@@ -23,28 +23,29 @@ class ResourceState(NamedTuple):
 
 
 class ResourceScore(Settings):
-    """Take the B largest sums of weighted features, each on the scale from 0 to 1 among the clients that are there.
+    """Take the B clients with the largest weighted sum of features.
 
-    What is not yet known of a client is taken as the mean of the others.
+    Each feature is scaled to 0 to 1 over the clients that are available. A value that is not known yet counts as the
+    mean of the known ones.
     """
 
     kind: Literal["resource_score"] = "resource_score"
     adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     speed_weight: NonNegative = 1.0
-    """Of how fast a client trains."""
+    """Weight of how fast a client trains."""
     link_weight: NonNegative = 1.0
-    """Of how fast it receives a model and sends its update."""
+    """Weight of how fast a client receives a model and sends its update."""
     data_weight: NonNegative = 1.0
-    """Of its number of examples."""
+    """Weight of a client's number of examples."""
     performance_weight: NonNegative = 1.0
-    """Of a low training loss."""
+    """Weight of a low training loss."""
     success_weight: NonNegative = 1.0
-    """Of updates that counted when it was selected."""
+    """Weight of how often a client's update counted when it was selected."""
     deadline: Positive | None = None
-    """Seconds: who is expected to take longer is passed over, while there are enough others."""
+    """In seconds. Clients expected to take longer are passed over, as long as enough others remain."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """ρ: what the past counts in the running means."""
+    """ρ: weight of the past in the running means of losses and successes."""
 
     def needs(self) -> frozenset[Query]:
         """Need the losses of those that trained."""

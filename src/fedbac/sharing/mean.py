@@ -34,7 +34,7 @@ class TowardsMean(Unlearned):
     kind: Literal["towards_mean"] = "towards_mean"
     active: ClassVar[bool] = True
     share: Share = 0.1
-    """ρ."""
+    """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
 
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share."""
@@ -82,7 +82,7 @@ class OnceOverfitted(Settings):
     adaptive: ClassVar[bool] = True
     active: ClassVar[bool] = True
     share: Share = 0.1
-    """ρ."""
+    """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
 
     def needs(self) -> frozenset[Query]:
         """Need both losses."""

@@ -35,9 +35,9 @@ class Distill(Settings):
     adaptive: ClassVar[bool] = True
     active: ClassVar[bool] = True
     share: Share = 0.3
-    """λ, what teachers count in the loss beside the labels; 0 teaches nothing."""
+    """λ: weight of the teachers in the loss, beside the labels; 0 teaches nothing."""
     ramp_rounds: RoundsOrNone = 10
-    """The rounds in which λ rises to that, since networks that know nothing teach nothing."""
+    """Rounds over which λ rises from 0 to its full value, since untrained networks have nothing to teach."""
     temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
     neighbours: RoundsOrNone = 2
@@ -45,7 +45,7 @@ class Distill(Settings):
     mean_share: Share = 0.1
     """ρ: how far networks are drawn towards their mean."""
     mean_period: Rounds = 5
-    """τ_g: after how many rounds they are."""
+    """τ_g: every how many rounds that happens."""
 
     @property
     def teaches(self) -> bool:
@@ -142,9 +142,9 @@ class DistillAdaptive(Settings):
     teacher: Literal["mean", "others"] = "mean"
     """The mean of all clusters' networks, or of all others', by data."""
     max_share: Share = 0.5
-    """λ_max, what a teacher can count in the loss at most."""
+    """λ_max: the largest weight that a teacher can have in the loss."""
     steepness: NonNegative = 10.0
-    """κ; with 0 nothing is measured, and every teacher counts half of that."""
+    """κ; with 0 nothing is measured, and every teacher counts λ_max / 2."""
     temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
 

@@ -38,7 +38,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
     ]
     for dataset in CALIBRATED:
         tasks = [task for task in artefact.tasks if task.startswith(dataset)]
-        parts += [f"### {task_name(dataset, alpha=False, full=True)}", _table(results, tasks)]
+        parts += [f"### {task_name(dataset, alpha=False)}", _table(results, tasks)]
     lines = [
         f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}"
         for name, settings in CANDIDATES.items()

@@ -51,7 +51,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
     ]
     for task in SIX:
         tables = _whole_runs(artefact, results, task), _to_targets(artefact, results, task)
-        parts.append(details(task_name(task, full=True), "\n\n".join(tables)))
+        parts.append(details(task_name(task), "\n\n".join(tables)))
     return parts
 
 
@@ -113,7 +113,7 @@ def figure(results: Results) -> "Figure":
                     x, y = _gigabytes(results, task, variant, count)
                     axes.plot(x, y, marker, ls=look.dash, color=look.colour, alpha=alpha, lw=1.4, ms=4.5)
             drawing.log_axis(axes)
-            canvas.title(axes, task_name(task, full=True))
+            canvas.title(axes, task_name(task))
             drawing.label_x(axes, "target accuracy (%)")
         drawing.label_y(panels[0], "GB to the target")
     for axes in rows[0]:

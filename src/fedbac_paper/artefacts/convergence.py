@@ -47,7 +47,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
             for target in targets_of(results, task)
             for variant in artefact.variants
         ]
-        parts.append(details(task_name(task, full=True), table(header, rows)))
+        parts.append(details(task_name(task), table(header, rows)))
     return parts
 
 
@@ -85,7 +85,7 @@ def figure(results: Results) -> "Figure":
             last = max(point[0] for point in look_up("curves", task, "hierfavg"))
             for variant in drawing.LOOKS:
                 drawing.our_curve(axes, results, task, variant, lambda curve: [100 * share for share in curve.accuracy])
-            canvas.title(axes, task_name(task, full=True))
+            canvas.title(axes, task_name(task))
             drawing.round_axis(axes, results, task, last)
             axes.autoscale_view(scalex=False)
             canvas.percent_axis(axes)

@@ -33,7 +33,7 @@ def body(_: Artefact, results: Results) -> list[str]:
                 for ours, theirs in zip(counts, paper, strict=True)
             )
             most = str(10 * (runs[0].rounds // period_of(variant))) if runs else NONE
-            rows.append([task_name(task, full=True), variant, *moves, most, *active, str(len(runs))])
+            rows.append([task_name(task), variant, *moves, most, *active, str(len(runs))])
     return [table(header, rows)]
 
 
@@ -56,7 +56,7 @@ def figure(results: Results) -> "Figure":
             for variant in VARIANTS:
                 highest = max(highest, drawing.our_curve(axes, results, task, variant, number))
             canvas.whole_numbers(axes, highest)
-            canvas.title(axes, task_name(task, full=True))
+            canvas.title(axes, task_name(task))
             drawing.round_axis(axes, results, task, curves["ifca"][-1][0])
         drawing.label_y(panels[0], words)
     for axes in rows[0]:

@@ -40,7 +40,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
                 row += [paper_number(paper), ours, difference(shares, paper)]
             rows.append([*row, str(len(runs))])
             sigma[variant].append(row[-2])
-        tables.append(details(task_name(task, full=True), table(header, rows)))
+        tables.append(details(task_name(task), table(header, rows)))
     return [
         "σ over edges in points, ours: the standard deviation of the edges' accuracies, each the mean over its last "
         "ten rounds. Numbers are means over seeds ± their standard deviation.",

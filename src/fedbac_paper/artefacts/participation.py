@@ -61,7 +61,7 @@ def body(_: Artefact, results: Results) -> list[str]:
                 numbers += [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
             sigma = [mean([found.edge_std for found in runs]) for runs in both]
             rows.append([f"{fraction:g}", *numbers, *sigma, each([len(runs) for runs in both])])
-        parts += [f"### {task_name(task, full=True)}", table(header, rows)]
+        parts += [f"### {task_name(task)}", table(header, rows)]
     return parts
 
 
@@ -79,7 +79,7 @@ def figure(results: Results) -> "Figure":
             axes.plot(list(shares), [float(np.mean(some)) for some in shares.values()], color=look.colour, lw=2)
             for p, some in shares.items():
                 axes.plot([p] * len(some), some, look.marker, color=look.colour, ms=4, alpha=0.6)
-        canvas.title(axes, f"{task_name(task, full=True)}: distributed accuracy (%)")
+        canvas.title(axes, f"{task_name(task)}: distributed accuracy (%)")
         drawing.label_x(axes, "share of clients that train, p")
     canvas.key(drawn, [drawing.line(look, words) for words, _, look in shown])
     return drawn

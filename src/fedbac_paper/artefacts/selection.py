@@ -36,7 +36,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
             numbers = [paper_number(paper["mean"], paper["pm"]), mean(shares), std(shares), last]
             rest = [difference(shares, paper["mean"]), paper_number(paper["sigma"]), mean(sigma), str(len(runs))]
             rows.append([name, *numbers, *rest])
-        parts += [f"### {task_name(task, full=True)}", table(header, rows)]
+        parts += [f"### {task_name(task)}", table(header, rows)]
     return parts
 
 

@@ -16,7 +16,7 @@ from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.deploy.messages.pieces import (
     LARGEST,
     Owners,
-    are_shares,
+    measured_in,
     most_in,
     names_in,
     one_of,
@@ -24,7 +24,7 @@ from fedbac.deploy.messages.pieces import (
     teachers_in,
     teachers_out,
 )
-from fedbac.deploy.wire import Message, WireError, checked_parts, encode, laid_out
+from fedbac.deploy.wire import Message, WireError, as_array, checked_bank, checked_parts, encode, laid_out
 from fedbac.errors import quoted
 
 
@@ -67,17 +67,20 @@ def lesson(request: Train, place: int, owners: Owners, charter: str) -> bytes:
     return encode("lesson", head, tensors)
 
 
-def read_lesson(message: Message) -> Lesson:
-    """Return the training that a client is asked for."""
+def read_lesson(message: Message, like: Parts, owners: Owners) -> Lesson:
+    """Return the training that a client is asked for; ``like`` is a row of every part."""
     phases = message.value("phases", (list, type(None)))
+    rate = float(message.array("learning_rate", np.float64, ()))
+    if not 0 <= rate < LARGEST:
+        raise WireError(f"lesson: a learning rate of {rate} cannot be")
     return Lesson(
-        bank=message.parts("bank"),
+        bank=checked_parts(message.parts("bank"), owners.without(like, "client"), 1, "lesson"),
         round=message.whole("round", LARGEST),
         edge_round=message.whole("edge_round", LARGEST),
-        learning_rate=float(message.array("learning_rate", np.float64, ())),
+        learning_rate=rate,
         keep=names_in(message, "keep", ("square", "epochs")),
         phases=None if phases is None else message.wholes("phases", range(1000)),
-        teachers=teachers_in(message, 1),
+        teachers=teachers_in(message, 1, owners.of_clusters(like)),
     )
 
 
@@ -104,7 +107,11 @@ def read_learned(message: Message, request: Train, place: int, sent: Collection[
     parts = checked_parts(message.parts("parts"), like, 1, "learned")
     square = message.array("square", np.float64, (1,)) if "square" in request.keep else None
     epochs = message.array("epochs", np.float64, (1, num_epochs)) if "epochs" in request.keep else None
-    return Trained(start | parts, message.array("loss", np.float64, (1,)), None, square, epochs)
+    loss = message.array("loss", np.float64, (1,))
+    for told in (square, epochs):
+        if told is not None and np.isfinite(loss).all() and not (np.isfinite(told) & (told >= 0)).all():
+            raise WireError("learned: a client that trained well must tell of its losses, as it was asked to")
+    return Trained(start | parts, loss, None, square, epochs)
 
 
 def question(request: Evaluate, place: int, before: tuple[int, int], owners: Owners, charter: str) -> bytes:
@@ -132,15 +139,15 @@ def question(request: Evaluate, place: int, before: tuple[int, int], owners: Own
 def moment_in(message: Message) -> tuple[int, int]:
     """Return the round and edge round before which what a client owns was trained."""
     before = message.value("before", list)
-    if len(before) != 2 or not all(isinstance(one, int) for one in before):
+    if len(before) != 2 or not all(type(one) is int and 0 <= one <= LARGEST for one in before):
         raise WireError(f"question: before is {quoted(before)}; it must be a round and an edge round")
     return before[0], before[1]
 
 
-def read_question(message: Message, owner: int, own: Parts) -> Evaluate:
-    """Return what is asked of an owner; ``own`` are the parts that a client owns, one row each."""
-    rows = {part: value.numpy() for part, value in message.under("rows").items()}
-    bank = message.parts("bank")
+def read_question(message: Message, owner: int, own: Parts, like: Parts) -> Evaluate:
+    """Return what is asked of an owner; ``own`` are the parts that a client owns, ``like`` all parts, one row each."""
+    rows = {part: as_array(value, f"question: rows/{part}") for part, value in message.under("rows").items()}
+    bank = checked_bank(message.parts("bank"), {part: like[part] for part in like if part not in own}, "question")
     bank |= {part: params for part, params in own.items() if part in rows}
     for part in own.keys() & rows.keys():
         rows[part] = np.zeros_like(rows[part])
@@ -163,10 +170,6 @@ def findings(measured: Measured) -> bytes:
     )
 
 
-def read_findings(message: Message, num_models: int) -> Measured:
-    """Return what one owner measured of so many models."""
-    loss, accuracy = (message.array(name, np.float64, (num_models, 1)) for name in ("loss_VG", "accuracy_VG"))
-    count = message.array("count_G", np.int64, (1,))
-    if (count < 0).any() or not are_shares(accuracy):
-        raise WireError("findings: accuracies or counts that cannot be")
-    return Measured(loss, accuracy, count)
+def read_findings(message: Message, num_models: int, most: int) -> Measured:
+    """Return what one owner, who has at most so many examples, measured of so many models."""
+    return measured_in(message, "", (num_models, 1), np.array([most]))

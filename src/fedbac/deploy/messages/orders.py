@@ -4,7 +4,7 @@ Parts that the edge and its clients own, momentum and what clients left out of t
 where they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -16,9 +16,9 @@ from fedbac.core.state import flatten
 from fedbac.deploy.messages.pieces import (
     LARGEST,
     Owners,
-    are_shares,
     ledger_in,
     ledger_out,
+    measured_in,
     most_in,
     names_in,
     num_rows,
@@ -27,11 +27,10 @@ from fedbac.deploy.messages.pieces import (
     query_out,
     rows_in,
     state_in,
-    statistic_in,
     teachers_in,
     teachers_out,
 )
-from fedbac.deploy.wire import Message, WireError, all_finite, checked_parts, encode, laid_out
+from fedbac.deploy.wire import Message, WireError, all_finite, as_array, checked_bank, checked_parts, encode, laid_out
 from fedbac.errors import quoted
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
 
@@ -59,10 +58,16 @@ def train_order(order: TrainOrder, owners: Owners, charter: str) -> bytes:
     return encode("train", head, tensors)
 
 
-def read_train_order(message: Message, site: Site, template: Any, own: Parts) -> TrainOrder:
-    """Return an order as an edge receives it; ``own`` are the parts that it and its clients own."""
+def read_train_order(
+    message: Message, site: Site, template: Any, own: Parts, like: Parts, owners: Owners
+) -> TrainOrder:
+    """Return an order as an edge receives it; ``own`` are the parts that it and its clients own, ``like`` all parts."""
     count = len(site.clients)
-    bank = message.parts("bank") | own
+    received = owners.without(like, "edge", "client")
+    bank = checked_bank(message.parts("bank"), received, "train") | own
+    down = message.parts("links/client_down")
+    if set(bank) != set(like):
+        raise WireError(f"train: it holds the parts {quoted(sorted(bank))}, not {quoted(sorted(like))}")
     rows = {part: message.array(f"rows/{part}", np.int64, (count,)) for part in bank}
     for part, row_N in rows.items():
         if row_N.size and (row_N.min() < 0 or row_N.max() >= num_rows(bank[part])):
@@ -76,10 +81,18 @@ def read_train_order(message: Message, site: Site, template: Any, own: Parts) ->
         moved=message.value("moved", bool),
         readings=tuple(query_in(one) for one in message.value("readings", list)),
         statistics=frozenset(Statistic(name) for name in names_in(message, "statistics", ("loss", "square", "epochs"))),
-        teachers=teachers_in(message, count),
-        links={"client_down": message.parts("links/client_down")} if message.under("links/client_down") else {},
+        teachers=teachers_in(message, count, owners.of_clusters(like)),
+        links={"client_down": _down(down, bank, like)} if down else {},
         wants_updates=message.value("wants_updates", bool),
     )
+
+
+def _down(found: Parts, bank: Parts, like: Parts) -> Parts:
+    """Return what clients have of the networks that they are sent, if it is as much as is sent."""
+    for part, params in checked_bank(found, like, "train: links").items():
+        if num_rows(params) != num_rows(bank[part]):
+            raise WireError(f"train: links/client_down/{part} has not as many rows as the bank")
+    return found
 
 
 def train_report(report: TrainReport, owners: Owners, present: Sequence[str]) -> bytes:
@@ -105,7 +118,7 @@ def train_report(report: TrainReport, owners: Owners, present: Sequence[str]) ->
     return encode("trained", head, tensors)
 
 
-def read_train_report(message: Message, order: TrainOrder, site: Site, owners: Owners) -> TrainReport:
+def read_train_report(message: Message, order: TrainOrder, site: Site, owners: Owners, num_epochs: int) -> TrainReport:
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
     count = len(site.clients)
     sent = owners.without(order.bank, "edge", "client")
@@ -119,17 +132,22 @@ def read_train_report(message: Message, order: TrainOrder, site: Site, owners: O
     if not all_finite(bank):
         raise WireError("trained: the edge's networks are not finite")
     clients = frozenset(site.clients)
-    told = {Statistic(statistic_in(name)): value.numpy() for name, value in message.under("told").items()}
-    for query, value_N in told.items():
-        if value_N.dtype != np.float64 or value_N.shape[:1] != (count,) or value_N.ndim > 2:
-            raise WireError(f"trained: told/{query.name} must be a number for each of {count} clients")
+    told = {
+        query: message.array(f"told/{query.name}", np.float64, told_shape(query, count, num_epochs))
+        for query in sorted({*order.statistics, Statistic("loss")}, key=str)
+    }
     updates = message.parts("updates")
-    if updates:
-        rows = int(np.isfinite(told[Statistic("loss")]).sum()) if Statistic("loss") in told else 0
-        like = {part: sent[part] for part in updates if part in sent}
-        updates = checked_parts(updates, like, rows, "trained: updates")
+    if order.wants_updates:
+        rows = int(np.isfinite(told[Statistic("loss")]).sum())
+        updates = checked_parts(updates, owners.only(sent, "cluster"), rows, "trained: updates")
+    if not all_finite(updates) or (updates and not order.wants_updates):
+        raise WireError("trained: updates that are not finite, or that nobody asked for")
     seconds = message.value("seconds", (float, int, type(None)))
+    if seconds is not None and not 0 <= seconds <= LARGEST:
+        raise WireError(f"trained: {quoted(seconds)} seconds cannot be")
     down = message.parts("links/client_down")
+    if down and "client_down" not in order.links:
+        raise WireError("trained: it remembers a link that does not compress")
     return TrainReport(
         bank=dict(order.bank) | bank,
         weight=weight,
@@ -150,8 +168,14 @@ def read_train_report(message: Message, order: TrainOrder, site: Site, owners: O
     )
 
 
-def lost_report(order: TrainOrder, site: Site) -> TrainReport:
+def told_shape(query: Statistic, count: int, num_epochs: int) -> tuple[int, ...]:
+    """Return the shape of what so many clients tell."""
+    return (count, num_epochs) if query.name == "epochs" else (count,)
+
+
+def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
     """Return what is known of an edge that did not answer: everything is as it was, and counts for nothing."""
+    asked = order.statistics | {Statistic("loss")}
     return TrainReport(
         bank=order.bank,
         weight={part: np.zeros(num_rows(params), dtype=np.int64) for part, params in order.bank.items()},
@@ -159,7 +183,7 @@ def lost_report(order: TrainOrder, site: Site) -> TrainReport:
         selected=(),
         failed=(),
         loss=float("nan"),
-        told_N={query: np.full(len(site.clients), np.nan) for query in order.statistics | {Statistic("loss")}},
+        told_N={query: np.full(told_shape(query, len(site.clients), num_epochs), np.nan) for query in asked},
         traffic=Ledger(),
         momentum=order.momentum,
         readings=(float("nan"),) * len(order.readings),
@@ -185,9 +209,11 @@ def measure_order(order: MeasureOrder, round_: int, owners: Owners, charter: str
     return encode("measure", head, tensors)
 
 
-def read_measure_order(message: Message, site: Site, template: Any, own: Parts, trained: Parts) -> MeasureOrder:
+def read_measure_order(
+    message: Message, site: Site, template: Any, own: Parts, trained: Parts, like: Parts
+) -> MeasureOrder:
     """Return an order as an edge receives it; ``own`` as above, ``trained`` what it averaged itself in this round."""
-    bank = message.parts("bank")
+    bank = checked_bank(message.parts("bank"), {part: like[part] for part in like if part not in own}, "measure")
     kept = {}
     for part in names_in(message, "kept", None):
         if part not in trained:
@@ -197,7 +223,8 @@ def read_measure_order(message: Message, site: Site, template: Any, own: Parts, 
     for place, said in enumerate(message.value("wanted", list)):
         if not isinstance(said, dict) or set(said) != {"split", "by", "max_samples"}:
             raise WireError(f"measure: {quoted(said)} says not what to measure")
-        rows = {part: value.numpy() for part, value in message.under(f"wanted/{place}").items()}
+        found = message.under(f"wanted/{place}")
+        rows = {part: as_array(value, f"measure: wanted/{place}/{part}") for part, value in found.items()}
         mine = {part: params for part, params in own.items() if part in rows}
         wanted.append(
             Wanted(
@@ -228,18 +255,13 @@ def measure_report(report: MeasureReport, present: Sequence[str]) -> bytes:
     return encode("measured", {"traffic": ledger_out(report.traffic), "present": list(present)}, tensors)
 
 
-def read_measure_report(message: Message, order: MeasureOrder, site: Site) -> MeasureReport:
-    """Return an edge's measurements if they can be those of this order."""
+def read_measure_report(message: Message, order: MeasureOrder, site: Site, holds: Mapping[Split, int]) -> MeasureReport:
+    """Return an edge's measurements if they can be those of this order; ``holds`` are its examples by split."""
     readings = []
     for place, wanted in enumerate(order.wanted):
-        models, groups = reading_shape(wanted, site)
-        loss_VG, accuracy_VG = (
-            message.array(f"{place}/{name}", np.float64, (models, groups)) for name in ("loss_VG", "accuracy_VG")
-        )
-        count_G = message.array(f"{place}/count_G", np.int64, (groups,))
-        if (count_G < 0).any() or not are_shares(accuracy_VG):
-            raise WireError(f"measured: {place} holds accuracies or counts that cannot be")
-        readings.append(Reading(loss_VG, accuracy_VG, count_G))
+        shape = reading_shape(wanted, site)
+        measured = measured_in(message, f"{place}/", shape, np.full(shape[1], holds[wanted.split]))
+        readings.append(Reading(measured.loss_VG, measured.accuracy_VG, measured.count_G))
     return MeasureReport(tuple(readings), ledger_in(message.head.get("traffic")))
 
 

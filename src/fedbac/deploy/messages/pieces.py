@@ -2,24 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Ledger
-from fedbac.core.parts import Parts, Scope
-from fedbac.core.queries import Accuracy, Gram, Loss, Query, Seconds, Slope, Statistic
-from fedbac.core.requests import Teachers
+from fedbac.core.parts import Params, Parts, Scope
+from fedbac.core.queries import Accuracy, Gram, Loss, Models, Query, Seconds, Slope, Split, Statistic
+from fedbac.core.requests import Measured, Teachers
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import flatten, unflatten
-from fedbac.deploy.wire import Message, WireError
+from fedbac.deploy.wire import Message, WireError, as_array, checked_bank
 from fedbac.errors import quoted
 
 QUERIES: dict[str, type[Any]] = {
     kind.__name__.lower(): kind for kind in (Loss, Accuracy, Statistic, Gram, Slope, Seconds)
 }
 MOST_MODELS = 1_000_000
+ROUNDING = 1e-9
+"""By so much a share may be more than the whole."""
 LARGEST = 2**53
 
 
@@ -33,6 +35,10 @@ class Owners:
         """Return the parts, but for those whose owners are of these kinds."""
         return {part: params for part, params in parts.items() if self.scopes[part] not in kept}
 
+    def of_clusters(self, parts: Parts) -> Params:
+        """Return what clusters own, or nothing; networks that teach are like it."""
+        return next(iter(self.only(parts, "cluster").values()), {})
+
     def only(self, parts: Parts, *kept: Scope) -> Parts:
         """Return the parts whose owners are of these kinds."""
         return {part: params for part, params in parts.items() if self.scopes[part] in kept}
@@ -43,18 +49,27 @@ def num_rows(params: Mapping[str, Tensor]) -> int:
     return len(next(iter(params.values())))
 
 
-def are_shares(values: FloatArray) -> bool:
-    """Whether all numbers are from 0 to 1, or missing."""
-    return bool((np.isnan(values) | ((values >= 0) & (values <= 1))).all())
+def are_shares(*arrays: FloatArray) -> bool:
+    """Whether all numbers are from 0 to 1."""
+    return all(bool(((values >= 0) & (values <= 1 + ROUNDING)).all()) for values in arrays)
+
+
+def measured_in(message: Message, place: str, shape: tuple[int, int], most_G: IntArray) -> Measured:
+    """Return what was measured of V models on G groups, each of at most so many examples; of nothing, only its count."""
+    loss_VG, accuracy_VG = (message.array(f"{place}{name}", np.float64, shape) for name in ("loss_VG", "accuracy_VG"))
+    count_G = message.array(f"{place}count_G", np.int64, shape[1:])
+    if (count_G < 0).any() or (count_G > most_G).any() or not are_shares(accuracy_VG[:, count_G > 0]):
+        raise WireError(f"{message.kind}: {place}accuracy_VG or count_G holds what cannot be")
+    return Measured(loss_VG, accuracy_VG, count_G)
 
 
 def rows_in(rows: Mapping[str, IntArray], bank: Parts, kept: Parts) -> dict[str, IntArray]:
     """Return which networks models use, if all of them are there; those of ``kept`` follow those of the bank."""
-    if not rows or len({len(row_V) for row_V in rows.values()}) != 1:
+    if not rows or any(row_V.ndim != 1 for row_V in rows.values()) or len({len(row_V) for row_V in rows.values()}) != 1:
         raise WireError("a measurement names no models, or not as many of every part")
     for part, row_V in rows.items():
         known = (num_rows(bank[part]) if part in bank else 0) + (num_rows(kept[part]) if part in kept else 0)
-        good = row_V.dtype == np.int64 and row_V.ndim == 1 and 0 < row_V.size <= MOST_MODELS
+        good = row_V.dtype == np.int64 and 0 < row_V.size <= MOST_MODELS
         if not good or row_V.min() < 0 or row_V.max() >= known:
             raise WireError(f"a measurement points beyond the networks of part {quoted(part)}")
     return dict(rows)
@@ -66,19 +81,17 @@ def teachers_out(teachers: Teachers) -> dict[str, Any]:
     return bank | {"weight_CT": teachers.weight_CT, "share_C": teachers.share_C}
 
 
-def teachers_in(message: Message, count: int) -> Teachers | None:
-    """Return the teachers of so many clients, if there are any."""
+def teachers_in(message: Message, count: int, like: Params) -> Teachers | None:
+    """Return the teachers of so many clients, if there are any; each is a network like the one given."""
     if message.head.get("temperature") is None:
         return None
-    bank = message.under("teachers/bank")
-    if not bank or len({len(value) for value in bank.values()}) != 1:
-        raise WireError(f"{message.kind}: it has a temperature but no teachers")
-    return Teachers(
-        bank=bank,
-        weight_CT=message.array("teachers/weight_CT", np.float64, (count, num_rows(bank))),
-        share_C=message.array("teachers/share_C", np.float64, (count,)),
-        temperature=float(message.value("temperature", (float, int))),
-    )
+    bank = checked_bank({"bank": message.under("teachers/bank")}, {"bank": like}, f"{message.kind}: teachers")["bank"]
+    weight_CT = message.array("teachers/weight_CT", np.float64, (count, num_rows(bank)))
+    share_C = message.array("teachers/share_C", np.float64, (count,))
+    temperature = float(message.value("temperature", (float, int)))
+    if not (are_shares(weight_CT, share_C) and 0 < temperature < LARGEST):
+        raise WireError(f"{message.kind}: weights, shares or a temperature of teachers that cannot be")
+    return Teachers(bank=bank, weight_CT=weight_CT, share_C=share_C, temperature=temperature)
 
 
 def state_in(message: Message, template: Any) -> Any:
@@ -87,6 +100,7 @@ def state_in(message: Message, template: Any) -> Any:
     if set(found) != set(wanted):
         raise WireError(f"{message.kind}: it holds another selection policy's memory")
     for path, value in wanted.items():
+        as_array(found[path], f"{message.kind}: selection/{path}")
         if found[path].dtype != value.dtype or found[path].dim() != value.dim():
             raise WireError(f"{message.kind}: selection/{path} is no memory of the selection policy")
     return unflatten(template, found)
@@ -102,6 +116,12 @@ def query_in(said: Any) -> Query:
     try:
         kind = QUERIES[said["query"]]
         query: Query = kind(**{name: value for name, value in said.items() if name != "query"})
+        if isinstance(query, Loss | Accuracy):
+            good = (
+                query.of in get_args(Models) and query.on in (*get_args(Split), None) and isinstance(query.each, bool)
+            )
+            if not good:
+                raise TypeError
     except (KeyError, TypeError) as error:
         raise WireError(f"{quoted(said)} is no query") from error
     return query
@@ -118,7 +138,7 @@ def ledger_in(said: Any) -> Ledger:
     if not isinstance(said, list):
         raise WireError(f"traffic is {quoted(said)}; it must list bytes")
     for entry in said:
-        good = isinstance(entry, list) and len(entry) == 4 and isinstance(entry[3], int) and 0 <= entry[3] <= LARGEST
+        good = isinstance(entry, list) and len(entry) == 4 and type(entry[3]) is int and 0 <= entry[3] <= LARGEST
         if not good or entry[0] not in TIERS or entry[1] not in DIRECTIONS or entry[2] not in PURPOSES:
             raise WireError(f"traffic holds {quoted(entry)}; it must be a tier, a direction, a purpose and bytes")
         ledger.add(entry[0], entry[1], entry[2], entry[3])
@@ -138,11 +158,6 @@ def one_of(value: Any, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise WireError(f"{quoted(value)} is none of {', '.join(allowed)}")
     return value
-
-
-def statistic_in(name: str) -> Any:
-    """Return the name of a statistic."""
-    return one_of(name, ("loss", "square", "epochs"))
 
 
 def most_in(value: Any) -> int | None:

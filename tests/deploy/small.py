@@ -1,0 +1,86 @@
+"""The same small run twice: simulated with all data in one place, and with every site holding its own."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac.config.experiment import Experiment
+from fedbac.core.settings import IntArray
+from fedbac.data import Dataset, Shards, toy
+from fedbac.deploy.settings import DeploySettings
+from fedbac.federation import assemble
+from fedbac.local import Examples
+from fedbac.rounds.scores import by_clients
+from fedbac.runs.configure import Inputs, configure
+from fedbac.runs.play import finish, play
+from fedbac.runs.store import Run
+from tests.deploy.in_memory import CPU, MemoryFederation, cut, gathered
+from tests.support import Record
+from tests.unit.tiny import tiny_task
+
+COUNTS = (2, 3)
+"""Clients of each edge."""
+
+
+@dataclass(frozen=True, eq=False)
+class Small:
+    """An experiment, and the data of its sites."""
+
+    experiment: Experiment
+    sites: Mapping[str, Mapping[str, Any]]
+    dataset: Dataset
+    shards: Shards
+
+    def simulated(self) -> Run:
+        """Play it where all data are in one place."""
+        inputs = Inputs(dataset=self.dataset, shards=self.shards)
+        with self._own_test_data():
+            return finish(play(self.experiment, runtime=CPU, inputs=inputs))
+
+    def federation(self, folder: Path, **deploy: Any) -> MemoryFederation:
+        """Return the sites, each with its own data."""
+        return MemoryFederation(self.experiment, folder, self.sites, DeploySettings(**deploy))
+
+    @contextmanager
+    def _own_test_data(self) -> Iterator[None]:
+        """Have the simulator, too, judge every client by the test data that it brought."""
+        if not any("x_test" in self.sites[name] for name in self.sites if "client" in name):
+            yield
+            return
+        own: list[IntArray] = []
+        for edge, count in enumerate(COUNTS):
+            at = 0
+            for within in range(count):
+                size = len(self.sites[f"edge-{edge}-client-{within}"].get("y_test", ()))
+                own.append(self.shards.test[edge][at : at + size])
+                at += size
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Examples, "client_test", property(lambda examples: tuple(own)))
+            yield
+
+
+def small(method: str, *settings: str, rounds: int = 3, tests_at: str | None = None, **task: Any) -> Small:
+    """Return a run of a preset on a few images; clients hold test data where each has a model of its own."""
+    size = 16 if "network" in task else 8
+    whole = toy(size=size, train=200, test=60)
+    plain = tiny_task(num_edges=2, clients_per_edge=COUNTS, rounds=rounds, **task)
+    experiment = configure(method, plain, settings=settings, inputs=Inputs(dataset=whole))
+    federation = assemble(experiment, dataset=whole)
+    at = tests_at or ("clients" if by_clients(experiment.method) else "edge")
+    sites = cut(federation.dataset, federation.shards, at, federation.examples.client_test)
+    dataset, shards = gathered("toy", sites, COUNTS, whole.num_classes)
+    return Small(experiment, sites, dataset, shards)
+
+
+def compared(records: list[Record]) -> list[Record]:
+    """Return records without what may differ: the time they took."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
+def without_global(records: list[Record]) -> list[Record]:
+    """Return records without the accuracy everywhere of models that never leave their edge."""
+    return [record | {"accuracy_global": None} for record in records]
