@@ -26,7 +26,7 @@ from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, T
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
-from fedbac_paper import against_fluke, demo, notebooks, overview
+from fedbac_paper import against_fluke, demo, deployed, notebooks, overview
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -270,6 +270,7 @@ def texts() -> dict[Path, str]:
         DOCS / "methods.md": methods(RESULTS),
         **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
+        **{page: deployed.filled(page, RESULTS / "deploy") for page in DOCS.glob("deploy.md")},
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

@@ -2,11 +2,14 @@
 
 import io
 import os
+import sys
+import threading
 from typing import Any
 
 import pytest
 
-from fedbac.deploy.pipes import FAILED, OK, receive, send
+from fedbac.deploy.pipes import FAILED, OK, Worker, receive, send
+from fedbac.deploy.wire import encode
 from fedbac.deploy.worker import serve
 from fedbac.errors import DeployError
 
@@ -50,3 +53,31 @@ def test_work_for_a_client_that_was_killed_ends_quietly(caplog: pytest.LogCaptur
     serve(shop, _requests(b"one", b"two"), out)
     assert out.closed
     assert caplog.text == ""
+
+
+NOTING = """
+import sys
+from fedbac.deploy.pipes import OK, receive, send
+heard = []
+send(sys.stdout.buffer, OK, b"")
+while (request := receive(sys.stdin.buffer)) is not None:
+    heard.append(request[1])
+    send(sys.stdout.buffer, OK, b"|".join(heard))
+"""
+
+
+def test_a_process_that_is_started_again_knows_the_run() -> None:
+    """Else its parent would have to send everything twice, each time that a client was idle for a while."""
+    begin, other = encode("begin", {}, {}), encode("lesson", {}, {})
+    worker = Worker({}, idle=1000.0)
+    worker.command = [sys.executable, "-c", NOTING]
+    nobody_left = threading.Event()
+    try:
+        assert worker.ask(other, nobody_left) == other
+        worker.ask(begin, nobody_left)
+        assert worker.process is not None
+        worker.process.kill()
+        worker.process.wait()
+        assert worker.ask(other, nobody_left) == begin + b"|" + other
+    finally:
+        worker.close()
