@@ -38,6 +38,7 @@ def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
     shop: Any = Echo()
     serve(shop, _requests(b"one", b"known", b"unknown", b"two"), out)
     out.seek(0)
+    assert receive(out) == (OK, b"")
     assert receive(out) == (OK, b"one")
     assert receive(out) == (FAILED, b"the fix is this")
     assert receive(out) == (FAILED, b"the client failed (ValueError); its log says why")
@@ -45,11 +46,20 @@ def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
     assert receive(out) is None
 
 
-def test_work_for_a_client_that_was_killed_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answered", [0, 1])
+def test_work_for_a_client_that_was_killed_ends_quietly(answered: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Before it could say that it is there, or with an answer that nobody waits for any more."""
     reading, writing = os.pipe()
-    os.close(reading)
-    shop: Any = Echo()
     out = os.fdopen(writing, "wb")
+    if not answered:
+        os.close(reading)
+
+    class Killed(Echo):
+        def answer(self, request: bytes) -> bytes:
+            os.close(reading)
+            return request
+
+    shop: Any = Killed()
     serve(shop, _requests(b"one", b"two"), out)
     assert out.closed
     assert caplog.text == ""
