@@ -53,7 +53,7 @@ def federation(identities: Identities, folder: Path, heartbeat: float = HEARTBEA
         parent.wait_for(*CHILDREN)
         made.edges["edge-0"].children = parent.children
         enrolled = made.enrol()
-        records = conduct(experiment, enrolled, made.connect(enrolled), CPU)  # type: ignore[arg-type]
+        records = conduct(experiment, enrolled, made.connect(enrolled), CPU)
         yield Federation(link, parent, records)
 
 
