@@ -25,9 +25,9 @@ from fedbac.deploy.trial import Trial
 from fedbac.local import describe
 from fedbac.runs.configure import configure
 
-IDLE = 5.0
+IDLE = 60.0
 """Seconds without work after which a client frees its memory for training."""
-PATIENCE = 900.0
+PATIENCE = 1800.0
 CARRIED = {"client": {"down": "lesson", "up": "learned"}, "cloud": {"down": "train", "up": "trained"}}
 """The messages that carry networks for training."""
 AROUND = 4096

@@ -29,7 +29,7 @@ from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
-from fedbac_paper import against_fluke, demo, notebooks, overview, performance
+from fedbac_paper import against_fluke, demo, deployed, notebooks, overview, performance
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -282,6 +282,7 @@ def texts() -> dict[Path, str]:
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
         DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
+        DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

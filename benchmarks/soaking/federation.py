@@ -29,9 +29,9 @@ from fedbac.runs.play import finish, play
 
 CPU = Runtime(device="cpu", workers=1)
 SIZES = ("task.num_edges=2", "task.clients_per_edge=2", "task.network={kind: mlp, hidden: [16]}")
-START = 180.0
+START = 600.0
 """Seconds that a federation has for its first round."""
-RETURN = 90.0
+RETURN = 300.0
 """Seconds that a site has to take part again, while nobody else is disturbed."""
 TIMELESS = ("seconds", "check")
 
@@ -162,7 +162,7 @@ class Attack:
         self.tally.kills[role] += 1
         time.sleep(self.rng.choice([0.0, self.rng.uniform(0, 3)]))
         self.trial.start(name)
-        if self.rng.random() < 0.75:  # else the next attack comes before this site has recovered
+        if self.rng.random() < 0.5:  # else the next attack comes before this site has recovered
             self.see_return(name, role, killed)
 
     def freeze(self, name: str) -> None:

@@ -44,8 +44,11 @@ def soak(results: Path) -> str:
         ("rounds that lost a client", lambda phase: str(phase["with_failed"])),
         ("rounds without an edge", lambda phase: str(phase["with_absent"])),
         *(
-            (f"seconds until a {role} took part again", lambda phase, role=role: _spread(phase["returns"].get(role)))
-            for role in ROLES
+            (
+                f"seconds until {article} {role} took part again",
+                lambda phase, role=role: _spread(phase["returns"].get(role)),
+            )
+            for article, role in zip(("a", "an", "a"), ROLES, strict=True)
         ),
         ("whole rounds missed once there was a link", lambda phase: _most(phase["rounds_missed"])),
         ("most MiB: cloud, edge, client", lambda phase: _memory(phase["memory"])),

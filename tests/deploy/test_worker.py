@@ -2,11 +2,14 @@
 
 import io
 import os
+import sys
+import threading
 from typing import Any
 
 import pytest
 
-from fedbac.deploy.pipes import FAILED, OK, receive, send
+from fedbac.deploy.pipes import FAILED, OK, Worker, receive, send
+from fedbac.deploy.wire import encode
 from fedbac.deploy.worker import serve
 from fedbac.errors import DeployError
 
@@ -35,6 +38,7 @@ def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
     shop: Any = Echo()
     serve(shop, _requests(b"one", b"known", b"unknown", b"two"), out)
     out.seek(0)
+    assert receive(out) == (OK, b"")
     assert receive(out) == (OK, b"one")
     assert receive(out) == (FAILED, b"the fix is this")
     assert receive(out) == (FAILED, b"the client failed (ValueError); its log says why")
@@ -42,11 +46,48 @@ def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
     assert receive(out) is None
 
 
-def test_work_for_a_client_that_was_killed_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answered", [0, 1])
+def test_work_for_a_client_that_was_killed_ends_quietly(answered: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Before it could say that it is there, or with an answer that nobody waits for any more."""
     reading, writing = os.pipe()
-    os.close(reading)
-    shop: Any = Echo()
     out = os.fdopen(writing, "wb")
+    if not answered:
+        os.close(reading)
+
+    class Killed(Echo):
+        def answer(self, request: bytes) -> bytes:
+            os.close(reading)
+            return request
+
+    shop: Any = Killed()
     serve(shop, _requests(b"one", b"two"), out)
     assert out.closed
     assert caplog.text == ""
+
+
+NOTING = """
+import sys
+from fedbac.deploy.pipes import OK, receive, send
+heard = []
+send(sys.stdout.buffer, OK, b"")
+while (request := receive(sys.stdin.buffer)) is not None:
+    heard.append(request[1])
+    send(sys.stdout.buffer, OK, b"|".join(heard))
+"""
+
+
+def test_a_process_that_is_started_again_knows_the_run() -> None:
+    """Else its parent would have to send everything twice, each time that a client was idle for a while."""
+    begin, other = encode("begin", {}, {}), encode("lesson", {}, {})
+    worker = Worker({}, idle=1000.0)
+    worker.command = [sys.executable, "-c", NOTING]
+    nobody_left = threading.Event()
+    try:
+        assert worker.ask(other, nobody_left) == other
+        worker.ask(begin, nobody_left)
+        assert worker.process is not None
+        worker.process.kill()
+        worker.process.wait()
+        assert worker.ask(other, nobody_left) == begin + b"|" + other
+    finally:
+        worker.close()

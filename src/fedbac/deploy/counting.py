@@ -44,7 +44,7 @@ class Counted:
         sent = [message for name, message in messages.items() if name in here]
         with self._lock:
             for message in (*sent, *answers.values()):
-                counts = self._traffic.setdefault(_kind(message), [0, 0])
+                counts = self._traffic.setdefault(kind_of(message), [0, 0])
                 counts[0] += 1
                 counts[1] += len(message)
         return answers, reasons
@@ -54,7 +54,8 @@ class Counted:
         self._children.close()
 
 
-def _kind(message: bytes) -> str:
+def kind_of(message: bytes) -> str:
+    """Return what a message says that it is, without reading it; ``other`` for what nobody here says."""
     found = KIND.search(message[:LOOKED_AT])
     kind = found[1].decode() if found else ""
     return kind if kind in KINDS else "other"

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
+from fedbac.deploy.counting import kind_of
 from fedbac.errors import DeployError
 
 OK, FAILED = 0, 1
@@ -44,7 +45,10 @@ class Worker:
     """Answers by a process that is started when it is needed and ended when it has not been for a while."""
 
     def __init__(self, says: dict[str, Any], idle: float) -> None:
-        self.says, self.idle = says, idle
+        self.command = [sys.executable, "-m", "fedbac.deploy.worker", json.dumps(says)]
+        self.idle = idle
+        self.charter: bytes | None = None
+        """The message by which the process learned what the run is; one that is started later is told again."""
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
         self.used = time.monotonic()
@@ -75,6 +79,8 @@ class Worker:
                 )
             if answer[0] == FAILED:
                 raise DeployError(answer[1].decode(errors="replace"))
+            if kind_of(payload) == "begin":
+                self.charter = payload
             return answer[1]
 
     def close(self) -> None:
@@ -86,10 +92,10 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is not None and self.process.poll() is None:
             return self.process
-        command = [sys.executable, "-m", "fedbac.deploy.worker", json.dumps(self.says)]
+        self._end()  # of one that ended by itself, pipes are left
         # Of a process group of its own: Ctrl-C is for the client, which ends it in its own time.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
         )
         assert self.process.stdout is not None
         first = receive(self.process.stdout)
@@ -98,7 +104,20 @@ class Worker:
             code = self._end()
             told = f"the process that trains did not start (exit status {code})" if first is None else first[1].decode()
             raise DeployError(told)
+        self._tell_again(self.process)
         return self.process
+
+    def _tell_again(self, process: subprocess.Popen[bytes]) -> None:
+        """Tell a new process what the run is, or the parent would, and then send all its request a second time."""
+        if self.charter is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError):  # whoever asks next finds that the process has ended
+            send(process.stdin, OK, self.charter)
+            answer = receive(process.stdout)
+            if answer is None or answer[0] == FAILED:
+                self.charter = None
 
     def _answer(self, process: subprocess.Popen[bytes], gone: threading.Event) -> tuple[int, bytes] | None:
         assert process.stdout is not None

@@ -33,19 +33,18 @@ def main() -> None:
     except Error as error:
         send(out, FAILED, str(error).encode())
         return
-    send(out, OK, b"")
     serve(shop, sys.stdin.buffer, out)
 
 
 def serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
-    """Answer requests until there are no more, or nobody to answer."""
-    while (request := receive(requests)) is not None:
-        try:
+    """Say that the data could be read; then answer requests until there are no more, or nobody to answer."""
+    try:
+        send(out, OK, b"")
+        while (request := receive(requests)) is not None:
             send(out, *_answered(shop, request[1]))
-        except BrokenPipeError:  # the client was killed, and nobody is left to work for
-            with suppress(BrokenPipeError):
-                out.close()  # or the end of this process would try once more, and complain
-            return
+    except BrokenPipeError:  # the client was killed, and nobody is left to work for
+        with suppress(BrokenPipeError):
+            out.close()  # or the end of this process would try once more, and complain
 
 
 def _answered(shop: Shop, request: bytes) -> tuple[int, bytes]:
