@@ -89,7 +89,11 @@ def test_all_are_asked_where_selection_cannot_say_whom_it_trusts(kind: str) -> N
         )
         for clients in get_args(Measurement.model_fields["clients"].annotation)
     }
-    assert asked == {"trusted": (4, 6) if kind == "credit_thompson" else (4, 5, 6), "all": (4, 5, 6), "selected": (5,)}
+    assert asked == {
+        "trusted": (4, 6) if isinstance(policy, Trusting) else (4, 5, 6),
+        "all": (4, 5, 6),
+        "selected": (5,),
+    }
 
 
 def test_no_run_of_the_study_has_other_numbers_under_the_defaults_of_today() -> None:
