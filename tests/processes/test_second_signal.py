@@ -18,10 +18,12 @@ from tests.support import NO_KERNEL
 from tests.test_cli import COMMAND
 
 LONG = [
-    "--device", "cpu", "--rounds", "1", "--set", "task.num_edges=1", "--set", "task.clients_per_edge=2",
+    "--device", "cpu", "--rounds", "1", "--set", "task.num_edges=1",
     "--set", "task.network={kind: mlp, hidden: [1024, 1024]}", "--set", "task.training.epochs=100",
 ]  # fmt: skip
 """One round of 2·10¹³ operations: many minutes on any core."""
+FEW, MANY = (["--set", f"task.clients_per_edge={count}"] for count in (2, 1000))
+"""Clients: a worker is started for torch once those that were trained in the process took a while."""
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @NO_KERNEL
 def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    process = start("run", "hierfavg", "--workers", "2")
+    process = start("run", "hierfavg", "--workers", "2", *FEW)
     config = tmp_path / "a" / "config.yaml"
     while not (config.exists() and "trainer: native" in config.read_text()):
         assert process.poll() is None
@@ -66,8 +68,8 @@ def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]],
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "hierfavg", "--trainer", "torch", "--workers", "2"],
-        ["sweep", "hierfavg", "--jobs", "2", "--seed", "1", "--seed", "2"],
+        ["run", "hierfavg", "--trainer", "torch", "--workers", "2", *MANY],
+        ["sweep", "hierfavg", "--jobs", "2", "--seed", "1", "--seed", "2", *FEW],
     ],
     ids=["run", "sweep"],
 )

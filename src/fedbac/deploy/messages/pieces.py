@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
-from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Ledger
+from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Direction, Ledger, Purpose, Tier
 from fedbac.core.parts import Params, Parts, Scope
 from fedbac.core.queries import Accuracy, Gram, Loss, Models, Query, Seconds, Slope, Split, Statistic
 from fedbac.core.requests import Measured, Teachers
@@ -134,15 +134,15 @@ def ledger_out(ledger: Ledger) -> list[list[Any]]:
 
 def ledger_in(said: Any) -> Ledger:
     """Return the bytes that plain values count."""
-    ledger = Ledger()
     if not isinstance(said, list):
         raise WireError(f"traffic is {quoted(said)}; it must list bytes")
+    entries: dict[tuple[Tier, Direction, Purpose], int] = {}
     for entry in said:
         good = isinstance(entry, list) and len(entry) == 4 and type(entry[3]) is int and 0 <= entry[3] <= LARGEST
         if not good or entry[0] not in TIERS or entry[1] not in DIRECTIONS or entry[2] not in PURPOSES:
             raise WireError(f"traffic holds {quoted(entry)}; it must be a tier, a direction, a purpose and bytes")
-        ledger.add(entry[0], entry[1], entry[2], entry[3])
-    return ledger
+        entries[entry[0], entry[1], entry[2]] = entry[3]
+    return Ledger(entries)
 
 
 def names_in(message: Message, name: str, allowed: Sequence[str] | None) -> tuple[Any, ...]:
