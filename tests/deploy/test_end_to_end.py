@@ -1,11 +1,9 @@
 """A federation of processes on this machine, over gRPC with mutual TLS: the simulator's numbers, and lost sites."""
 
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from fedbac.deploy.trial import Trial, cut_data
 from fedbac.federation import assemble
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
+from tests.deploy.following import records, until
 from tests.deploy.in_memory import CPU, gathered
 
 ROUNDS = 5000
@@ -64,22 +63,6 @@ def simulated(experiment: Experiment, data: Path, rounds: int) -> list[dict[str,
     return first
 
 
-def until(what: str, true: Callable[[], Any], trial: Trial) -> None:
-    """Wait for something."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        logs = {log.name: log.read_text()[-2000:] for log in (trial.folder / "logs").iterdir()}
-        assert time.monotonic() < end, (what, logs)
-        time.sleep(0.05)
-
-
-def records(trial: Trial) -> list[dict[str, Any]]:
-    """Return the rounds that are on the disk."""
-    file = trial.run / "rounds.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def kill(trial: Trial, name: str) -> None:
     """Kill a site, as a lost machine would be."""
     os.kill(trial.processes[name].pid, signal.SIGKILL)
@@ -98,7 +81,7 @@ def stranger_is_refused(trial: Trial, tmp_path: Path, ours: FederationFolder) ->
     dialling.start()
     try:
         log = trial.folder / "logs" / "cloud.log"
-        until("the stranger is logged", lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), trial)
+        until("the stranger is logged", lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), trial, PATIENCE)
     finally:
         stop.set()
         dialling.join()
@@ -112,28 +95,28 @@ def test_three_tiers_of_processes_play_the_simulators_rounds_and_outlive_a_clien
     expected = simulated(experiment, data, 3)
     trial = Trial(folder.path / "kits", data, tmp_path, folder.config.sites())
     with trial.running():
-        until("three rounds", lambda: len(records(trial)) >= 3, trial)
+        until("three rounds", lambda: len(records(trial)) >= 3, trial, PATIENCE)
         for mine, theirs in zip(records(trial)[:3], expected, strict=True):
             for key in theirs.keys() - {"seconds"}:
                 assert mine[key] == theirs[key], (mine["round"], key)
         here = "  edge-0: here, with edge-0-client-0, edge-0-client-1"
         kit = folder.path / "kits" / "cloud"
-        until("the status", lambda: here in described(read_status(kit), time.time()), trial)
+        until("the status", lambda: here in described(read_status(kit), time.time()), trial, PATIENCE)
 
         stranger_is_refused(trial, tmp_path, folder)
 
         kill(trial, "edge-1-client-0")
         alone = len(records(trial))
-        until("rounds without the client", lambda: len(records(trial)) >= alone + 4, trial)
+        until("rounds without the client", lambda: len(records(trial)) >= alone + 4, trial, PATIENCE)
         assert all(2 not in record["selected"][1] for record in records(trial)[alone + 2 :])
         trial.start("edge-1-client-0")
-        until("the client is back", lambda: 2 in records(trial)[-1]["selected"][1], trial)
+        until("the client is back", lambda: 2 in records(trial)[-1]["selected"][1], trial, PATIENCE)
 
         kill(trial, "cloud")
         before = (trial.run / "rounds.jsonl").read_bytes()
         complete = before[: before.rfind(b"\n") + 1]
         trial.start("cloud")
-        until("it resumes", lambda: len(records(trial)) > complete.count(b"\n") + 1, trial)
+        until("it resumes", lambda: len(records(trial)) > complete.count(b"\n") + 1, trial, PATIENCE)
         trial.processes["cloud"].send_signal(signal.SIGTERM)
         assert trial.processes["cloud"].wait(PATIENCE) == 130  # it saved the round in hand and stopped
     after = (trial.run / "rounds.jsonl").read_bytes()

@@ -1,6 +1,5 @@
 """A federation for NVFlare, with data for every site."""
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.deploy.kits import FederationFolder
 from fedbac.deploy.nvflare.project import provision
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
-from fedbac.deploy.trial import cut_data
+from fedbac.deploy.trial import cut_data, free_ports
 from fedbac.federation import assemble
 from fedbac.runs.configure import configure
 
@@ -48,15 +47,3 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
     made = FederationFolder.init(folder / "clinic", config)
     provision(made)
     return Clinic(made, folder / "data", experiment)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -1,12 +1,10 @@
 """A federation that NVFlare runs on this machine: the simulator's numbers, lost sites and processes, strangers."""
 
-import json
 import os
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from fedbac.deploy.nvflare.project import provision
 from fedbac.deploy.trial import Trial
 from fedbac.runs.configure import Inputs
 from fedbac.runs.play import play
+from tests.deploy.following import records, until
 from tests.deploy.in_memory import CPU, gathered
 from tests.deploy_nvflare.conftest import COUNTS, Clinic
 
@@ -42,22 +41,6 @@ def simulated(clinic: Clinic, rounds: int) -> list[dict[str, Any]]:
     return first
 
 
-def until(what: str, true: Callable[[], Any], trial: Trial) -> None:
-    """Wait for something."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        logs = {log.name: log.read_text()[-2000:] for log in (trial.folder / "logs").iterdir()}
-        assert time.monotonic() < end, (what, logs)
-        time.sleep(0.05)
-
-
-def records(trial: Trial) -> list[dict[str, Any]]:
-    """Return the rounds that are on the disk."""
-    file = trial.run / "rounds.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def family(trial: Trial, name: str) -> list[psutil.Process]:
     """Return the processes below that of a site."""
     return list(psutil.Process(trial.processes[name].pid).children(recursive=True))
@@ -68,7 +51,7 @@ def kill(trial: Trial, name: str) -> None:
     below = family(trial, name)
     os.kill(trial.processes[name].pid, signal.SIGKILL)
     trial.processes[name].wait()
-    until("its processes end too", lambda: not any(process.is_running() for process in below), trial)
+    until("its processes end too", lambda: not any(process.is_running() for process in below), trial, PATIENCE)
 
 
 def kill_worker(trial: Trial, name: str) -> None:
@@ -113,9 +96,9 @@ def test_nvflare_plays_the_simulators_rounds_and_outlives_a_client_a_failed_job_
     trial = Trial(folder.path / "kits", clinic.data, tmp_path, folder.config.sites())
     began = time.monotonic()
     with trial.running():
-        until("a round", lambda: records(trial), trial)
+        until("a round", lambda: records(trial), trial, PATIENCE)
         cold = time.monotonic() - began
-        until("three rounds", lambda: len(records(trial)) >= 3, trial)
+        until("three rounds", lambda: len(records(trial)) >= 3, trial, PATIENCE)
         for mine, theirs in zip(records(trial)[:3], expected, strict=True):
             for key in theirs.keys() - {"seconds"}:
                 assert mine[key] == theirs[key], (mine["round"], key)
@@ -134,13 +117,13 @@ def test_nvflare_plays_the_simulators_rounds_and_outlives_a_client_a_failed_job_
         smuggled = administrator.submit_job(str(job_with_code(tmp_path)))
         kill(trial, "edge-1-client-0")
         alone = len(records(trial))
-        until("rounds without the client", lambda: len(records(trial)) >= alone + 4, trial)
+        until("rounds without the client", lambda: len(records(trial)) >= alone + 4, trial, PATIENCE)
         assert 2 not in records(trial)[-1]["selected"][1]
         trial.start("edge-1-client-0")
 
         before = len(records(trial))
         kill_worker(trial, "edge-0-client-1")  # NVFlare ends a job that lost a process; the supervisor goes on
-        until("everybody is back", lambda: 2 in records(trial)[-1]["selected"][1], trial)
+        until("everybody is back", lambda: 2 in records(trial)[-1]["selected"][1], trial, PATIENCE)
         assert len(records(trial)) > before
         status = administrator.get_job_meta(smuggled)["status"]
         administrator.close()

@@ -71,7 +71,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         listening = [name for name, site in self.sites.items() if site.role != "client"]
-        for name, port in zip(listening, _free_ports(len(listening)), strict=True):
+        for name, port in zip(listening, free_ports(len(listening)), strict=True):
             self.addresses[name] = f"127.0.0.1:{port}"
 
     @property
@@ -149,7 +149,7 @@ class Trial:
                 process.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that are free now; they are asked for together, so that all differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +12,7 @@ import grpc
 
 from fedbac.deploy.authority import Identity, read_identity
 from fedbac.deploy.credentials import Credentials, Revoked
+from fedbac.deploy.exchange import Exchange
 from fedbac.deploy.frames import Assembler, Budget, FrameError, Kind, Message, Outbox
 from fedbac.deploy.grpc.common import (
     LARGEST_HELLO,
@@ -31,21 +31,6 @@ from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import DeployError, quoted
 
 log = logging.getLogger("fedbac")
-
-
-class Exchange:
-    """One request to one child, and what became of it."""
-
-    def __init__(self, message: bytes) -> None:
-        self.number = secrets.randbits(64)
-        self.message = message
-        self.answer: bytes | None = None
-        self.reason: str | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether there is an answer, or a reason why there is none."""
-        return self.answer is not None or self.reason is not None
 
 
 class Link:

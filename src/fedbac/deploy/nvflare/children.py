@@ -1,12 +1,12 @@
 """A parent's end: greets its children, looks after them, and calls them by their proxies."""
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedbac.deploy.exchange import Exchange
 from fedbac.deploy.nvflare.post import FIRST, OK, Post
 from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import LONGEST_QUOTE, DeployError, visible
@@ -17,21 +17,6 @@ LATE = 5.0
 """Seconds that NVFlare may take longer than the deadline, after which a call is given up all the same."""
 
 log = logging.getLogger("fedbac")
-
-
-class Exchange:
-    """One request to one child, and what became of it."""
-
-    def __init__(self, message: bytes) -> None:
-        self.number = secrets.randbits(63)
-        self.message = message
-        self.answer: bytes | None = None
-        self.reason: str | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether there is an answer, or a reason why there is none."""
-        return self.answer is not None or self.reason is not None
 
 
 class Child:
