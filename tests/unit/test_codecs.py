@@ -30,7 +30,7 @@ def networks(seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_what_is_sent_and_what_is_left_add_up(codec: Codec) -> None:
     value, start, left = networks(0), networks(1), networks(2)
-    arrived, after = passed(codec, value, start, left)
+    arrived, after, _ = passed(codec, value, start, left)
     for name in value:
         sent = arrived[name] - start[name]
         torch.testing.assert_close(sent + after[name], value[name] - start[name] + left[name])
@@ -53,7 +53,7 @@ def test_eight_bits_are_off_by_at_most_half_a_step() -> None:
 def test_a_broken_row_arrives_broken_and_leaves_what_was_left() -> None:
     value, start, left = networks(0), networks(1), networks(2)
     value["weight"][1] = float("nan")
-    arrived, after = passed(TopK(keep=0.3), value, start, left)
+    arrived, after, _ = passed(TopK(keep=0.3), value, start, left)
     assert torch.isnan(arrived["weight"][1]).all()
     assert torch.equal(after["weight"][1], left["weight"][1])
     assert torch.isfinite(arrived["weight"][[0, 2]]).all()

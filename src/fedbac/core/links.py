@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedbac.core import trees
-from fedbac.core.codecs import Links, cost, passed
+from fedbac.core.codecs import Broadcast, Changes, Links, cost, passed
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.queries import Moment
 from fedbac.core.schemes import moved_parts, moving_parts
@@ -87,30 +87,35 @@ class Link:
         self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(direction, bank, one_row, purpose))
         return bank
 
-    def broadcast(self, bank: Parts, had: Parts, receivers: int = 1, one_row: bool = False) -> tuple[Parts, Parts]:
+    def broadcast(
+        self, bank: Parts, had: Parts, receivers: int = 1, one_row: bool = False
+    ) -> tuple[Parts, Parts, Broadcast | None]:
         """Send a bank for training as the difference to what the receivers have; return what they have then.
 
-        Once as what arrives, once as what they ``had`` for the next time: the same, for the parts that pass.
+        Once as what arrives, once as what they ``had`` for the next time: the same, for the parts that pass. Also
+        return how it is sent, if the link compresses.
         """
         self.send("down", "train", bank, receivers, one_row)
         codec = self.codecs.codec(self.tier, "down")
         if codec is None:
-            return bank, had
-        arrived = dict(bank)
+            return bank, had, None
+        arrived, changes = dict(bank), {}
         for part in bank.keys() & self.passing["down"]:
-            arrived[part], _ = passed(codec, bank[part], had[part], trees.zeros(had[part]))
-        return arrived, {part: arrived[part] for part in had}
+            arrived[part], _, changes[part] = passed(codec, bank[part], had[part], trees.zeros(had[part]))
+        return arrived, {part: arrived[part] for part in had}, Broadcast(had, changes)
 
-    def upload(self, bank: Parts, start: Parts, left: Parts) -> tuple[Parts, Parts]:
-        """Send a bank as the change from where it started, and what was left; return what arrives, and what is left."""
-        self.send("up", "train", bank)
+    def upload(self, bank: Parts, start: Parts, left: Parts) -> tuple[Parts, Parts, Changes]:
+        """Make of a bank what arrives of it: the change from where it started, and of what was left.
+
+        Return that, what is left now, and how it is sent if the link compresses. Who receives it counts the bytes.
+        """
         codec = self.codecs.codec(self.tier, "up")
         if codec is None:
-            return bank, left
-        arrived, left = dict(bank), dict(left)
+            return bank, left, {}
+        arrived, left, changes = dict(bank), dict(left), {}
         for part in bank.keys() & self.passing["up"]:
-            arrived[part], left[part] = passed(codec, bank[part], start[part], left[part])
-        return arrived, left
+            arrived[part], left[part], changes[part] = passed(codec, bank[part], start[part], left[part])
+        return arrived, left, changes
 
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""

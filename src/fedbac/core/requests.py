@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from fedbac.core.codecs import Codec
+from fedbac.core.codecs import Broadcast, Codec
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -109,6 +109,8 @@ class Average:
     """How clients compress what they send."""
     left: Parts = field(default_factory=dict)
     """What every client left out of its last update, stacked, where they compress."""
+    broadcast: Broadcast | None = None
+    """How the bank is sent to clients, where that link compresses."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A parent's questions to its children, all of whom must know the charter first."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.transport import Children
@@ -10,6 +11,27 @@ SHORT = 1024
 """Bytes: an answer without tensors is shorter."""
 STRANGER = encode("stranger", {}, {})
 """The answer of a child that does not know the charter, as after a restart."""
+FORGOTTEN = encode("forgotten", {}, {})
+"""The answer of a child that does not have the networks whose changes it was sent."""
+
+Child = TypeVar("Child")
+Heard = tuple[dict[Child, bytes], dict[Child, str]]
+"""By child, answers, and the reasons of those who gave none."""
+
+
+def ask_twice(
+    ask: Callable[[Mapping[Child, bytes]], Heard[Child]],
+    messages: Mapping[Child, bytes],
+    whole: Callable[[Child], bytes],
+) -> Heard[Child]:
+    """Ask children; those who do not have what their message builds on are asked again with the whole of it."""
+    answers, reasons = ask(messages)
+    forgetful = [child for child, answer in answers.items() if len(answer) < SHORT and answer == FORGOTTEN]
+    if not forgetful:
+        return answers, reasons
+    answers = {child: answer for child, answer in answers.items() if child not in forgetful}
+    more, lost = ask({child: whole(child) for child in forgetful})
+    return answers | more, reasons | lost
 
 
 def ask_informed(

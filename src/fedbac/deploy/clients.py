@@ -9,11 +9,13 @@ import numpy as np
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.codecs import Broadcast
 from fedbac.core.links import Link
 from fedbac.core.parts import Params
 from fedbac.core.queries import Moment
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained
 from fedbac.core.settings import IntArray
+from fedbac.deploy.asking import ask_twice
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned
 from fedbac.deploy.wire import WireError, decode
@@ -58,7 +60,7 @@ class Clients:
     def average(self, request: Average) -> Averaged:
         """Have clients train, and average what they come back with; one that does not has failed."""
         train = request.train
-        told = self._trained(train)
+        told = self._trained(train, request.broadcast)
         self.before = (train.round, train.edge_round + 1)
         sent = self.owners.without(train.bank, "client")
         average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent})
@@ -95,7 +97,8 @@ class Clients:
             log.warning(reason)
         return _side_by_side(found)
 
-    def _trained(self, train: Train) -> list[Trained]:
+    def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
+        codec = self.charter.experiment.method.links.client_up
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
         made: dict[tuple[int, ...], bytes] = {}
@@ -103,9 +106,13 @@ class Clients:
         for place, client in enumerate(train.clients):
             same = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
             if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
-                made[same] = lesson(train, place, self.owners, self.charter.id)
+                made[same] = lesson(train, place, self.owners, self.charter.id, broadcast)
             messages[client] = made[same]
-        answers, reasons = self.reach.ask(messages)
+
+        def whole(client: int) -> bytes:
+            return lesson(train, train.clients.index(client), self.owners, self.charter.id)
+
+        answers, reasons = ask_twice(self.reach.ask, messages, whole)
         num_epochs = self.charter.epochs(train.phases)
         told = []
         for place, client in enumerate(train.clients):
@@ -113,7 +120,7 @@ class Clients:
             if client in answers:
                 try:
                     message = decode(answers[client], ("learned",))
-                    found = self._with_twins(read_learned(message, train, place, up, num_epochs), link)
+                    found = self._with_twins(read_learned(message, train, place, up, num_epochs, codec), link)
                 except WireError as error:
                     reasons[client] = str(error)
             told.append(found or _failed(train, place, num_epochs))

@@ -14,11 +14,17 @@ from fedbac.core.settings import BoolArray
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients, Reach, TooFewClientsError
 from fedbac.deploy.keepsakes import Keepsakes
+from fedbac.deploy.messages.packing import Shelf
 from fedbac.deploy.wire import Message, laid_out
 from fedbac.errors import DeployError
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
+from fedbac.rounds.holdings import Holding
+from fedbac.rounds.memory import Remembered, first_memory
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+
+OF_SITES = ("client_down", "cloud_up")
+"""The links of which a site is the sender, and so remembers what they do."""
 
 
 class AbandonedError(DeployError):
@@ -32,6 +38,8 @@ class Desk:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
         self.clients = Clients(charter, site, reach)
         self.keepsakes = Keepsakes(state / charter.run)
+        self.shelf = Shelf(lambda: charter.first)
+        """The networks that the site was sent last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
@@ -54,7 +62,9 @@ class Desk:
         present_N = self._present()
         self.clients.before = (order.round, 0)
         parts = self.charter.experiment.method.personalization.parts
-        order = replace(order, bank={part: order.bank[part] for part in parts})
+        memory = self._memory(order)
+        links = {name: memory.of(name) for name in memory.whole}
+        order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
         report = self._drive(order, gone, present_N)
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
@@ -62,9 +72,11 @@ class Desk:
             raise TooFewClientsError(
                 f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
             )
-        own = self.charter.owners.only(report.bank, "edge")
-        if own:
-            self.keepsakes.keep((order.round, 0), laid_out(own, "parts"))
+        kept = laid_out(self.charter.owners.only(report.bank, "edge"), "parts")
+        for name, stacks in memory.with_(report.links).items():
+            kept |= laid_out(stacks, f"links/{name}")
+        if kept:
+            self.keepsakes.keep((order.round, 0), kept)
         self.trained = (order.round, report.bank)
         return report
 
@@ -74,6 +86,22 @@ class Desk:
         report = self._drive(order, gone, None)
         assert isinstance(report, MeasureReport)
         return report
+
+    def _memory(self, order: TrainOrder) -> Remembered:
+        """Return what the links of which the site is the sender remember from before a round."""
+        method = self.charter.experiment.method
+        held = {part: Holding(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
+        kept = self.keepsakes.before((order.round, 0))
+        if kept is not None:
+            version = Message("version", {}, kept)
+            whole = {name: version.parts(f"links/{name}") for name in OF_SITES if name in method.links.active}
+            return Remembered(whole, held)
+        first = first_memory(method.links, method.personalization, self.charter.first, self.site)
+        memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
+        if order.round == 1:
+            return memory
+        # It was away, or lost its memory: what clients have is unknown, so they are sent all of what it was sent.
+        return Remembered(memory.with_({"client_down": order.bank}), held)
 
     def _present(self) -> BoolArray:
         here = self.reach.clients()

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Runtime
-from fedbac.deploy.asking import STRANGER, ask_informed
+from fedbac.deploy.asking import FORGOTTEN, STRANGER, ask_informed
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
 from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import children_of, parent_of
-from fedbac.deploy.messages.orders import measure_report, read_measure_order, read_train_order, train_report
+from fedbac.deploy.messages.orders import measure_report, read_bank, read_measure_order, read_train_order, train_report
+from fedbac.deploy.messages.packing import ForgottenError
 from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.shop import Shop
 from fedbac.deploy.status import Board
@@ -106,6 +107,8 @@ class Edge:
             return self._relay(message, reach)
         try:
             return self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+        except ForgottenError:
+            return FORGOTTEN
         except TooFewClientsError as error:
             log.warning("%s takes no part in this round: %s", self.site.name, error)
             return encode("absent", {"reason": str(error), "present": self._present()}, {})
@@ -154,10 +157,12 @@ class Edge:
         return encode("ready", {}, {})
 
     def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        own = desk.own((message.whole("round", 2**53), 0), message.parts("bank"))
-        order = read_train_order(
-            message, desk.site, desk.first_memory(), own, desk.charter.template, desk.charter.owners
-        )
+        charter, codec = desk.charter, desk.charter.experiment.method.links.cloud_down
+        bank = read_bank(message, charter.template, charter.owners, codec, desk.shelf)
+        own = desk.own((message.whole("round", 2**53), 0), bank)
+        order = read_train_order(message, desk.site, desk.first_memory(), bank, own, charter.first, charter.owners)
+        if codec is not None:
+            desk.shelf.put(bank)
         return train_report(desk.train(order, gone), desk.charter.owners, self._present())
 
     def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:

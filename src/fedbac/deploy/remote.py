@@ -14,7 +14,7 @@ import torch
 from fedbac.core.parts import Scope
 from fedbac.core.queries import Moment
 from fedbac.core.schemes import running_phases
-from fedbac.deploy.asking import ask_informed
+from fedbac.deploy.asking import ask_informed, ask_twice
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
@@ -115,21 +115,21 @@ class RemoteEdges(Remote):
         self.wait(self._too_few)
         self.round = orders[0].round
         owners, key = self.charter.owners, self.charter.id
-        messages = {edge_name(order.site): train_order(order, owners, key) for order in orders}
+        named = {edge_name(order.site): order for order in orders}
+        messages = {name: train_order(order, owners, key) for name, order in named.items()}
+        method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
+        num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
 
-        scheme, moment = (
-            self.charter.experiment.method.personalization,
-            Moment(self.round, self.charter.experiment.task.rounds),
-        )
-        num_epochs = self.charter.epochs(running_phases(scheme, moment))
+        def whole(name: str) -> bytes:
+            return train_order(replace(named[name], broadcast=None), owners, key)
 
         def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
-            return read_train_report(message, order, site, owners, num_epochs)
+            return read_train_report(message, order, site, owners, num_epochs, method.links.cloud_up)
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
             return lost_report(order, site, num_epochs)
 
-        return self._reports(orders, messages, "trained", read, lost)
+        return self._reports(orders, self._ask(messages, "trained", whole), read, lost)
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
@@ -139,18 +139,16 @@ class RemoteEdges(Remote):
         def read(message: Message, order: MeasureOrder, site: Site) -> MeasureReport:
             return read_measure_report(message, order, site, self.charter.holds(site))
 
-        return self._reports(orders, messages, "measured", read, lost_measurements)
+        return self._reports(orders, self._ask(messages, "measured", messages.__getitem__), read, lost_measurements)
 
     def _reports(
         self,
         orders: Sequence[SomeOrder],
-        messages: Mapping[str, bytes],
-        kind: str,
+        found: Mapping[str, Message | str],
         read: Callable[[Message, SomeOrder, Site], SomeReport],
         lost: Callable[[SomeOrder, Site], SomeReport],
     ) -> list[SomeReport]:
         """Return every edge's report, or what stands for it; too few of them are none."""
-        found = self._ask(messages, kind)
         reports, reasons = [], {}
         for order in orders:
             name, site = edge_name(order.site), self.charter.sites[order.site]
@@ -166,9 +164,13 @@ class RemoteEdges(Remote):
         self._count(reasons, len(orders))
         return reports
 
-    def _ask(self, messages: Mapping[str, bytes], kind: str) -> dict[str, Message | str]:
-        """Return every edge's answer, or the reason why there is none."""
-        answers, reasons = ask_informed(self.children, messages, self.charter, self.patience)
+    def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
+        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
+
+        def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+            return ask_informed(self.children, some, self.charter, self.patience)
+
+        answers, reasons = ask_twice(ask, messages, whole)
         found: dict[str, Message | str] = dict(reasons)
         for name, answer in answers.items():
             try:
@@ -285,15 +287,13 @@ class RemoteClients(Remote):
             order,
             bank=dict(order.bank) | self.desk.own((order.round, 0), order.bank),
             momentum=None,
-            links={name: parts for name, parts in order.links.items() if name == "client_down"},
         )
         try:
             report = self.desk.train(here, threading.Event())
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        links = {**order.links, **{name: parts for name, parts in report.links.items() if name in here.links}}
-        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=links)]
+        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)]
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""

@@ -12,18 +12,19 @@ from torch import Tensor
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.core import trees
-from fedbac.core.codecs import passed
+from fedbac.core.codecs import Changes
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Moment
 from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
-from fedbac.deploy.asking import STRANGER
+from fedbac.deploy.asking import FORGOTTEN, STRANGER
 from fedbac.deploy.charter import CANNOT_RUN, Charter, Facts, read_charter
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.messages.lessons import findings, learned, moment_in, read_lesson, read_question
+from fedbac.deploy.messages.packing import ForgottenError, Shelf
 from fedbac.deploy.wire import Message, all_finite, decode, encode, laid_out
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, DeployError
@@ -67,7 +68,12 @@ class Shop:
         if self.charter is None or message.head.get("charter") != self.charter.id:
             return STRANGER  # whoever asks hands over the charter first, and asks again
         with one_thread():
-            return self._learn(message) if message.kind == "lesson" else self._measure(message)
+            if message.kind == "question":
+                return self._measure(message)
+            try:
+                return self._learn(message)
+            except ForgottenError:
+                return FORGOTTEN
 
     def facts(self, experiment: Experiment) -> Facts:
         """Return what the cloud must know of the data."""
@@ -107,6 +113,7 @@ class Shop:
             )
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
+        self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
         log.info("%s: part of run %s with %d examples to %s", self.name, charter.run, data.size(split), split)
         return encode("ready", {"charter": charter.id}, {})
@@ -116,6 +123,11 @@ class Shop:
         """The charter, once there is one."""
         assert self.charter is not None
         return self.charter
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """The networks that it was sent last."""
+        return Shelf(lambda: self.terms.first)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -159,7 +171,10 @@ class Shop:
 
     def _learn(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
-        charter, lesson = self.terms, read_lesson(message, self.terms.template, self.terms.owners)
+        charter, links = self.terms, self.terms.experiment.method.links
+        lesson = read_lesson(message, charter.template, charter.owners, links.client_down, self.shelf)
+        if links.client_down is not None:
+            self.shelf.put(lesson.bank)
         experiment, scheme = charter.experiment, charter.experiment.method.personalization
         kept = self._kept((lesson.round, lesson.edge_round))
         own = charter.own("client", self.number, _parts(kept, "parts"), lesson.bank)
@@ -181,23 +196,23 @@ class Shop:
         )
         (trained,) = self.trainer.train([request])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
-        link = Link("client", scheme, Moment(lesson.round, experiment.task.rounds), experiment.method.links)
-        sent, left = self._compressed(trained, bank, kept, link)
+        sent, left, changes = self._compressed(trained, bank, kept)
         if np.isfinite(trained.loss_C).all() and all_finite(trained.parts_C):
             self._keep((lesson.round, lesson.edge_round), trained, left)
-        return learned(sent, link.passing["up"])
+        return learned(
+            sent, Link("client", scheme, Moment(lesson.round, experiment.task.rounds)).passing["up"], changes
+        )
 
-    def _compressed(self, trained: Trained, start: Parts, kept: dict[str, Tensor], link: Link) -> tuple[Trained, Parts]:
-        """Return the update as it is sent, and what it leaves out, where the method compresses what clients send."""
-        codec = self.terms.experiment.method.links.client_up
-        if codec is None:
-            return trained, {}
+    def _compressed(self, trained: Trained, start: Parts, kept: dict[str, Tensor]) -> tuple[Trained, Parts, Changes]:
+        """Return the update as it arrives, what it leaves out, and how it is sent."""
+        method = self.terms.experiment.method
+        if method.links.client_up is None:
+            return trained, {}, {}
+        link = Link("client", method.personalization, codecs=method.links)
         before = _parts(kept, "left")
-        parts_C, left = dict(trained.parts_C), {}
-        for part in Link("client", self.terms.experiment.method.personalization).passing["up"]:
-            zeros = before.get(part) or trees.zeros(start[part])
-            parts_C[part], left[part] = passed(codec, parts_C[part], start[part], zeros)
-        return replace(trained, parts_C=parts_C), left
+        left = {part: before.get(part) or trees.zeros(start[part]) for part in link.passing["up"]}
+        parts_C, left, changes = link.upload(trained.parts_C, start, left)
+        return replace(trained, parts_C=parts_C), left, changes
 
     def _measure(self, message: Message) -> bytes:
         """Measure models as asked, with what the client owns in place."""

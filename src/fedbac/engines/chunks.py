@@ -174,7 +174,7 @@ def _compressed(request: Average, clients: slice, trained: Trained) -> tuple[Tra
         start_C = trees.select(request.train.bank[part], request.train.row_C[part][clients])
         start_C = trees.to(start_C, next(iter(parts_C[part].values())).device)
         before_C = {name: value[clients] for name, value in left_C.items()}
-        parts_C[part], left[part] = passed(request.codec, parts_C[part], start_C, before_C)
+        parts_C[part], left[part], _ = passed(request.codec, parts_C[part], start_C, before_C)
     return replace(trained, parts_C=parts_C), left
 
 

@@ -138,6 +138,7 @@ class EdgeActor:
             momentum=report.momentum and packed(report.momentum),
             updates=packed(report.updates),
             links={name: packed(parts) for name, parts in report.links.items()},
+            changes={},
         )
 
 
@@ -201,7 +202,8 @@ def _ready(order: Order) -> Order:
         teachers = order.teachers and replace(order.teachers, bank=packed({"": order.teachers.bank})[""])
         links = {name: packed(parts) for name, parts in order.links.items()}
         momentum = order.momentum and packed(order.momentum)
-        return replace(order, bank=packed(order.bank), momentum=momentum, teachers=teachers, links=links)
+        bank = packed(order.bank)
+        return replace(order, bank=bank, momentum=momentum, teachers=teachers, links=links, broadcast=None)
     return replace(order, bank=packed(order.bank), kept=packed(order.kept))
 
 

@@ -48,7 +48,7 @@ from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members
-from fedbac.rounds.memory import Memory, Remembered
+from fedbac.rounds.memory import AT_SITES, Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import score
 from fedbac.rounds.teaching import teachers
@@ -165,7 +165,7 @@ class Round:
             held = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
             bank = {part: trees.select(sent[part], own.owner_R) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            bank, had = self.link.broadcast(bank, memory.of("cloud_down"))
+            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"))
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
             orders.append(
                 TrainOrder(
@@ -173,13 +173,15 @@ class Round:
                     round=state.round + 1,
                     bank=bank,
                     row_N={part: own.row_N for part, own in held.items()},
+                    owner_R={part: own.owner_R for part, own in held.items()},
                     selection=state.selection_M[m],
                     moved=bool(state.moved_N[self.members.at(m)].any()),
                     momentum=state.momentum_M[m],
                     readings=asked.of_sites,
                     statistics=frozenset(query for query in asked.queries if isinstance(query, Statistic)),
                     teachers=None if taught is None else taught.at(m, self.members, self.link),
-                    links={name: memory.of(name) for name in ("client_down", "client_up") if name in memory.whole},
+                    links={name: memory.of(name) for name in AT_SITES if name in memory.whole},
+                    broadcast=broadcast,
                     wants_updates=wants_updates,
                 )
             )
@@ -188,20 +190,17 @@ class Round:
     def _received(
         self, orders: Sequence[TrainOrder], reports: Sequence[TrainReport], memories: Sequence[Remembered]
     ) -> tuple[list[TrainReport], tuple[Memory, ...]]:
-        """Return what arrives of the reports, and what the links remember.
-
-        Where a site passes on every client's update, it need not send their average.
-        """
+        """Return what arrives of the reports, and what the links remember."""
         arrived, after = [], []
         for order, report, memory in zip(orders, reports, memories, strict=True):
             self.traffic.merge(report.traffic)
             tellers = len(report.selected) if self.members.unit == "client" else 1
             self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
             averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
-            bank, left = self.link.upload(averages, order.bank, memory.of("cloud_up"))
+            bank = self.link.send("up", "train", averages)
             updates = self.link.send("up", "train", report.updates)
             arrived.append(replace(report, bank=report.bank | bank, updates=updates))
-            after.append(memory.with_({**report.links, "cloud_up": left}))
+            after.append(memory.with_(report.links))
         return arrived, tuple(after)
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:

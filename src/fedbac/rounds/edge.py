@@ -8,6 +8,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
+from fedbac.core.codecs import Changes
 from fedbac.core.links import DIRECTIONS, Link
 from fedbac.core.parts import Params, Parts, measured_parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
@@ -82,6 +83,7 @@ class Shift:
         edge_rounds = self.experiment.method.topology.edge_rounds
         for edge_round in range(edge_rounds):
             yield from self._edge_round(edge_round, last=edge_round + 1 == edge_rounds)
+        changes = self._upload()
         return TrainReport(
             bank=self.bank,
             weight=self.weight,
@@ -95,10 +97,23 @@ class Shift:
             readings=self.readings,
             updates=self.updates,
             links=self.links,
+            changes=changes,
             seconds=None if self.experiment.task.world is None else self.seconds,
             dropped=tuple(sorted(self.dropped)),
             late=tuple(sorted(self.late)),
         )
+
+    def _upload(self) -> Changes:
+        """Make of the averages what arrives at the cloud, and return how they are sent.
+
+        Where the site passes on every client's update, it need not send their average.
+        """
+        link = Link("cloud", self.experiment.method.personalization, self.moment, self.experiment.method.links)
+        averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
+        arrived, left, changes = link.upload(averages, self.order.bank, self.links.get("cloud_up", {}))
+        self.bank = self.bank | arrived
+        self.links["cloud_up"] = left
+        return changes
 
     def _edge_round(self, edge_round: int, last: bool) -> Generator[Request, Result, None]:
         """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
@@ -222,7 +237,7 @@ class Shift:
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
         had = self.links.get("client_down", {})
-        bank, had = self.link.broadcast(self.bank, had, receivers=attendance.started.size, one_row=True)
+        bank, had, broadcast = self.link.broadcast(self.bank, had, receivers=attendance.started.size, one_row=True)
         request = Train(
             clients=clients,
             bank=bank,
@@ -242,6 +257,7 @@ class Shift:
             keep=self._owned_by_clusters() if order.wants_updates else frozenset(),
             codec=self.experiment.method.links.client_up,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
+            broadcast=broadcast,
         )
         assert isinstance(trained, Averaged)
         self.updates = {part: _changes(request, part, trained) for part in trained.kept}

@@ -14,6 +14,8 @@ from fedbac.rounds.orders import Site
 
 Memory = dict[str, Parts]
 """By the name of a link that compresses; rows are owners, or clients for what clients have left."""
+AT_SITES = ("client_down", "client_up", "cloud_up")
+"""The links whose senders are a site and its clients."""
 
 
 def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site) -> Memory:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from fedbac.core.codecs import Broadcast, Changes
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Query, Split, Statistic
@@ -61,7 +62,11 @@ class TrainOrder:
     teachers: Teachers | None = None
     """Who teaches each of the site's clients, if anybody."""
     links: Mapping[str, Parts] = field(default_factory=dict)
-    """What the site's links to its clients remember, where they compress."""
+    """What the site's links remember of these rows, where they compress."""
+    owner_R: Mapping[str, IntArray] = field(default_factory=dict)
+    """Per part, the owner of each row of the bank: by them a site remembers what its links do."""
+    broadcast: Broadcast | None = None
+    """How the bank is sent to the site, where that link compresses."""
     wants_updates: bool = False
     """Whether the site passes on what each client changed in the parts that clusters own."""
 
@@ -71,7 +76,7 @@ class TrainReport:
     """What a site sends up after a round."""
 
     bank: Parts
-    """The same rows, each the average of the clients that use it."""
+    """The same rows, each the average of the clients that use it, as it arrives at the cloud."""
     weight: Mapping[str, IntArray]
     """Per part, the examples behind each row; 0 where no client counts in the average."""
     selection: Any
@@ -89,6 +94,8 @@ class TrainReport:
     """As wanted: stacked, a row for each client whose loss is finite."""
     links: Mapping[str, Parts] = field(default_factory=dict)
     """What the links remember now."""
+    changes: Changes = field(default_factory=dict)
+    """How the bank is sent to the cloud, where that link compresses."""
     seconds: float | None = None
     """How long the site would have taken, where the task has a world."""
     dropped: tuple[int, ...] = ()

@@ -10,9 +10,11 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from fedbac.core.codecs import Broadcast, Changes, Codec
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.deploy.messages.packing import Shelf, of_row, packed_in, packed_out, stamps
 from fedbac.deploy.messages.pieces import (
     LARGEST,
     Owners,
@@ -42,16 +44,15 @@ class Lesson:
     teachers: Teachers | None
 
 
-def lesson(request: Train, place: int, owners: Owners, charter: str) -> bytes:
-    """Return the training of one client of a request."""
+def lesson(request: Train, place: int, owners: Owners, charter: str, broadcast: Broadcast | None = None) -> bytes:
+    """Return the training of one client of a request, by changes where it is known how they are sent."""
     bank = owners.without(request.bank, "client")
-    rows = {
-        part: {name: value[int(request.row_C[part][place])][None] for name, value in params.items()}
-        for part, params in bank.items()
-    }
+    row = {part: int(request.row_C[part][place]) for part in bank}
+    rows = {part: {name: value[row[part]][None] for name, value in params.items()} for part, params in bank.items()}
+    changes = {} if broadcast is None else of_row(broadcast.changes, row)
     one = slice(place, place + 1)
     teachers = None if request.teachers is None else request.part(one).teachers
-    tensors: dict[str, Any] = laid_out(rows, "bank")
+    tensors: dict[str, Any] = packed_out(rows, changes, "bank")
     tensors |= {
         f"teachers/{path}": value for path, value in ({} if teachers is None else teachers_out(teachers)).items()
     }
@@ -64,17 +65,24 @@ def lesson(request: Train, place: int, owners: Owners, charter: str) -> bytes:
         "phases": None if request.phases is None else list(request.phases),
         "temperature": None if teachers is None else teachers.temperature,
     }
+    if broadcast is not None:
+        head["had"] = stamps(broadcast, {part: [one] for part, one in row.items()})
     return encode("lesson", head, tensors)
 
 
-def read_lesson(message: Message, like: Parts, owners: Owners) -> Lesson:
-    """Return the training that a client is asked for; ``like`` is a row of every part."""
+def read_lesson(message: Message, like: Parts, owners: Owners, codec: Codec | None, shelf: Shelf) -> Lesson:
+    """Return the training that a client is asked for; ``like`` is a row of every part.
+
+    Where changes are sent, the networks that changed are on the shelf.
+    """
+    received = owners.without(like, "client")
+    bank = packed_in(message, "bank", codec, shelf.find(message, received))
     phases = message.value("phases", (list, type(None)))
     rate = float(message.array("learning_rate", np.float64, ()))
     if not 0 <= rate < LARGEST:
         raise WireError(f"lesson: a learning rate of {rate} cannot be")
     return Lesson(
-        bank=checked_parts(message.parts("bank"), owners.without(like, "client"), 1, "lesson"),
+        bank=checked_parts(bank, received, 1, "lesson"),
         round=message.whole("round", LARGEST),
         edge_round=message.whole("edge_round", LARGEST),
         learning_rate=rate,
@@ -84,11 +92,10 @@ def read_lesson(message: Message, like: Parts, owners: Owners) -> Lesson:
     )
 
 
-def learned(trained: Trained, sent: Collection[str]) -> bytes:
-    """Return what one client came back with: those parts that are sent."""
-    tensors: dict[str, Any] = laid_out(
-        {part: trained.parts_C[part] for part in trained.parts_C if part in sent}, "parts"
-    )
+def learned(trained: Trained, sent: Collection[str], changes: Changes) -> bytes:
+    """Return what one client came back with: those parts that are sent, by changes where those are given."""
+    parts = {part: trained.parts_C[part] for part in trained.parts_C if part in sent}
+    tensors: dict[str, Any] = packed_out(parts, changes, "parts")
     tensors["loss"] = trained.loss_C
     if trained.square_C is not None:
         tensors["square"] = trained.square_C
@@ -97,14 +104,16 @@ def learned(trained: Trained, sent: Collection[str]) -> bytes:
     return encode("learned", {}, tensors)
 
 
-def read_learned(message: Message, request: Train, place: int, sent: Collection[str], num_epochs: int) -> Trained:
+def read_learned(
+    message: Message, request: Train, place: int, sent: Collection[str], num_epochs: int, codec: Codec | None
+) -> Trained:
     """Return what a client came back with if it can be; parts that are not sent are as the client received them."""
     start = {
         part: {name: value[int(request.row_C[part][place])][None] for name, value in params.items()}
         for part, params in request.bank.items()
     }
     like = {part: start[part] for part in start if part in sent}
-    parts = checked_parts(message.parts("parts"), like, 1, "learned")
+    parts = checked_parts(packed_in(message, "parts", codec, like), like, 1, "learned")
     square = message.array("square", np.float64, (1,)) if "square" in request.keep else None
     epochs = message.array("epochs", np.float64, (1, num_epochs)) if "epochs" in request.keep else None
     loss = message.array("loss", np.float64, (1,))

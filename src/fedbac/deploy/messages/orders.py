@@ -1,7 +1,6 @@
 """What cloud and edges say to each other: the orders and reports of ``rounds.orders``, to and from bytes.
 
-Parts that the edge and its clients own, momentum and what clients left out of their updates are not said: they stay
-where they are.
+Parts that the edge and its clients own, momentum and what their links remember are not said: they stay where they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +8,12 @@ from typing import Any, get_args
 
 import numpy as np
 
+from fedbac.core.codecs import Codec
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Split, Statistic
 from fedbac.core.state import flatten
+from fedbac.deploy.messages.packing import Shelf, packed_in, packed_out, stamps
 from fedbac.deploy.messages.pieces import (
     LARGEST,
     Owners,
@@ -38,13 +39,11 @@ from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, Tra
 def train_order(order: TrainOrder, owners: Owners, charter: str) -> bytes:
     """Return an order to an edge; what the edge and its clients own is not in it."""
     teachers = {} if order.teachers is None else teachers_out(order.teachers)
-    links = {name: parts for name, parts in order.links.items() if name == "client_down"}
-    tensors: dict[str, Any] = laid_out(owners.without(order.bank, "edge", "client"), "bank")
+    sent, broadcast = owners.without(order.bank, "edge", "client"), order.broadcast
+    tensors: dict[str, Any] = packed_out(sent, {} if broadcast is None else broadcast.changes, "bank")
     tensors |= {f"rows/{part}": rows for part, rows in order.row_N.items()}
+    tensors |= {f"owners/{part}": order.owner_R[part] for part in sent}
     tensors |= {f"selection/{path}": value for path, value in flatten(order.selection).items()}
-    tensors |= {
-        path: value for name, parts in links.items() for path, value in laid_out(parts, f"links/{name}").items()
-    }
     tensors |= {f"teachers/{path}": value for path, value in teachers.items()}
     head = {
         "charter": charter,
@@ -55,23 +54,36 @@ def train_order(order: TrainOrder, owners: Owners, charter: str) -> bytes:
         "wants_updates": order.wants_updates,
         "temperature": None if order.teachers is None else order.teachers.temperature,
     }
+    if broadcast is not None:
+        head["had"] = stamps(broadcast, {part: range(num_rows(params)) for part, params in sent.items()})
     return encode("train", head, tensors)
 
 
-def read_train_order(
-    message: Message, site: Site, template: Any, own: Parts, like: Parts, owners: Owners
-) -> TrainOrder:
-    """Return an order as an edge receives it; ``own`` are the parts that it and its clients own, ``like`` all parts."""
-    count = len(site.clients)
+def read_bank(message: Message, like: Parts, owners: Owners, codec: Codec | None, shelf: Shelf) -> Parts:
+    """Return the networks of an order; where changes are sent, the networks that changed are on the shelf."""
     received = owners.without(like, "edge", "client")
-    bank = checked_bank(message.parts("bank"), received, "train") | own
-    down = message.parts("links/client_down")
-    if set(bank) != set(like):
-        raise WireError(f"train: it holds the parts {quoted(sorted(bank))}, not {quoted(sorted(like))}")
+    return checked_bank(packed_in(message, "bank", codec, shelf.find(message, received)), received, "train")
+
+
+def read_train_order(
+    message: Message, site: Site, template: Any, received: Parts, own: Parts, first: Parts, owners: Owners
+) -> TrainOrder:
+    """Return an order as an edge receives it: with the networks that it ``received``, and the parts that it and its
+    clients ``own``; ``first`` are all parts of all owners."""
+    count = len(site.clients)
+    bank = received | own
+    if set(bank) != set(first):
+        raise WireError(f"train: it holds the parts {quoted(sorted(bank))}, not {quoted(sorted(first))}")
     rows = {part: message.array(f"rows/{part}", np.int64, (count,)) for part in bank}
     for part, row_N in rows.items():
         if row_N.size and (row_N.min() < 0 or row_N.max() >= num_rows(bank[part])):
             raise WireError(f"train: rows/{part} points beyond the bank")
+    owner_R = {part: np.array([site.index]) for part in owners.only(own, "edge")}
+    for part, params in received.items():
+        owner_R[part] = message.array(f"owners/{part}", np.int64, (num_rows(params),))
+        known = np.isin(owner_R[part], np.arange(num_rows(first[part])))
+        if not known.all() or np.unique(owner_R[part]).size != owner_R[part].size:
+            raise WireError(f"train: owners/{part} names owners that are not there, or one of them twice")
     return TrainOrder(
         site=site.index,
         round=message.whole("round", LARGEST),
@@ -81,30 +93,19 @@ def read_train_order(
         moved=message.value("moved", bool),
         readings=tuple(query_in(one) for one in message.value("readings", list)),
         statistics=frozenset(Statistic(name) for name in names_in(message, "statistics", ("loss", "square", "epochs"))),
-        teachers=teachers_in(message, count, owners.of_clusters(like)),
-        links={"client_down": _down(down, bank, like)} if down else {},
+        teachers=teachers_in(message, count, owners.of_clusters(first)),
+        owner_R=owner_R,
         wants_updates=message.value("wants_updates", bool),
     )
 
 
-def _down(found: Parts, bank: Parts, like: Parts) -> Parts:
-    """Return what clients have of the networks that they are sent, if it is as much as is sent."""
-    for part, params in checked_bank(found, like, "train: links").items():
-        if num_rows(params) != num_rows(bank[part]):
-            raise WireError(f"train: links/client_down/{part} has not as many rows as the bank")
-    return found
-
-
 def train_report(report: TrainReport, owners: Owners, present: Sequence[str]) -> bytes:
     """Return what an edge reports; what it and its clients own is not in it."""
-    tensors: dict[str, Any] = laid_out(owners.without(report.bank, "edge", "client"), "bank")
+    tensors: dict[str, Any] = packed_out(owners.without(report.bank, "edge", "client"), report.changes, "bank")
     tensors |= {f"weight/{part}": weight for part, weight in report.weight.items()}
     tensors |= {f"selection/{path}": value for path, value in flatten(report.selection).items()}
     tensors |= {f"told/{query.name}": value for query, value in report.told_N.items()}
     tensors |= laid_out(report.updates, "updates")
-    for name, parts in report.links.items():
-        if name == "client_down":
-            tensors |= laid_out(parts, f"links/{name}")
     tensors |= {"loss": np.float64(report.loss), "readings": np.array(report.readings, dtype=np.float64)}
     head = {
         "selected": list(report.selected),
@@ -118,11 +119,13 @@ def train_report(report: TrainReport, owners: Owners, present: Sequence[str]) ->
     return encode("trained", head, tensors)
 
 
-def read_train_report(message: Message, order: TrainOrder, site: Site, owners: Owners, num_epochs: int) -> TrainReport:
+def read_train_report(
+    message: Message, order: TrainOrder, site: Site, owners: Owners, num_epochs: int, codec: Codec | None
+) -> TrainReport:
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
     count = len(site.clients)
     sent = owners.without(order.bank, "edge", "client")
-    bank = checked_parts(message.parts("bank"), sent, None, "trained: bank")
+    bank = checked_parts(packed_in(message, "bank", codec, sent), sent, None, "trained: bank")
     weight = {
         part: message.array(f"weight/{part}", np.int64, (num_rows(params),)) for part, params in order.bank.items()
     }
@@ -145,9 +148,6 @@ def read_train_report(message: Message, order: TrainOrder, site: Site, owners: O
     seconds = message.value("seconds", (float, int, type(None)))
     if seconds is not None and not 0 <= seconds <= LARGEST:
         raise WireError(f"trained: {quoted(seconds)} seconds cannot be")
-    down = message.parts("links/client_down")
-    if down and "client_down" not in order.links:
-        raise WireError("trained: it remembers a link that does not compress")
     return TrainReport(
         bank=dict(order.bank) | bank,
         weight=weight,
@@ -160,8 +160,7 @@ def read_train_report(message: Message, order: TrainOrder, site: Site, owners: O
         momentum=order.momentum,
         readings=tuple(message.array("readings", np.float64, (len(order.readings),)).tolist()),
         updates=updates,
-        links=dict(order.links)
-        | ({"client_down": checked_parts(down, order.links["client_down"], None, "trained: links")} if down else {}),
+        links=order.links,
         seconds=None if seconds is None else float(seconds),
         dropped=message.wholes("dropped", clients),
         late=message.wholes("late", clients),
