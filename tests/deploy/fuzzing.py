@@ -35,13 +35,14 @@ from tests.deploy.mutants import mutant
 from tests.deploy.small import small
 
 RUNS: tuple[tuple[str, ...], ...] = (
-    ("fed-bac", "method.links.client_down.kind=eight_bits"),
+    ("fed-bac", "method.links.client_down.kind=eight_bits", "method.links.cloud_up.kind=eight_bits"),
     ("ditto", "task.training.momentum_state=persist"),
     ("phe-fl-kd",),
     ("cfl-clients",),
     ("oort", "method.links.client_up.kind=top_k"),
+    ("hierfavg", "method.links.cloud_down.kind=top_k", "method.links.cloud_up.kind=top_k"),
     ("fedper",),
-    ("fedavg",),
+    ("fedavg", "method.links.client_up.kind=eight_bits"),
 )
 """Each has something in its messages that the others have not."""
 PER_KIND = 3
@@ -307,6 +308,7 @@ def _answers_of_edges(
 ) -> Iterator[Target]:
     assert isinstance(federation.cloud, Spied)
     charter, owners = enrolled.charter, enrolled.charter.owners
+    links = charter.experiment.method.links
     for place, (name, _, answer) in enumerate(federation.cloud.heard[kind][:PER_KIND]):
         number = int(name.removeprefix("edge-"))
         if kind in ("train", "measure"):
@@ -316,7 +318,7 @@ def _answers_of_edges(
             def report(changed: bytes, order: Any = order, site: Any = site) -> object:
                 message = decode(changed, ("trained", "measured", "absent"))
                 if kind == "train":
-                    return read_train_report(message, order, site, owners, charter.epochs(None))
+                    return read_train_report(message, order, site, owners, charter.epochs(None), links.cloud_up)
                 return read_measure_report(message, order, site, charter.holds(site))
 
             yield Target(f"answer to {kind}", answer, report)

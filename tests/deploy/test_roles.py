@@ -28,7 +28,7 @@ LINKS = tuple(
 FLAT_LINKS = LINKS[:2]
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "lesson", "learned", "question", "findings", "train", "trained",
-    "measure", "measured", "relay", "relayed", "absent",
+    "measure", "measured", "relay", "relayed", "absent", "forgotten",
 )  # fmt: skip
 
 CASES: dict[str, tuple[Any, ...]] = {
@@ -52,6 +52,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "compression without edges between": ("fedavg", *FLAT_LINKS),
     "measured on test data": ("fed-bac", "method.measurement.split=test"),
     "judged before the cloud averages": ("fed-bac", "evaluation.point=edge_model"),
+    "compression, judged before the cloud averages": ("fed-bac", *LINKS, "evaluation.point=edge_model"),
+    "compression, and clients that change clusters": ("ifca", "method.clustering.num_clusters=2", *LINKS),
+    "compression, and two rounds of edges": ("hierfavg", TWICE, *LINKS),
+    "compression, and a head that the edge keeps": ("fedper", *LINKS),
     "judged before the cloud averages, by what the edge keeps": ("fedper", "evaluation.point=edge_model"),
 }
 

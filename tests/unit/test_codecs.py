@@ -50,6 +50,24 @@ def test_eight_bits_are_off_by_at_most_half_a_step() -> None:
     assert EightBits().encode(torch.zeros(1, 3)).tolist() == [[0.0, 0.0, 0.0]]
 
 
+@pytest.mark.parametrize("codec", [*CODECS, TopK(keep=1.0)], ids=str)
+@pytest.mark.parametrize("numbers", [1, 2, 7, 100])
+def test_bytes_are_those_of_what_is_packed(codec: Codec, numbers: int) -> None:
+    change = torch.randn(3, numbers, generator=torch.Generator().manual_seed(numbers))
+    packed = codec.pack(change)
+    assert {name: (value.dtype, value.shape[1]) for name, value in packed.items()} == codec.layout(numbers)
+    assert sum(value[0].numel() * value.element_size() for value in packed.values()) == codec.num_bytes(numbers)
+    assert codec.fault(packed, numbers) is None
+    assert torch.equal(codec.unpack(packed, numbers), codec.encode(change))
+
+
+def test_the_smallest_of_all_numbers_fit_into_eight_bits() -> None:
+    """190 times the smallest number is not 127 times any number: the nearest step is that number itself."""
+    smallest = torch.tensor(1, dtype=torch.int32).view(torch.float32)
+    packed = EightBits().pack(torch.stack([190 * smallest, -190 * smallest])[None])
+    assert packed["levels"].tolist() == [[127, -127]]
+
+
 def test_a_broken_row_arrives_broken_and_leaves_what_was_left() -> None:
     value, start, left = networks(0), networks(1), networks(2)
     value["weight"][1] = float("nan")
