@@ -22,7 +22,7 @@ import torch
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.deploy import enrolment
-from fedbac.deploy.asking import STRANGER
+from fedbac.deploy.asking import FORGOTTEN, STRANGER
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients
 from fedbac.deploy.enrolment import Enrolled, Roll, charter_of
@@ -357,7 +357,7 @@ class Liars:
 
     def __init__(self, share: float, seed: int) -> None:
         self.share, self.rng = share, random.Random(seed)
-        self.others: list[bytes] = [STRANGER]
+        self.others: list[bytes] = [STRANGER, FORGOTTEN]
         self.told = 0
 
     def among(self, children: Any) -> MemoryChildren:

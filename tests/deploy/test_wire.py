@@ -44,7 +44,7 @@ def test_a_mutated_message_is_taken_or_refused(receivers: Bench, seed: int) -> N
     assert any(name.endswith("refused") for name in outcomes)
 
 
-@pytest.mark.parametrize("method", ["fed-bac", "ditto", "cfl-clients", "oort", "phe-fl-kd", "fedavg"])
+@pytest.mark.parametrize("method", ["fed-bac", "ditto", "cfl-clients", "oort", "phe-fl-kd", "fedavg", "abad"])
 def test_a_run_goes_on_among_liars(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of all answers, of clients and of edges, are mutated; the run ends, and its records hold only numbers."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
