@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Personal,
         PersonalHead,
         Shared,
+        Summed,
         TwoHeads,
     )
     from fedbac.presets.methods import METHODS, method
@@ -173,6 +174,7 @@ __all__ = [
     "Similar",
     "Sound",
     "Statistic",
+    "Summed",
     "Task",
     "Teaching",
     "Thompson",
@@ -206,7 +208,7 @@ _HOMES = {
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
     "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "
-    "TwoHeads",
+    "Summed TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

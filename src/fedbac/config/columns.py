@@ -25,6 +25,7 @@ from fedbac.personalization import (
     Personal,
     PersonalHead,
     Shared,
+    Summed,
     TwoHeads,
 )
 from fedbac.selection import (
@@ -87,6 +88,7 @@ PERSONALIZATION = Choice(
     Personalization,
     Shared,
     PerCluster,
+    Summed,
     Additive,
     Personal,
     Interpolated,
