@@ -118,12 +118,13 @@ class Cloud:
         edges = {
             name: {"present": name in children.present(), "seen": now - ago} for name, ago in children.seen().items()
         }
-        clients = {} if self.remote is None else self.remote.present
+        clients, spoke = ({}, {}) if self.remote is None else (self.remote.present, self.remote.spoke)
         return {
             "site": self.kit.site.name,
             "expected": list(self.kit.site.children),
             "edges": edges,
             "clients": clients,
+            "spoke": spoke,
             "traffic": children.traffic(),
         }
 

@@ -68,6 +68,8 @@ class Remote:
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
+        self.spoke: dict[str, float] = {}
+        """By edge, when that was."""
         self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
 
     @property
@@ -101,7 +103,7 @@ class Remote:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            self.present[name] = found
+            self.present[name], self.spoke[name] = found, time.time()
 
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
