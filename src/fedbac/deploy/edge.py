@@ -149,7 +149,9 @@ class Edge:
         return encode("ready", {"charter": charter.id}, {})
 
     def _revoked(self, message: Message) -> bytes:
-        if self.kit is not None and self.kit.take_list(message.value("list", str).encode()):
+        revoked = message.value("list", str).encode()
+        if self.kit is not None and self.kit.take_list(revoked):
+            self.clients.turn_away(revoked)
             log.warning("the cloud passed on a newer list of revoked certificates")
         return encode("ready", {}, {})
 

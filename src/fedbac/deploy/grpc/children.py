@@ -203,6 +203,11 @@ class GrpcChildren:
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
 
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        with self._changed:
+            self._revoked.take(revoked)
+
     def close(self) -> None:
         """End all links and stop listening."""
         self._closing.set()
