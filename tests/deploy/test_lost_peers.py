@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedbac.deploy.enrolment import Enrolled
+from fedbac.deploy.greeting import hello
 from fedbac.deploy.remote import Interruption
 from fedbac.deploy.wire import Message, decode, encode
 from fedbac.errors import DeployError
@@ -210,6 +211,26 @@ def test_without_edges_between_a_lost_edge_has_no_accuracy_either(tmp_path: Path
         assert record["accuracy_per_edge"][0] == record["accuracy"]
 
 
+def test_who_falls_silent_is_logged_once_and_once_more_when_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every client is asked to measure its own model, so a lost one gives no answer in every round."""
+    caplog.set_level("INFO", logger="fedbac")
+    federation, enrolled = begun(tmp_path, "ditto", rounds=8)
+    playing = federation.play(enrolled=enrolled)
+    next(playing)
+    lost = {"edge-1-client-0": federation.children("edge-1"), "edge-0": federation.cloud}
+    for name, links in lost.items():
+        links.lost = {name}
+        for _ in range(3):
+            next(playing)
+        assert caplog.text.count(f"no answer from {name} (") == 1
+        links.lost = set()
+    next(playing)
+    for name in lost:
+        assert caplog.text.count(f"no answer from {name} (") == caplog.text.count(f"{name} answers again") == 1
+
+
 # ------------------------------------------------------------------------------------------------- a quorum
 
 
@@ -335,19 +356,31 @@ def test_a_client_that_was_started_again_gets_the_charter_again(tmp_path: Path) 
     assert without(records) == without(whole)
 
 
-def test_data_that_have_changed_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation, enrolled = begun(tmp_path, "hierfavg", rounds=2)
+def test_a_client_whose_data_have_changed_is_left_out_until_they_are_put_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=4)
     playing = federation.play(enrolled=enrolled)
     next(playing)
     path = tmp_path / "data" / FIRST / "data.npz"
-    arrays = dict(np.load(path))
+    before = dict(np.load(path))
+    arrays = before | {"y_train": before["y_train"].copy()}
     arrays["y_train"][0] ^= 1
     np.savez(path, **arrays)
     again_ = federation._shop(FIRST)
     federation.children("edge-0").answers[FIRST] = lambda payload, gone: again_.answer(payload)
+    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
     record = next(playing)
-    assert record["failed"] == [0]
-    assert "its data are not those with which the run began; put them back, or have the cloud start" in caplog.text
+    assert (record["selected"], record["failed"]) == ([[1], [2, 3, 4]], [])
+    next(playing)
+    assert caplog.text.count("its data are not those with which the run began; put them back and start it again") == 1
+    assert list(federation.edges["edge-0"].unfit) == [FIRST]
+    np.savez(path, **before)
+    mended = federation._shop(FIRST)
+    federation.children("edge-0").answers[FIRST] = lambda payload, gone: mended.answer(payload)
+    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
+    assert next(playing)["selected"] == [[0, 1], [2, 3, 4]]
+    assert federation.edges["edge-0"].unfit == {}
 
 
 def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -106,6 +106,8 @@ class Cloud:
 
     def _greet(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)
+        if self.remote is not None:
+            self.remote.asking.rejoined(name)
         return welcome(self.kit.site.name)
 
     def _waiting(self, what: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from fedbac.core.parts import Scope
 from fedbac.core.queries import Moment
 from fedbac.core.schemes import running_phases
-from fedbac.deploy.asking import ask_informed
+from fedbac.deploy.asking import Asking, Silences
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
@@ -64,6 +64,7 @@ class Remote:
     ) -> None:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
+        self.asking, self.silences = Asking(children, charter), Silences()
         self.round = 0
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
@@ -165,12 +166,12 @@ class RemoteEdges(Remote):
                     answer = str(error)
             reasons[name] = answer
             reports.append(lost(order, site))
-        self._count(reasons, len(orders))
+        self._count([edge_name(order.site) for order in orders], reasons)
         return reports
 
     def _ask(self, messages: Mapping[str, bytes], kind: str) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none."""
-        answers, reasons = ask_informed(self.children, messages, self.charter, self.patience)
+        answers, reasons = self.asking.ask(messages, self.patience)
         found: dict[str, Message | str] = dict(reasons)
         for name, answer in answers.items():
             try:
@@ -191,10 +192,9 @@ class RemoteEdges(Remote):
             f"missing: {', '.join(missing)}"
         )
 
-    def _count(self, reasons: Mapping[str, Any], total: int) -> None:
-        for name, reason in reasons.items():
-            log.warning("round %d: no answer from %s (%s)", self.round, name, reason)
-        answered = total - len(reasons)
+    def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
+        self.silences.note(asked, reasons, f"round {self.round}: ")
+        answered = len(asked) - len(reasons)
         if answered < self.deploy.min_edges:
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
         self.pause = AGAIN
@@ -205,6 +205,7 @@ class RelayReach:
 
     def __init__(self, remote: Remote) -> None:
         self.remote, self.charter = remote, remote.charter
+        self.asked: list[int] = []
         self.edge_of = {client: m for m, clients in enumerate(self.charter.clients) for client in clients}
 
     def clients(self) -> frozenset[int]:
@@ -213,6 +214,7 @@ class RelayReach:
 
     def ask(self, messages: Mapping[int, bytes]) -> Answers:
         """Send clients their messages, those of an edge together."""
+        self.asked = list(messages)
         to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
         for client, message in messages.items():
             to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
@@ -233,16 +235,16 @@ class RelayReach:
         return found, reasons
 
     def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gave no answer that could be used."""
-        for client, reason in reasons.items():
-            log.warning("no answer from client %d (%s)", client, reason)
+        """Log who gives no answer that can be used, and who does again."""
+        told = {f"client {client}": reason for client, reason in reasons.items()}
+        self.remote.silences.note([f"client {client}" for client in self.asked], told)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
     ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
         """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
         messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
-        replies, lost = ask_informed(self.remote.children, messages, self.charter, self.remote.patience)
+        replies, lost = self.remote.asking.ask(messages, self.remote.patience)
         answers: dict[int, bytes] = {}
         reasons: dict[int, str] = {}
         here: set[int] = set()
