@@ -9,8 +9,10 @@ from typing import Any
 from fedbac.cli.deploying import described
 from fedbac.deploy.status import read_status
 from fedbac.deploy.trial import Trial
+from fedbac.report.following import Follower
 from fedbac.runs.checkpoints import newest
-from tests.deploy.clinics import Clinic, freeze, kill, thaw
+from fedbac.runs.store import RunFolder
+from tests.deploy.clinics import ROUNDS, Clinic, freeze, kill, thaw
 from tests.deploy.following import records, until
 
 CLIENT, NUMBER = "edge-1-client-0", 2
@@ -49,6 +51,7 @@ class Story(ABC):
             self.until("three rounds", lambda: len(self.records) >= 3)
             self.rounds_are(expected)
             self.status_says("  edge-0: here, with edge-0-client-0, edge-0-client-1")
+            self.it_can_be_watched()
             self.strangers_are_refused()
             self.a_client_and_an_edge_are_killed_and_come_back()
             self.sites_freeze_and_come_back()
@@ -58,6 +61,7 @@ class Story(ABC):
             self.trial.processes["cloud"].send_signal(signal.SIGTERM)
             assert self.trial.processes["cloud"].wait(self.patience) == 130  # it saved the round in hand and stopped
         assert [record["round"] for record in self.records] == list(range(1, len(self.records) + 1))
+        assert len(RunFolder(self.trial.run).read().records) == len(self.records)
         self.no_secret_is_written()
 
     @property
@@ -75,6 +79,18 @@ class Story(ABC):
     def status_says(self, line: str) -> None:
         kit = self.clinic.folder.kit("cloud")
         self.until(f"the status: {line}", lambda: line in described(read_status(kit), time.time()))
+
+    def it_can_be_watched(self) -> None:
+        """What ``fedbac watch`` shows follows the rounds."""
+        follower = Follower(lambda: [RunFolder(self.trial.run)])
+        before = follower.shown
+
+        def newer() -> bool:
+            follower.refresh()
+            return follower.shown.version != before.version
+
+        assert f"of {ROUNDS} rounds" in "".join(before.parts.values())
+        self.until("the page shows more", newer)
 
     def joined(self, name: str) -> int:
         """Return how often a site has joined its parent."""

@@ -56,10 +56,10 @@ class Cloud:
         played = 0 if before is None else newest(self.folder.checkpoints)
         board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
         try:
+            make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
             deadline = self.kit.site.deploy.deadline
             enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
             board.say(doing="playing")
-            make_folder(self.folder.path)
             enrolled.save(self.folder.path)
             playing = conduct(
                 experiment,
