@@ -116,7 +116,7 @@ def bench(results: Path) -> str:
             "",
             table(["links to", "bytes by the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
             "",
-            "A message is sent twice to a site that does not know the run yet; the ratio leaves that out. Memory of "
+            "A message is sent twice to a site that has forgotten the run; the ratio leaves that out. Memory of "
             "the largest site of each kind, in MiB, with the process that trains while there is one:",
             "",
             table(["", "RSS", "PSS"], memory),

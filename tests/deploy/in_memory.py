@@ -50,6 +50,9 @@ class MemoryChildren:
                 reasons[name] = f"{type(error).__name__}: {error}"
         return answers, reasons
 
+    def turn_away(self, revoked: bytes) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

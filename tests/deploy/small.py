@@ -1,5 +1,6 @@
 """The same small run twice: simulated with all data in one place, and with every site holding its own."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards, toy
+from fedbac.deploy.enrolment import Enrolled
 from fedbac.deploy.settings import DeploySettings
 from fedbac.federation import assemble
 from fedbac.local import Examples
@@ -24,6 +26,8 @@ from tests.unit.tiny import tiny_task
 
 COUNTS = (2, 3)
 """Clients of each edge."""
+FIRST = "edge-0-client-0"
+"""Number 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +88,15 @@ def compared(records: list[Record]) -> list[Record]:
 def without_global(records: list[Record]) -> list[Record]:
     """Return records without the accuracy everywhere of models that never leave their edge."""
     return [record | {"accuracy_global": None} for record in records]
+
+
+def begun(folder: Path, method: str = "fed-bac", *settings: str, rounds: int = 3, **deploy: Any) -> Any:
+    """Return a federation in which everybody has enrolled."""
+    federation = small(method, *settings, rounds=rounds).federation(folder, **deploy)
+    return federation, federation.enrol()
+
+
+def played(federation: MemoryFederation, enrolled: Enrolled) -> list[Record]:
+    records = federation.run(enrolled=enrolled).records
+    json.dumps(records, allow_nan=False)
+    return records

@@ -85,6 +85,8 @@ def test_status_in_words() -> None:
     ]
     serving = {"site": "edge-0", "doing": "serving", "clients": [], "at": NOW}
     assert described(serving, NOW) == ["edge-0: serving", "  clients here: none"]
+    unfit = {"unfit": {"edge-0-client-0": "edge-0-client-0: its data are not those with which the run began"}}
+    assert described(serving | unfit, NOW)[2] == f"  left out until it rejoins: {unfit['unfit']['edge-0-client-0']}"
 
 
 @pytest.mark.parametrize(

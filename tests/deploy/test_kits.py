@@ -6,16 +6,21 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
 import fedbac
+from fedbac.deploy.credentials import Credentials, Revoked
+from fedbac.deploy.edge import Edge
 from fedbac.deploy.kits import FederationFolder, Kit
 from fedbac.deploy.settings import FederationConfig, SiteConfig, read_settings
+from fedbac.deploy.wire import decode, encode
 from fedbac.errors import DeployError, OutputError
 from tests.deploy.folders import make, small
+from tests.deploy.in_memory import MemoryChildren
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +274,37 @@ def test_nothing_here_needs_torch(module: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_edge_that_cannot_store_a_list_says_so_and_obeys_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clinic = make(tmp_path / "clinic", 1)
+    kit = Kit.load(clinic.kit("edge-0"))
+    before = kit.list_file.read_bytes()
+    clinic.authority.revoke("edge-0-client-0")
+    newer = clinic.authority.list_file.read_bytes()
+
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OutputError(f"{path}: it cannot be written (Read-only file system)")
+
+    monkeypatch.setattr("fedbac.deploy.kits.write_whole", read_only)
+    edge, told = Edge(kit.site, tmp_path / "state", kit=kit), list[bytes]()
+    edge.children = MemoryChildren({})
+    monkeypatch.setattr(edge.children, "turn_away", told.append)
+    decode(edge.answer(encode("revoked", {"list": newer.decode()}, {}), threading.Event()), ("ready",))
+    assert told == [newer]
+    assert kit.list_file.read_bytes() == before
+    assert "Read-only file system); the new list of revoked certificates holds until this site stops" in caplog.text
+
+
+def test_a_list_that_was_passed_on_holds_beside_that_of_the_file(tmp_path: Path) -> None:
+    clinic = make(tmp_path / "clinic", 2)
+    kit, first, second = (Kit.load(clinic.kit(name)) for name in ("edge-0", "edge-0-client-0", "edge-0-client-1"))
+    clinic.authority.revoke("edge-0-client-0")
+    credentials = Credentials(kit.folder / "site.key", kit.folder / "site.crt", kit.folder / "ca.crt", kit.list_file)
+    revoked = Revoked(credentials)
+    assert first.identity not in revoked
+    revoked.take(clinic.authority.list_file.read_bytes())
+    assert first.identity in revoked
+    assert second.identity not in revoked

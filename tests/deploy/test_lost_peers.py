@@ -8,34 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac.deploy.enrolment import Enrolled
 from fedbac.deploy.remote import Interruption
 from fedbac.deploy.wire import Message, decode, encode
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryFederation
-from tests.deploy.small import small
-from tests.support import Record, without
-
-FIRST = "edge-0-client-0"
-"""Number 0."""
+from tests.deploy.small import FIRST, begun, played, small
+from tests.support import without
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-
-
-def begun(folder: Path, method: str = "fed-bac", *settings: str, rounds: int = 3, **deploy: Any) -> Any:
-    """Return a federation in which everybody has enrolled."""
-    federation = small(method, *settings, rounds=rounds).federation(folder, **deploy)
-    return federation, federation.enrol()
-
-
-def played(federation: MemoryFederation, enrolled: Enrolled) -> list[Record]:
-    records = federation.run(enrolled=enrolled).records
-    json.dumps(records, allow_nan=False)
-    return records
 
 
 def lies(federation: MemoryFederation, site: str, kind: str, lie: Callable[[Message], bytes]) -> None:
@@ -319,50 +303,7 @@ def test_an_edge_whose_accuracy_cannot_be_has_none(change_: dict[str, Any], tmp_
     assert record["accuracy"] == record["accuracy_per_edge"][1]
 
 
-# ----------------------------------------------------------------------- restarts, and data that have changed
-
-
-def test_a_client_that_was_started_again_gets_the_charter_again(tmp_path: Path) -> None:
-    federation, enrolled = begun(tmp_path, rounds=3)
-    whole = played(*begun(tmp_path / "whole", rounds=3))
-    playing = federation.play(enrolled=enrolled)
-    next(playing)
-    for name, shop in federation.shops.items():
-        if federation.sites[name].role == "client":
-            shop.charter = None
-    federation.edges["edge-1"].desk = None
-    records = finish(playing).records
-    assert without(records) == without(whole)
-
-
-def test_data_that_have_changed_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation, enrolled = begun(tmp_path, "hierfavg", rounds=2)
-    playing = federation.play(enrolled=enrolled)
-    next(playing)
-    path = tmp_path / "data" / FIRST / "data.npz"
-    arrays = dict(np.load(path))
-    arrays["y_train"][0] ^= 1
-    np.savez(path, **arrays)
-    again_ = federation._shop(FIRST)
-    federation.children("edge-0").answers[FIRST] = lambda payload, gone: again_.answer(payload)
-    record = next(playing)
-    assert record["failed"] == [0]
-    assert "its data are not those with which the run began; put them back, or have the cloud start" in caplog.text
-
-
-def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation, enrolled = begun(tmp_path, rounds=2)
-    playing = federation.play(enrolled=enrolled)
-    next(playing)
-    path = tmp_path / "data" / "edge-0" / "data.npz"
-    arrays = dict(np.load(path))
-    np.savez(path, **{name: array[1:] for name, array in arrays.items()})
-    links, before = federation.children("edge-0"), federation.cloud.answers
-    federation.cloud.answers = {**before, "edge-0": federation._edge("edge-0")}
-    federation.edges["edge-0"].children = links
-    record = next(playing)
-    assert (record["absent"], record["accuracy_per_edge"][0]) == ([0], None)
-    assert "its data are not those with which the run began" in caplog.text
+# ---------------------------------------------------------------------------------- data that cannot be
 
 
 def test_what_does_not_fit_together_is_refused_before_the_first_round(tmp_path: Path) -> None:

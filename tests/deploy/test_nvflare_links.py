@@ -14,10 +14,12 @@ from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, ask_to_stop, stop_a
 from fedbac.deploy.nvflare.parent import NvflareParent
 from fedbac.deploy.nvflare.places import FOLDER
 from fedbac.deploy.nvflare.post import FAILED, Post
+from fedbac.deploy.nvflare.returning import Returning
+from fedbac.deploy.nvflare.trusting import END, Trust
 from fedbac.deploy.transport import Refusal
 from fedbac.errors import ConfigError, DeployError
+from tests.deploy.links import EDGE, FIRST, SECOND, Identities
 
-EDGE, FIRST, SECOND = "edge-0", "edge-0-client-0", "edge-0-client-1"
 LIMIT = 1000
 HEARTBEAT = 0.05
 LONG = 30.0
@@ -42,11 +44,14 @@ class Wire:
 
 
 @contextmanager
-def serving(name: str, answer: Callable[[bytes, threading.Event], bytes], hello: bytes = b"hello") -> Iterator[Wire]:
+def serving(
+    identities: Identities, name: str, answer: Callable[[bytes, threading.Event], bytes], hello: bytes = b"hello"
+) -> Iterator[Wire]:
     """Serve as a child in a thread; yield the way to it."""
     post, stop = Post(name, EDGE, LIMIT, {}), threading.Event()
     thread = threading.Thread(
-        target=NvflareParent(post).serve, args=(lambda: hello, lambda welcome: None, answer, stop)
+        target=NvflareParent(post, identities.of(name).certificate).serve,
+        args=(lambda: hello, lambda welcome: None, answer, stop),
     )
     thread.start()
     try:
@@ -57,11 +62,13 @@ def serving(name: str, answer: Callable[[bytes, threading.Event], bytes], hello:
 
 
 def children(
-    wires: dict[str, Wire], greet: Callable[[str, bytes], bytes] = lambda name, hello: b"welcome"
+    identities: Identities,
+    wires: dict[str, Wire],
+    greet: Callable[[str, bytes], bytes] = lambda name, hello: b"welcome",
 ) -> NvflareChildren:
     post = Post(EDGE, "server", LIMIT, wires)
     post.called.set()
-    return NvflareChildren(post, [FIRST, SECOND], greet, heartbeat=HEARTBEAT)
+    return NvflareChildren(post, [FIRST, SECOND], greet, Trust(identities.of(EDGE)), heartbeat=HEARTBEAT)
 
 
 def echo(request: bytes, gone: threading.Event) -> bytes:
@@ -76,9 +83,12 @@ def until(true: Callable[[], object]) -> None:
     raise AssertionError("it never happened")
 
 
-def test_children_are_there_from_the_start_and_answer() -> None:
-    with serving(FIRST, echo) as first, serving(SECOND, lambda request, gone: request * 2) as second:
-        mine = children({FIRST: first, SECOND: second})
+def test_children_are_there_from_the_start_and_answer(identities: Identities) -> None:
+    with (
+        serving(identities, FIRST, echo) as first,
+        serving(identities, SECOND, lambda request, gone: request * 2) as second,
+    ):
+        mine = children(identities, {FIRST: first, SECOND: second})
         assert mine.present() == {FIRST, SECOND}
         assert mine.call({FIRST: b"a", SECOND: b"b"}, LONG) == ({FIRST: b"a", SECOND: b"bb"}, {})
         assert set(mine.seen()) == {FIRST, SECOND}
@@ -86,26 +96,26 @@ def test_children_are_there_from_the_start_and_answer() -> None:
         assert mine.present() == frozenset()
 
 
-def test_a_child_that_is_not_in_the_job_or_was_refused_is_not_there() -> None:
+def test_a_child_that_is_not_in_the_job_or_was_refused_is_not_there(identities: Identities) -> None:
     def greet(name: str, hello: bytes) -> bytes:
         raise Refusal("install the same version")
 
-    with serving(FIRST, echo) as first:
-        mine = children({FIRST: first}, greet)
+    with serving(identities, FIRST, echo) as first:
+        mine = children(identities, {FIRST: first}, greet)
         assert mine.present() == frozenset()
         assert mine.call({FIRST: b"", SECOND: b""}, LONG)[1] == dict.fromkeys((FIRST, SECOND), "is not there")
         mine.close()
 
 
-def test_a_child_that_falls_silent_is_given_up_at_once_and_comes_back() -> None:
+def test_a_child_that_falls_silent_is_given_up_at_once_and_comes_back(identities: Identities) -> None:
     release = threading.Event()
 
     def slow(request: bytes, gone: threading.Event) -> bytes:
         release.wait(LONG)
         return request
 
-    with serving(FIRST, slow) as first:
-        mine = children({FIRST: first})
+    with serving(identities, FIRST, slow) as first:
+        mine = children(identities, {FIRST: first})
         threading.Timer(0.1, lambda: setattr(first, "cut", True)).start()
         answers, reasons = mine.call({FIRST: b"a"}, LONG)
         assert answers == {}
@@ -117,44 +127,98 @@ def test_a_child_that_falls_silent_is_given_up_at_once_and_comes_back() -> None:
         mine.close()
 
 
-def test_nobody_but_the_parent_is_answered() -> None:
-    with serving(FIRST, echo) as first:
+@pytest.mark.parametrize("how", ["the file changes", "the cloud passes it on"])
+def test_a_revoked_child_loses_its_link_and_is_refused(how: str, tmp_path: Path) -> None:
+    """NVFlare knows nothing of our list, so the parent itself holds the certificate against it."""
+    identities = Identities(tmp_path)
+    before = identities.authority.list_file.read_bytes()
+    with serving(identities, FIRST, echo) as first, serving(identities, SECOND, echo) as second:
+        mine = children(identities, {FIRST: first, SECOND: second})
+        assert mine.present() == {FIRST, SECOND}
+        identities.authority.revoke(FIRST)
+        if how == "the cloud passes it on":
+            newer = identities.authority.list_file.read_bytes()
+            identities.authority.list_file.write_bytes(before)
+            mine.turn_away(newer)
+        until(lambda: mine.present() == {SECOND})
+        assert mine.call({FIRST: b"a", SECOND: b"b"}, LONG) == ({SECOND: b"b"}, {FIRST: "is not there"})
+        mine.close()
+
+
+def test_a_child_must_bring_its_own_certificate(identities: Identities, tmp_path: Path) -> None:
+    trust = Trust(identities.of(EDGE))
+    own, others = (identities.of(name).certificate.read_bytes() for name in (FIRST, SECOND))
+    foreign = Identities(tmp_path).of(FIRST).certificate.read_bytes()
+    assert trust.take(FIRST, own + END + b"hello")[1] == b"hello"
+    for said in (b"hello", END + b"hello", others + END + b"hello", foreign + END + b"hello", b"x" + END):
+        with pytest.raises(Refusal):
+            trust.take(FIRST, said)
+
+
+def in_job(edges: set[str], clients: set[str], at: float, spoke: float) -> dict[str, Any]:
+    """Return the status of a cloud with one edge."""
+    there = {EDGE: {"present": EDGE in edges, "seen": at}}
+    return {"at": at, "edges": there, "clients": {EDGE: sorted(clients)}, "spoke": {EDGE: spoke}}
+
+
+def test_a_site_that_was_in_the_job_and_is_heard_of_again_has_come_back() -> None:
+    returning = Returning({EDGE: [FIRST, SECOND]}, [], patience=3)
+    both, one = {FIRST, SECOND}, {SECOND}
+    assert returning.back(in_job({EDGE}, both, 10, 10), {FIRST: 10}) == []
+    assert returning.back(in_job({EDGE}, one, 20, 20), {FIRST: 15}) == []  # it is only not forgotten yet
+    assert returning.back(in_job({EDGE}, one, 30, 20), {FIRST: 25}) == []  # the edge has said nothing since
+    assert returning.back(in_job({EDGE}, one, 40, 40), {FIRST: 35}) == [FIRST]
+    assert returning.back(in_job({EDGE}, both, 50, 50), {FIRST: 45}) == []  # it had only been frozen
+    assert returning.back(in_job(set(), both, 60, 50), {EDGE: 55}) == []
+    assert returning.back(in_job(set(), both, 67, 50), {EDGE: 65}) == []
+    assert returning.back(in_job(set(), both, 80, 50), {EDGE: 75}) == [EDGE]
+
+
+def test_a_site_that_the_job_refused_does_not_come_back_but_one_that_was_missing_does() -> None:
+    returning = Returning({EDGE: [FIRST, SECOND]}, [SECOND], patience=3)
+    for at in (10.0, 20.0, 30.0):
+        found = returning.back(in_job({EDGE}, set(), at, at), {FIRST: at + 1, SECOND: at + 1})
+    assert found == [SECOND]
+
+
+def test_nobody_but_the_parent_is_answered(identities: Identities) -> None:
+    with serving(identities, FIRST, echo) as first:
         for caller in ("server", SECOND, "edge-1"):
             first.caller = caller
             for reply in (first.hello(), first.ping(), first.ask(1, b"x"), first.welcome(b"x")):
                 assert reply == (FAILED, b"edge-0-client-0 answers only to its parent")
 
 
-def test_errors_are_said_in_one_line_that_quotes_no_data() -> None:
+def test_errors_are_said_in_one_line_that_quotes_no_data(identities: Identities) -> None:
     def fail(request: bytes, gone: threading.Event) -> bytes:
         if request == b"ours":
             raise DeployError("the data are missing\nput them back")
         raise ValueError("patient 4711")
 
-    with serving(FIRST, fail) as first:
-        mine = children({FIRST: first})
+    with serving(identities, FIRST, fail) as first:
+        mine = children(identities, {FIRST: first})
         assert mine.call({FIRST: b"ours"}, LONG)[1] == {FIRST: "the data are missing"}
         told = "failed with ValueError; the log of edge-0-client-0 says more"
         assert mine.call({FIRST: b""}, LONG)[1] == {FIRST: told}
         mine.close()
 
 
-def test_messages_beyond_the_limit_are_refused_either_way() -> None:
-    with serving(FIRST, lambda request, gone: request * 2) as first:
-        mine = children({FIRST: first})
+def test_messages_beyond_the_limit_are_refused_either_way(identities: Identities) -> None:
+    with serving(identities, FIRST, lambda request, gone: request * 2) as first:
+        mine = children(identities, {FIRST: first})
         assert "1,001 bytes; 1,000 are allowed" in mine.call({FIRST: b"x" * 1001}, LONG)[1][FIRST]
         assert "1,200 bytes; 1,000 are allowed" in mine.call({FIRST: b"x" * 600}, LONG)[1][FIRST]
         assert "longer than 1,000 bytes" in first.ask(1, b"x" * 1001)[1].decode()
         mine.close()
 
 
-def test_what_is_no_reply_is_a_reason() -> None:
+def test_what_is_no_reply_is_a_reason(identities: Identities) -> None:
     class Liar(Wire):
         def __getattr__(self, method: str) -> Callable[..., Any]:
-            return lambda *args: (0, b"") if method != "ask" else {"result": 1}
+            return (lambda *args: {"result": 1}) if method == "ask" else super().__getattr__(method)
 
-    with serving(FIRST, echo) as first:
-        mine = children({FIRST: Liar(first.post)})
+    with serving(identities, FIRST, echo) as first:
+        mine = children(identities, {FIRST: Liar(first.post)})
         assert mine.call({FIRST: b"x"}, LONG)[1] == {FIRST: "it sent what is no reply"}
         mine.close()
 

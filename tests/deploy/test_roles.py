@@ -155,6 +155,18 @@ def test_the_cloud_sees_classes_and_sums_only_of_all_clients_of_an_edge(tmp_path
         )
 
 
+@pytest.mark.parametrize("method", ["fed-bac", "fedavg"])
+def test_everybody_is_told_the_run_first_so_nothing_is_said_twice(method: str, tmp_path: Path) -> None:
+    federation = small(method, rounds=2).federation(tmp_path)
+    heard = overhear(federation)
+    federation.run()
+    kinds = [[word.kind for word in link.words] for link in heard]
+    assert [said.count("stranger") for said in kinds] == [0, 0, 0]
+    assert [said.count("begin") for said in kinds] == [2, 2, 3]  # one for every child
+    if method == "fed-bac":
+        assert kinds[0].count("train") == kinds[0].count("trained") == 2 * 2
+
+
 # ----------------------------------------------------------------------------------- going back a round
 
 

@@ -10,7 +10,7 @@ from fedbac.deploy.kits import FederationFolder
 from fedbac.deploy.nvflare.job import ALLOWED, write_job
 from fedbac.deploy.nvflare.project import project_of, provision
 from fedbac.errors import DeployError
-from tests.deploy_nvflare.conftest import Clinic
+from tests.deploy.clinics import Clinic
 
 SITES = ["cloud", *(f"edge-{m}{rest}" for m in (0, 1) for rest in ("", "-client-0", "-client-1"))]
 

@@ -242,6 +242,7 @@ def described(found: dict[str, Any], now: float) -> list[str]:
         lines.append(f"  {name}: {state}" + (f", with {', '.join(clients[name]) or 'no client'}" if known else ""))
     if isinstance(clients, list) and not over:
         lines.append(f"  clients here: {', '.join(clients) or 'none'}")
+        lines += [f"  left out until it rejoins: {visible(str(reason))}" for reason in found.get("unfit", {}).values()]
     return lines
 
 

@@ -1,12 +1,14 @@
 """A parent's questions to its children, all of whom must know the charter first."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from fedbac.deploy.charter import Charter
+from fedbac.deploy.charter import OTHER_DATA, Charter
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import WireError, decode, encode
 
+log = logging.getLogger("fedbac")
 SHORT = 1024
 """Bytes: an answer without tensors is shorter."""
 STRANGER = encode("stranger", {}, {})
@@ -34,24 +36,68 @@ def ask_twice(
     return answers | more, reasons | lost
 
 
-def ask_informed(
-    children: Children, messages: Mapping[str, bytes], charter: Charter, deadline: float
-) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Call children; those that do not know the charter are handed it and called again."""
-    answers, reasons = children.call(messages, deadline)
-    strangers = [name for name, answer in answers.items() if len(answer) < SHORT and answer == STRANGER]
-    if not strangers:
-        return answers, reasons
-    informed, uninformed = children.call(dict.fromkeys(strangers, charter.encoded()), deadline)
-    for name, answer in informed.items():
-        try:
-            decode(answer, ("ready",))
-        except WireError as error:
-            uninformed[name] = str(error)
-    again = {name: messages[name] for name in strangers if name not in uninformed}
-    answers = {name: answer for name, answer in answers.items() if name not in strangers}
-    reasons |= uninformed
-    if again:
-        more, lost = children.call(again, deadline)
-        answers, reasons = answers | more, reasons | lost
-    return answers, reasons
+class Asking:
+    """The children of a run: each is handed the charter before its first question, and again once it forgot it."""
+
+    def __init__(self, children: Children, charter: Charter) -> None:
+        self.children, self.charter = children, charter
+        self.informed: set[str] = set()
+        self.unfit: dict[str, str] = {}
+        """Those whose data are not those of the run, and what they said; they are asked nothing until they rejoin."""
+
+    def ask(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Call children; return the answers, and a reason for each child that gave none."""
+        reasons = self.inform(messages, deadline)
+        answers, lost = self._call(messages, reasons, deadline)
+        strangers = [name for name, answer in answers.items() if len(answer) < SHORT and answer == STRANGER]
+        if strangers:
+            self.informed -= set(strangers)
+            refused = self.inform(strangers, deadline)
+            again, more = self._call({name: messages[name] for name in strangers}, refused, deadline)
+            answers = {name: answer for name, answer in answers.items() if name not in strangers} | again
+            lost |= refused | more
+        return answers, reasons | lost
+
+    def inform(self, names: Collection[str], deadline: float) -> dict[str, str]:
+        """Hand the charter to those who do not know it; return why some still do not."""
+        new = [name for name in names if name not in self.informed and name not in self.unfit]
+        answers, reasons = self.children.call(dict.fromkeys(new, self.charter.encoded()), deadline) if new else ({}, {})
+        for name, answer in answers.items():
+            try:
+                decode(answer, ("ready",))
+                self.informed.add(name)
+            except WireError as error:
+                reasons[name] = str(error)
+        for name, reason in reasons.items():
+            if OTHER_DATA in reason:
+                self.unfit[name] = reason
+                log.warning("%s is left out until it rejoins: %s", name, reason)
+        return reasons | {name: self.unfit[name] for name in names if name in self.unfit}
+
+    def rejoined(self, name: str) -> None:
+        """Note that a child has a new link: it may have been started again, with other data."""
+        self.informed.discard(name)
+        self.unfit.pop(name, None)
+
+    def _call(
+        self, messages: Mapping[str, bytes], without: Collection[str], deadline: float
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        left = {name: message for name, message in messages.items() if name not in without}
+        return self.children.call(left, deadline) if left else ({}, {})
+
+
+class Silences:
+    """Says once that somebody gives no answer, and once that there is one again."""
+
+    def __init__(self) -> None:
+        self.silent: set[str] = set()
+
+    def note(self, asked: Iterable[str], reasons: Mapping[str, str], when: str = "") -> None:
+        """Take whom somebody asked, and the reasons of those who gave no answer that could be used."""
+        for name in asked:
+            if name in reasons and name not in self.silent:
+                log.warning("%sno answer from %s (%s)", when, name, reasons[name])
+                self.silent.add(name)
+            elif name not in reasons and name in self.silent:
+                log.info("%s%s answers again", when, name)
+                self.silent.discard(name)

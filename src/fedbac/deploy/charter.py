@@ -34,6 +34,7 @@ MOST_EXAMPLES = 2**40
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
+OTHER_DATA = "its data are not those with which the run began"
 CANNOT_RUN = "the experiment of the federation cannot run here"
 Whole = Field(ge=0, le=MOST_EXAMPLES)
 

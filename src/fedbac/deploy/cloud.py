@@ -56,10 +56,10 @@ class Cloud:
         played = 0 if before is None else newest(self.folder.checkpoints)
         board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
         try:
+            make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
             deadline = self.kit.site.deploy.deadline
             enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
             board.say(doing="playing")
-            make_folder(self.folder.path)
             enrolled.save(self.folder.path)
             playing = conduct(
                 experiment,
@@ -106,6 +106,8 @@ class Cloud:
 
     def _greet(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)
+        if self.remote is not None:
+            self.remote.asking.rejoined(name)
         return welcome(self.kit.site.name)
 
     def _waiting(self, what: str) -> None:
@@ -118,12 +120,13 @@ class Cloud:
         edges = {
             name: {"present": name in children.present(), "seen": now - ago} for name, ago in children.seen().items()
         }
-        clients = {} if self.remote is None else self.remote.present
+        clients, spoke = ({}, {}) if self.remote is None else (self.remote.present, self.remote.spoke)
         return {
             "site": self.kit.site.name,
             "expected": list(self.kit.site.children),
             "edges": edges,
             "clients": clients,
+            "spoke": spoke,
             "traffic": children.traffic(),
         }
 

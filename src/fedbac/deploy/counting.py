@@ -49,6 +49,10 @@ class Counted:
                 counts[1] += len(message)
         return answers, reasons
 
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        self._children.turn_away(revoked)
+
     def close(self) -> None:
         """End all links and stop listening."""
         self._children.close()

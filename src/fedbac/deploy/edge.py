@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Runtime
-from fedbac.deploy.asking import FORGOTTEN, STRANGER, ask_informed
+from fedbac.deploy.asking import FORGOTTEN, STRANGER, Asking, Silences
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
@@ -38,19 +38,24 @@ class EdgeReach:
 
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, shop: Shop | None) -> None:
         assert site.edge is not None
-        self.charter, self.children, self.shop = charter, children, shop
+        self.children, self.shop = children, shop
+        self.asking, self.silences = Asking(children, charter), Silences()
+        self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
         self.number_of = {name: number for number, name in self.name_of.items()}
 
     def clients(self) -> frozenset[int]:
-        """Return the clients whose link is alive."""
-        return frozenset(self.number_of[name] for name in self.children.present() if name in self.number_of)
+        """Return the clients whose link is alive, and whose data are those of the run."""
+        here = [name for name in self.children.present() if name in self.number_of]
+        refused = self.asking.inform(here, self.deadline)
+        return frozenset(self.number_of[name] for name in here if name not in refused)
 
     def ask(self, messages: Mapping[int, bytes]) -> Answers:
         """Send clients their messages and wait for the answers."""
         named = {self.name_of[client]: message for client, message in messages.items()}
-        answers, reasons = ask_informed(self.children, named, self.charter, self.deadline)
+        self.asked = list(messages)
+        answers, reasons = self.asking.ask(named, self.deadline)
         return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
 
     def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
@@ -60,9 +65,9 @@ class EdgeReach:
         return {edge: self.shop.answer(message) for edge, message in messages.items()}, {}
 
     def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gave no answer that could be used."""
-        for client, reason in reasons.items():
-            log.warning("no answer from %s (%s)", self.name_of[client], reason)
+        """Log who gives no answer that can be used, and who does again."""
+        asked = [self.name_of[client] for client in self.asked]
+        self.silences.note(asked, {self.name_of[client]: reason for client, reason in reasons.items()})
 
 
 class Edge:
@@ -75,6 +80,7 @@ class Edge:
         self.desk: Desk | None = None
         """Its place in a run; set by the cloud."""
         self.reach: EdgeReach | None = None
+        self.silences = Silences()
 
     @property
     def clients(self) -> Children:
@@ -85,6 +91,8 @@ class Edge:
     def greet(self, name: str, said: bytes) -> bytes:
         """Take a client."""
         check_hello(name, said)
+        if self.reach is not None:
+            self.reach.asking.rejoined(name)
         return welcome(self.site.name)
 
     def hello(self) -> bytes:
@@ -106,15 +114,22 @@ class Edge:
         if message.kind == "relay":
             return self._relay(message, reach)
         try:
-            return self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+            said = self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+            self.silences.note([self.site.name], {})
+            return said
         except ForgottenError:
             return FORGOTTEN
         except TooFewClientsError as error:
-            log.warning("%s takes no part in this round: %s", self.site.name, error)
+            self.silences.note([self.site.name], {self.site.name: str(error)})
             return encode("absent", {"reason": str(error), "present": self._present()}, {})
 
     def _present(self) -> list[str]:
-        return sorted(self.clients.present())
+        return sorted(self.clients.present() - set(self.unfit))
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Clients that are there with other data than those of the run, and what they said of it."""
+        return {} if self.reach is None else dict(self.reach.asking.unfit)
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
@@ -139,6 +154,8 @@ class Edge:
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
         charter = read_charter(message)
+        if self.desk is not None and self.desk.charter.id == charter.id:  # as after a link that was lost for a moment
+            return encode("ready", {"charter": charter.id}, {})
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
             raise DeployError(f"{self.site.name}: the run has another number of clients than its kit; renew the kit")
@@ -152,7 +169,9 @@ class Edge:
         return encode("ready", {"charter": charter.id}, {})
 
     def _revoked(self, message: Message) -> bytes:
-        if self.kit is not None and self.kit.take_list(message.value("list", str).encode()):
+        revoked = message.value("list", str).encode()
+        if self.kit is not None and self.kit.take_list(revoked):
+            self.clients.turn_away(revoked)
             log.warning("the cloud passed on a newer list of revoked certificates")
         return encode("ready", {}, {})
 
@@ -218,7 +237,12 @@ def run_edge(
     children = edge.children = children_of(kit, edge.greet, listen)
 
     def look() -> dict[str, Any]:
-        return {"site": site.name, "clients": sorted(children.present()), "traffic": children.traffic()}
+        return {
+            "site": site.name,
+            "clients": sorted(children.present()),
+            "unfit": edge.unfit,
+            "traffic": children.traffic(),
+        }
 
     board = Board(folder, look)
     board.say(doing="serving")

@@ -1,6 +1,7 @@
 """A federation's folder, and the kits in it: all that the machine of one site needs, copied there by a person."""
 
 import datetime as dt
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,14 @@ from fedbac.config.text import to_yaml
 from fedbac.deploy import authority
 from fedbac.deploy.authority import ONLY_OWNER, Authority, Identity, Pair, RevokedList
 from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, SiteConfig, read_settings
-from fedbac.errors import DeployError, quoted, unknown
+from fedbac.errors import DeployError, OutputError, quoted, unknown
 from fedbac.files import make_folder, remove, write_whole
 
 SITE_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE = "site.yaml", "site.key", "site.crt", "ca.crt"
 LIST_FILE, EXPERIMENT_FILE = "revoked.crl", "experiment.yaml"
 FROM_FEDERATION = "# Made from federation.yaml. Change it there, then run: fedbac federation renew\n"
+
+log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,14 @@ class Kit:
         newer = authority.read_revoked(pem, self.authority, "the list of revoked certificates that arrived")
         if newer.number <= self.revoked().number:
             return False
-        write_whole(self.list_file, pem)
+        try:
+            write_whole(self.list_file, pem)
+        except OutputError as error:
+            log.error(
+                "%s; the new list of revoked certificates holds until this site stops. Let it write there, or copy the "
+                "list before the next start",
+                error,
+            )
         return True
 
 

@@ -13,8 +13,10 @@ def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
     if kit.site.deploy.transport == "nvflare":
         from fedbac.deploy.nvflare.children import NvflareChildren
         from fedbac.deploy.nvflare.post import here
+        from fedbac.deploy.nvflare.trusting import Trust
 
-        return Counted(NvflareChildren(here(), kit.site.children, greet, heartbeat=kit.site.deploy.heartbeat))
+        trust, heartbeat = Trust(_credentials(kit)), kit.site.deploy.heartbeat
+        return Counted(NvflareChildren(here(), kit.site.children, greet, trust, heartbeat=heartbeat))
     from fedbac.deploy.grpc import GrpcChildren  # an extra, imported only when needed
 
     address = listen or kit.site.listen
@@ -36,7 +38,7 @@ def parent_of(kit: Kit, address: str | None = None) -> Parent:
         from fedbac.deploy.nvflare.parent import NvflareParent
         from fedbac.deploy.nvflare.post import here
 
-        return NvflareParent(here())
+        return NvflareParent(here(), kit.folder / CERTIFICATE_FILE)
     from fedbac.deploy.grpc import GrpcParent
 
     to = address or kit.site.parent_address

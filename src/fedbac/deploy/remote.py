@@ -14,7 +14,7 @@ import torch
 from fedbac.core.parts import Scope
 from fedbac.core.queries import Moment
 from fedbac.core.schemes import running_phases
-from fedbac.deploy.asking import ask_informed, ask_twice
+from fedbac.deploy.asking import Asking, Silences, ask_twice
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
@@ -64,10 +64,13 @@ class Remote:
     ) -> None:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
+        self.asking, self.silences = Asking(children, charter), Silences()
         self.round = 0
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
+        self.spoke: dict[str, float] = {}
+        """By edge, when that was."""
         self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
 
     @property
@@ -101,7 +104,7 @@ class Remote:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            self.present[name] = found
+            self.present[name], self.spoke[name] = found, time.time()
 
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
@@ -161,14 +164,14 @@ class RemoteEdges(Remote):
                     answer = str(error)
             reasons[name] = answer
             reports.append(lost(order, site))
-        self._count(reasons, len(orders))
+        self._count([edge_name(order.site) for order in orders], reasons)
         return reports
 
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
 
         def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
-            return ask_informed(self.children, some, self.charter, self.patience)
+            return self.asking.ask(some, self.patience)
 
         answers, reasons = ask_twice(ask, messages, whole)
         found: dict[str, Message | str] = dict(reasons)
@@ -191,10 +194,9 @@ class RemoteEdges(Remote):
             f"missing: {', '.join(missing)}"
         )
 
-    def _count(self, reasons: Mapping[str, Any], total: int) -> None:
-        for name, reason in reasons.items():
-            log.warning("round %d: no answer from %s (%s)", self.round, name, reason)
-        answered = total - len(reasons)
+    def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
+        self.silences.note(asked, reasons, f"round {self.round}: ")
+        answered = len(asked) - len(reasons)
         if answered < self.deploy.min_edges:
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
         self.pause = AGAIN
@@ -205,6 +207,7 @@ class RelayReach:
 
     def __init__(self, remote: Remote) -> None:
         self.remote, self.charter = remote, remote.charter
+        self.asked: list[int] = []
         self.edge_of = {client: m for m, clients in enumerate(self.charter.clients) for client in clients}
 
     def clients(self) -> frozenset[int]:
@@ -213,6 +216,7 @@ class RelayReach:
 
     def ask(self, messages: Mapping[int, bytes]) -> Answers:
         """Send clients their messages, those of an edge together."""
+        self.asked = list(messages)
         to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
         for client, message in messages.items():
             to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
@@ -233,16 +237,16 @@ class RelayReach:
         return found, reasons
 
     def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gave no answer that could be used."""
-        for client, reason in reasons.items():
-            log.warning("no answer from client %d (%s)", client, reason)
+        """Log who gives no answer that can be used, and who does again."""
+        told = {f"client {client}": reason for client, reason in reasons.items()}
+        self.remote.silences.note([f"client {client}" for client in self.asked], told)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
     ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
         """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
         messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
-        replies, lost = ask_informed(self.remote.children, messages, self.charter, self.remote.patience)
+        replies, lost = self.remote.asking.ask(messages, self.remote.patience)
         answers: dict[int, bytes] = {}
         reasons: dict[int, str] = {}
         here: set[int] = set()

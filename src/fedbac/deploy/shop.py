@@ -20,7 +20,7 @@ from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
-from fedbac.deploy.charter import CANNOT_RUN, Charter, Facts, read_charter
+from fedbac.deploy.charter import CANNOT_RUN, OTHER_DATA, Charter, Facts, read_charter
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.messages.lessons import findings, learned, moment_in, read_lesson, read_question
@@ -105,11 +105,13 @@ class Shop:
 
     def _begin(self, message: Message) -> bytes:
         charter = read_charter(message)
+        if self.charter is not None and self.charter.id == charter.id:
+            return encode("ready", {"charter": charter.id}, {})
         data = self._held_out(charter.experiment)
         if charter.fingerprints.get(self.name) != data.fingerprint:
             raise DeployError(
-                f"{self.name}: its data are not those with which the run began; put them back, or have the cloud start "
-                "another run (fedbac cloud KIT --overwrite)"
+                f"{self.name}: {OTHER_DATA}; put them back and start it again, or have the cloud start another run "
+                "(fedbac cloud KIT --overwrite)"
             )
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)

@@ -43,6 +43,10 @@ class Children(Protocol):
         """
         ...
 
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        ...
+
     def close(self) -> None:
         """End all links and stop listening."""
         ...

@@ -5,7 +5,6 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -27,6 +26,7 @@ from fedbac.deploy.grpc.common import (
     signs_budget,
     ticks,
 )
+from fedbac.deploy.grpc.threads import DaemonThreads
 from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import DeployError, quoted
 
@@ -129,9 +129,8 @@ class GrpcChildren:
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
         self._closing = threading.Event()
         most = 2 * len(self._children) + 8  # a child that comes back may overlap with what is left of its old link
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix="fedbac-link")
         self._server = grpc.server(
-            self._pool,
+            DaemonThreads(),
             handlers=[
                 grpc.method_handlers_generic_handler(SERVICE, {NAME: grpc.stream_stream_rpc_method_handler(self._join)})
             ],
@@ -203,18 +202,23 @@ class GrpcChildren:
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
 
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        with self._changed:
+            self._revoked.take(revoked)
+
     def close(self) -> None:
-        """End all links and stop listening."""
+        """End all links and stop listening; a child that takes nothing more holds this up for a heartbeat at most."""
+        last = time.monotonic() + self._heartbeat
         self._closing.set()
         self._watcher.join()
         with self._changed:
             links = list(self._links.values())
         for link in links:
             self._end(link, "was let go, as its parent stops")
-        self._server.stop(grace=min(1.0, self._heartbeat)).wait()
-        self._pool.shutdown()
+        self._server.stop(grace=min(1.0, self._heartbeat / 2)).wait(self._heartbeat)
         for _, reader in self._lingering:
-            reader.join()
+            reader.join(max(0.0, last - time.monotonic()))
 
     def _renewed(self) -> Any:
         """Return what is in the files now; None, for what was there before, when they cannot be read."""

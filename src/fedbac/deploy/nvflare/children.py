@@ -6,8 +6,10 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fedbac.deploy.authority import Identity
 from fedbac.deploy.exchange import Exchange
 from fedbac.deploy.nvflare.post import FIRST, OK, Post
+from fedbac.deploy.nvflare.trusting import Trust
 from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import LONGEST_QUOTE, DeployError, visible
 
@@ -26,6 +28,8 @@ class Child:
         self.name, self.proxy = name, proxy
         self.heard: float | None = None
         self.present = False
+        self.identity: Identity | None = None
+        """By the certificate that it brought."""
         self.tried = threading.Event()
         """Set once it was asked for its hello, whatever came of that."""
         self.waiting: set[Exchange] = set()
@@ -51,8 +55,8 @@ class NvflareChildren:
     everybody. ``children`` who are not in the job are not there; NVFlare takes no site into a job that runs.
     """
 
-    def __init__(self, post: Post, children: Collection[str], greet: Greet, *, heartbeat: float) -> None:
-        self._post, self._greet, self._heartbeat = post, greet, heartbeat
+    def __init__(self, post: Post, children: Collection[str], greet: Greet, trust: Trust, *, heartbeat: float) -> None:
+        self._post, self._greet, self._trust, self._heartbeat = post, greet, trust, heartbeat
         self._changed = threading.Condition()
         self._greeting = threading.Lock()
         self._closing = threading.Event()
@@ -93,6 +97,10 @@ class NvflareChildren:
                     self._abandon(self._children[name], exchange)
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
+
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        self._trust.revoked.take(revoked)
 
     def close(self) -> None:
         """Look after nobody any more."""
@@ -146,6 +154,7 @@ class NvflareChildren:
             began = time.monotonic()
             try:
                 if child.present:
+                    self._check(child)
                     child.call("ping", self._heartbeat)
                 else:
                     self._join(child)
@@ -167,13 +176,24 @@ class NvflareChildren:
         said = child.call("hello", FIRST)
         try:
             with self._greeting:
-                welcome = self._greet(child.name, said)
+                child.identity, hello = self._trust.take(child.name, said)
+                welcome = self._greet(child.name, hello)
         except Refusal as refusal:
             raise DeployError(f"refused: {refusal}") from refusal
         child.call("welcome", FIRST, welcome)
         with self._changed:
             child.present = not self._closing.is_set()
         log.info("%s has joined", child.name)
+
+    def _check(self, child: Child) -> None:
+        """Let a child go whose certificate is no longer good."""
+        assert child.identity is not None
+        try:
+            self._trust.check(child.identity)
+        except Refusal as refusal:
+            with self._changed:
+                self._lose(child, str(refusal))
+            raise DeployError(f"refused: {refusal}") from refusal
 
     def _lose(self, child: Child, reason: str) -> None:
         """Note that a child is gone; whoever waits for it is told."""

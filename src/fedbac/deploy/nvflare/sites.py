@@ -12,9 +12,9 @@ from fedbac.deploy.cloud import Cloud, run_folder
 from fedbac.deploy.edge import run_edge
 from fedbac.deploy.greeting import check_welcome, hello
 from fedbac.deploy.kits import Kit
+from fedbac.deploy.linking import parent_of
 from fedbac.deploy.nvflare.job import SERVER
 from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, stop_asked
-from fedbac.deploy.nvflare.parent import NvflareParent
 from fedbac.deploy.nvflare.post import Post, Reply, take_post, told
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.shop import Shop
@@ -155,7 +155,7 @@ class ClientSite(Served):
         site = kit.site
         assert site.edge is not None
         shop = Shop(site.name, site.number, site.edge, True, order.data or "", _state(kit, order), _runtime(order))
-        NvflareParent(post).serve(
+        parent_of(kit).serve(
             hello=lambda: hello(site.name),
             welcomed=lambda said: check_welcome(site.parent or "", said),
             answer=lambda request, gone: shop.answer(request),

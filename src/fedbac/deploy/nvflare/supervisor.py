@@ -17,6 +17,7 @@ from fedbac.deploy.nvflare.hosting import Host, hosted
 from fedbac.deploy.nvflare.job import write_job
 from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, ask_to_stop
 from fedbac.deploy.nvflare.places import ADMIN, ADMINISTRATOR, FOLDER
+from fedbac.deploy.nvflare.returning import Returning
 from fedbac.deploy.settings import client_name, edge_name
 from fedbac.deploy.status import read_status
 from fedbac.errors import DeployError
@@ -31,6 +32,8 @@ FRUITLESS = 5
 """Jobs in a row that fail before a round is finished, after which something is wrong that time does not mend."""
 PATIENCE = 10.0
 """Seconds that NVFlare's server has to let the administrator in."""
+MISSED = 3
+"""Heartbeats after which a site that only froze is in its job again."""
 SILENT = 30
 """Seconds after which NVFlare takes a site that says nothing for gone; the cloud itself knows sooner."""
 
@@ -44,7 +47,7 @@ class Supervisor:
         self.kit, self.stop, self.show = kit, stop, show
         self.edges = {edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(counts)}
         self.others = {*self.edges, *(client for clients in self.edges.values() for client in clients)}
-        self.since = time.time()
+        self.since = self.submitted = time.time()
         self.session: Any = None
         self.waited_for = ""
         self.round = 0
@@ -53,7 +56,6 @@ class Supervisor:
         """Have the run played; ``begun`` is whether some of it was played before."""
         _keep_within(self.kit.folder / FOLDER)
         order.save(self.kit.folder)
-        ask_to_stop(self.kit.folder, False)
         fruitless = 0
         with hosted(self.kit, (FOLDER,)) as host:
             try:
@@ -62,11 +64,13 @@ class Supervisor:
                     outcome = self._one_job(host, begun)
                     if outcome is not None and outcome.ended == "refused":
                         raise DeployError(outcome.said)
-                    if outcome is not None and outcome.ended != "failed":
+                    if outcome is not None and outcome.ended == "finished":
                         return outcome
                     if self.stop.wanted:
                         return outcome or Outcome("", "stopped")
                     begun, fruitless = begun or self.round > 0, 0 if self.round > before else fruitless + 1
+                    if outcome is not None and outcome.ended == "stopped":  # for a site that has come back
+                        continue
                     why = outcome.said if outcome is not None else "its process ended"
                     if fruitless == FRUITLESS:
                         raise DeployError(f"the job failed {FRUITLESS} times without finishing a round: {why}")
@@ -76,7 +80,8 @@ class Supervisor:
 
     def _one_job(self, host: Host, begun: bool) -> Outcome | None:
         """Submit the job once everybody is there, and follow it; return how it ended."""
-        self._gather(host, begun)
+        ask_to_stop(self.kit.folder, False)
+        missing = self._gather(host, begun)
         if self.stop.wanted:
             return Outcome("", "stopped")
         server = host.processes[FOLDER].pid
@@ -87,7 +92,9 @@ class Supervisor:
             self._disconnect()
             return Outcome("", "failed", f"it could not be submitted: {type(error).__name__}")
         log.info("job %s was submitted", job)
-        self._follow(host, job, server)
+        self.submitted = time.time()
+        patience = MISSED * self.kit.site.deploy.heartbeat
+        self._follow(host, job, server, Returning(self.edges, missing, patience))
         return Outcome.read(self.kit.folder, job)
 
     def _fewest(self) -> int:
@@ -95,22 +102,27 @@ class Supervisor:
         deploy = self.kit.site.deploy
         return deploy.min_edges * (1 + deploy.min_clients)
 
-    def _gather(self, host: Host, begun: bool) -> None:
-        """Wait until all sites are connected; for a run that has begun, some time for all, then for enough."""
+    def _gather(self, host: Host, begun: bool) -> list[str]:
+        """Wait until all sites are connected; for a run that has begun, some time for all, then for enough.
+
+        Returns who is missing.
+        """
         since = time.monotonic()
+        missing: list[str] = []
         while not self.stop.wanted:
             host.look_after()
-            here = self._connected()
+            here = set(self._heard())
             missing = sorted(self.others - here)
             if not missing or (begun and time.monotonic() - since > GATHER and len(here) >= self._fewest()):
-                return
+                break
             self._wait_for(f"waiting for {', '.join(missing)}")
             time.sleep(LOOK)
+        return missing
 
-    def _connected(self) -> set[str]:
-        """Return the sites that are connected; nobody while the server itself is starting."""
+    def _heard(self) -> dict[str, float]:
+        """Return when NVFlare last heard of each connected site; nobody is while the server itself is starting."""
         found = self._asked(lambda session: session.get_system_info().client_info)
-        return {client.name for client in found or ()}
+        return {client.name: float(client.last_connect_time) for client in found or ()}
 
     def _asked(self, question: Callable[[Any], Any]) -> Any:
         """Return the server's answer to the administrator; None if there is none now."""
@@ -124,7 +136,7 @@ class Supervisor:
             self._disconnect()
             return None
 
-    def _follow(self, host: Host, job: str, server: int) -> None:
+    def _follow(self, host: Host, job: str, server: int, returning: Returning) -> None:
         """Show how far the job is until it has ended, or the process of the server that ran it has."""
         while True:
             host.look_after()
@@ -133,6 +145,11 @@ class Supervisor:
                 ask_to_stop(self.kit.folder, True)
                 if Outcome.read(self.kit.folder, job) is not None:
                     return  # NVFlare takes some more seconds to end a job, in which nothing happens
+            elif Outcome.read(self.kit.folder, job) == Outcome(job, "stopped"):
+                self._asked(lambda session: session.abort_job(job))  # it would wait a minute for those who left it
+            elif back := self._back(returning):
+                self._wait_for(f"{', '.join(back)} came back; a new job begins once this round is saved")
+                ask_to_stop(self.kit.folder, True)
             meta = self._asked(lambda session: session.get_job_meta(job))
             status = str(meta.get("status", "")) if meta else ""
             if status.startswith("FINISHED") or host.processes[FOLDER].pid != server:
@@ -140,6 +157,14 @@ class Supervisor:
                 log.info("job %s has ended: %s", job, status or "with its server")
                 return
             time.sleep(LOOK)
+
+    def _back(self, returning: Returning) -> list[str]:
+        """Return the sites that can take part again, if only in a new job."""
+        try:
+            status = read_status(self.kit.folder)
+        except DeployError:
+            return []
+        return returning.back(status, self._heard()) if status["at"] > self.submitted else []
 
     def _show_round(self) -> None:
         with contextlib.suppress(DeployError):

@@ -1,0 +1,86 @@
+"""Sites that fall silent, are started again, or come back with other data."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbac.deploy.greeting import hello
+from fedbac.runs.play import finish
+from tests.deploy.small import FIRST, begun, played
+from tests.support import without
+
+
+def test_who_falls_silent_is_logged_once_and_once_more_when_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every client is asked to measure its own model, so a lost one gives no answer in every round."""
+    caplog.set_level("INFO", logger="fedbac")
+    federation, enrolled = begun(tmp_path, "ditto", rounds=8)
+    playing = federation.play(enrolled=enrolled)
+    next(playing)
+    lost = {"edge-1-client-0": federation.children("edge-1"), "edge-0": federation.cloud}
+    for name, links in lost.items():
+        links.lost = {name}
+        for _ in range(3):
+            next(playing)
+        assert caplog.text.count(f"no answer from {name} (") == 1
+        links.lost = set()
+    next(playing)
+    for name in lost:
+        assert caplog.text.count(f"no answer from {name} (") == caplog.text.count(f"{name} answers again") == 1
+
+
+def test_a_client_that_was_started_again_gets_the_charter_again(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path, rounds=3)
+    whole = played(*begun(tmp_path / "whole", rounds=3))
+    playing = federation.play(enrolled=enrolled)
+    next(playing)
+    for name, shop in federation.shops.items():
+        if federation.sites[name].role == "client":
+            shop.charter = None
+    federation.edges["edge-1"].desk = None
+    records = finish(playing).records
+    assert without(records) == without(whole)
+
+
+def test_a_client_whose_data_have_changed_is_left_out_until_they_are_put_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=4)
+    playing = federation.play(enrolled=enrolled)
+    next(playing)
+    path = tmp_path / "data" / FIRST / "data.npz"
+    before = dict(np.load(path))
+    arrays = before | {"y_train": before["y_train"].copy()}
+    arrays["y_train"][0] ^= 1
+    np.savez(path, **arrays)
+    again_ = federation._shop(FIRST)
+    federation.children("edge-0").answers[FIRST] = lambda payload, gone: again_.answer(payload)
+    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
+    record = next(playing)
+    assert (record["selected"], record["failed"]) == ([[1], [2, 3, 4]], [])
+    next(playing)
+    assert caplog.text.count("its data are not those with which the run began; put them back and start it again") == 1
+    assert list(federation.edges["edge-0"].unfit) == [FIRST]
+    np.savez(path, **before)
+    mended = federation._shop(FIRST)
+    federation.children("edge-0").answers[FIRST] = lambda payload, gone: mended.answer(payload)
+    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
+    assert next(playing)["selected"] == [[0, 1], [2, 3, 4]]
+    assert federation.edges["edge-0"].unfit == {}
+
+
+def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation, enrolled = begun(tmp_path, rounds=2)
+    playing = federation.play(enrolled=enrolled)
+    next(playing)
+    path = tmp_path / "data" / "edge-0" / "data.npz"
+    arrays = dict(np.load(path))
+    np.savez(path, **{name: array[1:] for name, array in arrays.items()})
+    links, before = federation.children("edge-0"), federation.cloud.answers
+    federation.cloud.answers = {**before, "edge-0": federation._edge("edge-0")}
+    federation.edges["edge-0"].children = links
+    record = next(playing)
+    assert (record["absent"], record["accuracy_per_edge"][0]) == ([0], None)
+    assert "its data are not those with which the run began" in caplog.text
