@@ -58,11 +58,14 @@ def _compiled(source: str) -> Path:
 def _of_kernels(text: str) -> list[str]:
     """Return launchers of the kernels that a text spells out."""
     found = []
-    for name, signature in re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)', text):
+    for name, signature in re.findall(
+        r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)', text
+    ):
         kinds = [parameter.strip().rpartition(" ")[0] for parameter in signature.split(",")]
         given = ", ".join(f"*({kind}*)a[{place}]" for place, kind in enumerate(kinds))
         found.append(
-            f'extern "C" void launch_{name}(const unsigned* grid, unsigned threads, void** a) {{ LAUNCH({name}, {given}) }}'
+            f'extern "C" void launch_{name}(const unsigned* grid, unsigned threads, void** a) {{ '
+            f"LAUNCH({name}, {given}) }}"
         )
     return found
 

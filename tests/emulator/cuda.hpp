@@ -29,7 +29,7 @@ inline float __int_as_float(int v) { float out; std::memcpy(&out, &v, 4); return
 #define __device__
 #define __launch_bounds__(...)
 
-static dim3 threadIdx, blockIdx, blockDim;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
 static const size_t SHARED = 256 * 1024, STACK = 128 * 1024;
 float4 shared[SHARED / sizeof(float4)];
 
@@ -179,6 +179,6 @@ void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     for (unsigned z = 0; z < grid[2]; ++z)                                                                     \
         for (unsigned y = 0; y < grid[1]; ++y)                                                                 \
             for (unsigned x = 0; x < grid[0]; ++x) {                                                           \
-                blockIdx = {x, y, z}, blockDim = {threads, 1, 1};                                              \
+                blockIdx = {x, y, z}, blockDim = {threads, 1, 1}, gridDim = {grid[0], grid[1], grid[2]};                                           \
                 emulator::block(threads, [&] { NAME(__VA_ARGS__); });                                          \
             }

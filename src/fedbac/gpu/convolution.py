@@ -259,7 +259,8 @@ class Convolution:
             return filters.contiguous()
         if filters.shape[1] % 2:
             filters = torch.cat([filters, torch.zeros_like(filters[:, :1])], 1)
-        return filters.unflatten(1, (-1, 2)).movedim(2, 4).contiguous()
+        clients, reduced, *rest = filters.shape
+        return filters.reshape(clients, reduced // 2, 2, *rest).movedim(2, 4).contiguous()
 
     def _convolve(
         self, name: str, sizes: Sizes, load: Callable[[str], Any], x: Tensor, filters: Tensor, out: Tensor, clients: int

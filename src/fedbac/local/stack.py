@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from fedbac import gpu
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
+from fedbac.gpu import update
 from fedbac.local.examples import Examples
 from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
@@ -234,7 +236,6 @@ class Stack:
         return graph
 
     def _step(self, number: int, stage: Stage, rows: int) -> None:
-        training = self.examples.training
         index_AB, count_A = self._now(self.index, number, rows), self._now(self.count, number, rows)
         weight_AB = (self.position < count_A[:, None]).float()
         pixels, labels = self.source
@@ -244,7 +245,6 @@ class Stack:
             x_AB = self.examples.augment.apply(x_AB, offset, flip)
         x_AB = self.examples.normalize(x_AB)
         networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.networks}
-        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
         moving = {
             network: {name: networks[network][name][:rows] for part in parts for name in part.names}
             for network, parts in stage.moving.items()
@@ -281,20 +281,58 @@ class Stack:
         together = vmap(loss, randomness="different")
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        self._move(number, stage, gradient, count_A)
+        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.loss_sum[:rows] += lost_A
+        if "square" in self.keep:
+            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
+        if "epochs" in self.keep:
+            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
+            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
+        self.step += 1
+
+    def _move(self, number: int, stage: Stage, gradient: Parts, count_A: Tensor) -> None:
+        """Clip, and move the weights of the clients that have examples."""
+        training, rows = self.examples.training, len(count_A)
+        alive_A, rate_A = count_A > 0, self.rate_FA[number, :rows]
+        networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.moving}
+        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
+        moving = {
+            network: {name: networks[network][name][:rows] for part in parts for name in part.names}
+            for network, parts in stage.moving.items()
+        }
+        if self.device.type == "cuda" and gpu.available():
+            joint = training.clip_scope == "joint"
+            weights = [
+                update.Weights(
+                    moving[network][name],
+                    velocity[network][name][:rows],
+                    gradient[network][name],
+                    None if part.anchor is None or not part.penalty else self.received[part.anchor][name][:rows],
+                    part.decay,
+                    part.penalty,
+                    0 if joint else scope,
+                )
+                for scope, (network, parts) in enumerate(stage.moving.items())
+                for part in parts
+                for name in part.names
+            ]
+            update.step(weights, count_A, rate_A, training.momentum, training.clip_norm)
+            return
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():
                     weight = moving[network][name]
                     away = weight if part.anchor is None else weight - self.received[part.anchor][name][:rows]
                     gradient[network][name] = gradient[network][name] + part.penalty * away
-        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
         scale = dict.fromkeys(moving, alive_A.float())
         if training.clip_norm is not None:
             scopes = [list(moving)] if training.clip_scope == "joint" else [[network] for network in moving]
             for scope in scopes:
                 pieces = [g for network in scope for g in gradient[network].values()]
                 scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
-        rate_A, coast_A = -self.rate_FA[number, :rows] * alive_A, torch.where(alive_A, training.momentum, 1.0)
+        rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, training.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names:
@@ -305,14 +343,6 @@ class Stack:
                     if part.decay:
                         before.addcmul_(weight, (part.decay * alive_A).reshape(each))
                     weight.addcmul_(before, rate_A.reshape(each))
-        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
-        self.loss_sum[:rows] += lost_A
-        if "square" in self.keep:
-            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
-        if "epochs" in self.keep:
-            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
-            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
-        self.step += 1
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
         return buffer[number, :, :rows].index_select(0, self.step)[0]
