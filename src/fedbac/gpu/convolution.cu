@@ -61,7 +61,7 @@ __device__ void stage(word* tile, int y0, Source source) {
 
 template <int THREADS>
 __device__ void clear(word* tile, int size) {
-    for (int i = threadIdx.x; i < size; i += THREADS) tile[i] = 0;
+    for (int i = threadIdx.x; i < size / 4; i += THREADS) ((float4*)tile)[i] = {0, 0, 0, 0};
 }
 
 __device__ void store(number* to, float value) {
@@ -82,13 +82,14 @@ __device__ void store_two(number* to, float first, float second) {
 
 // ------------------------------------------------------------------------------------------- forwards, and to the input
 //
-// Output pixels are those of a grid q: pixel OUT_STEP · q + (OUT_Y, OUT_X) sees the input at IN_STEP · q + (DY, DX) and
-// the TAPS_Y × TAPS_X pixels from there. Forwards there is one such grid. The gradient of the input of a convolution
-// that strides has one for every remainder, with the taps that meet there.
+// Output pixels are those of a grid q: row OUT_STEP · q + OUT_Y sees TAPS_Y rows of the input from IN_STEP · q + DY on.
+// Forwards OUT_STEP is 1. The gradient of the input of a convolution that strides has another grid for every remainder
+// of a pixel, with the taps that meet there: a block works on those of one row, for all remainders x of a column. They
+// see the input from DX on, and have taps from begin(x) to end(x) of REACH.
 
 template <class G>
-__device__ int tap(int ty, int tx) {
-    return (G::TAP_Y + G::TAP_STEP * ty) * G::KERNEL_X + G::TAP_X + G::TAP_STEP * tx;
+__device__ int tap(int ty, int x, int d) {
+    return (G::TAP_Y + G::TAP_STEP * ty) * G::KERNEL_X + G::tap_x(x) + G::TAP_STEP * (d - G::begin(x));
 }
 
 template <class G>
@@ -135,7 +136,7 @@ __device__ void read_row(const float* from, float (&out)[N]) {
 template <class G>
 __device__ void convolve(const float* in, const float* weights, float* out, int batch, int clients) {
     constexpr int TAPS = G::KERNEL_Y * G::KERNEL_X, PLACES = G::SAMPLES * G::Q_ROWS * G::Q_GROUPS;
-    constexpr int SPAN = G::IN_STEP * (G::PIXELS - 1) + G::TAPS_X, BEGIN = G::LEFT + G::DX;
+    constexpr int SPAN = G::IN_STEP * (G::PIXELS - 1) + G::REACH, BEGIN = G::LEFT + G::DX;
     extern __shared__ float4 shared[];
     float *tile = (float*)shared, *filters = tile + G::TILE;
     int blocks = (batch + G::SAMPLES - 1) / G::SAMPLES, client = blockIdx.x / blocks;
@@ -144,8 +145,8 @@ __device__ void convolve(const float* in, const float* weights, float* out, int 
     int og = threadIdx.x / PLACES, place = threadIdx.x - og * PLACES, sample = place / (G::Q_ROWS * G::Q_GROUPS);
     int rest = place - sample * (G::Q_ROWS * G::Q_GROUPS), row = rest / G::Q_GROUPS, group = rest - row * G::Q_GROUPS;
     bool working = og * G::OUT_TILE < G::OUT_BLOCK;
-    float sum[G::OUT_TILE][G::PIXELS] = {};
-    if (G::TAPS_Y * G::TAPS_X > 0) {
+    float sum[G::OUT_STEP][G::OUT_TILE][G::PIXELS] = {};
+    if (G::TAPS_Y * G::REACH > 0) {
         clear<G::THREADS>(tile, G::TILE);
         for (int c0 = 0; c0 < G::IN; c0 += G::CHUNK) {
             __syncthreads();
@@ -161,19 +162,23 @@ __device__ void convolve(const float* in, const float* weights, float* out, int 
                     float seen[SPAN > 0 ? SPAN : 1];
                     read_row<BEGIN % 4>(tile + from + ty * G::STRIDE, seen);
                     #pragma unroll
-                    for (int tx = 0; tx < G::TAPS_X; ++tx) {
-                        float filter[G::OUT_TILE];
-                        read_row<0>(own + tap<G>(ty, tx) * G::OUT_STRIDE, filter);
+                    for (int d = 0; d < G::REACH; ++d)
                         #pragma unroll
-                        for (int o = 0; o < G::OUT_TILE; ++o)
+                        for (int rest = 0; rest < G::OUT_STEP; ++rest) {
+                            if (d < G::begin(rest) || d >= G::end(rest)) continue;
+                            float filter[G::OUT_TILE];
+                            read_row<0>(own + tap<G>(ty, rest, d) * G::OUT_STRIDE, filter);
                             #pragma unroll
-                            for (int p = 0; p < G::PIXELS; ++p) sum[o][p] += filter[o] * seen[G::IN_STEP * p + tx];
-                    }
+                            for (int o = 0; o < G::OUT_TILE; ++o)
+                                #pragma unroll
+                                for (int p = 0; p < G::PIXELS; ++p)
+                                    sum[rest][o][p] += filter[o] * seen[G::IN_STEP * p + d];
+                        }
                 }
             }
         }
     }
-    int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * group * G::PIXELS + G::OUT_X;
+    int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * group * G::PIXELS;
     if (!working || first + sample >= batch || y >= G::OUT_HEIGHT) return;
     #pragma unroll
     for (int o = 0; o < G::OUT_TILE; ++o) {
@@ -181,14 +186,18 @@ __device__ void convolve(const float* in, const float* weights, float* out, int 
         if (channel >= G::OUT) return;
         size_t image = ((size_t)(first + sample) * clients + client) * G::OUT + channel;
         float* to = out + (image * G::OUT_HEIGHT + y) * G::OUT_WIDTH + x;
-        if (G::OUT_STEP == 1 && G::OUT_WIDTH % 4 == 0) {
+        constexpr int ALL = G::OUT_STEP * G::PIXELS;
+        float found[ALL];
+        #pragma unroll
+        for (int p = 0; p < ALL; ++p) found[p] = sum[p % G::OUT_STEP][o][p / G::OUT_STEP];
+        if (ALL % 4 == 0 && G::OUT_WIDTH % 4 == 0) {
             #pragma unroll
-            for (int p = 0; p < G::PIXELS; p += 4)
-                if (x + p < G::OUT_WIDTH) *(float4*)(to + p) = {sum[o][p], sum[o][p + 1], sum[o][p + 2], sum[o][p + 3]};
+            for (int p = 0; p + 3 < ALL; p += 4)
+                if (x + p < G::OUT_WIDTH) *(float4*)(to + p) = {found[p], found[p + 1], found[p + 2], found[p + 3]};
         } else {
             #pragma unroll
-            for (int p = 0; p < G::PIXELS; ++p)
-                if (x + G::OUT_STEP * p < G::OUT_WIDTH) to[G::OUT_STEP * p] = sum[o][p];
+            for (int p = 0; p < ALL; ++p)
+                if (x + p < G::OUT_WIDTH) to[p] = found[p];
         }
     }
 }
@@ -205,8 +214,8 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
     int first = (blockIdx.x - client * blocks) * G::SAMPLES, q0 = blockIdx.y * G::Q_ROWS;
     int o0 = blockIdx.z / G::GRIDS * G::OUT_BLOCK;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, high = lane / 4, low = lane % 4;
-    float sum[G::OUT_TILE][G::PIXELS][4] = {};
-    if (G::TAPS_Y * G::TAPS_X > 0) {
+    float sum[G::OUT_STEP][G::OUT_TILE][G::PIXELS][4] = {};
+    if (G::TAPS_Y * G::REACH > 0) {
         int from[G::PIXELS];
         #pragma unroll
         for (int p = 0; p < G::PIXELS; ++p) {
@@ -226,19 +235,25 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
                 #pragma unroll
                 for (int ty = 0; ty < G::TAPS_Y; ++ty)
                     #pragma unroll
-                    for (int tx = 0; tx < G::TAPS_X; ++tx) {
-                        unsigned a[G::OUT_TILE][4];
-                        #pragma unroll
-                        for (int o = 0; o < G::OUT_TILE; ++o)
-                            #pragma unroll
-                            for (int i = 0; i < 4; ++i)
-                                a[o][i] = own[(i / 2 * 4 * TAPS + tap<G>(ty, tx)) * G::OUT_STRIDE + 16 * o + i % 2 * 8];
+                    for (int d = 0; d < G::REACH; ++d) {
+                        unsigned b[G::PIXELS][2];
                         #pragma unroll
                         for (int p = 0; p < G::PIXELS; ++p) {
-                            const word* at = seen + from[p] + ty * G::STRIDE + tx;
-                            unsigned b[2] = {at[0], at[4 * G::PLANE]};
+                            const word* at = seen + from[p] + ty * G::STRIDE + d;
+                            b[p][0] = at[0], b[p][1] = at[4 * G::PLANE];
+                        }
+                        #pragma unroll
+                        for (int rest = 0; rest < G::OUT_STEP; ++rest) {
+                            if (d < G::begin(rest) || d >= G::end(rest)) continue;
                             #pragma unroll
-                            for (int o = 0; o < G::OUT_TILE; ++o) multiply<MODE == BF16>(sum[o][p], a[o], b);
+                            for (int o = 0; o < G::OUT_TILE; ++o) {
+                                unsigned a[4];
+                                #pragma unroll
+                                for (int i = 0; i < 4; ++i)
+                                    a[i] = own[(i / 2 * 4 * TAPS + tap<G>(ty, rest, d)) * G::OUT_STRIDE + 16 * o + i % 2 * 8];
+                                #pragma unroll
+                                for (int p = 0; p < G::PIXELS; ++p) multiply<MODE == BF16>(sum[rest][o][p], a, b[p]);
+                            }
                         }
                     }
             }
@@ -248,7 +263,7 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
     for (int p = 0; p < G::PIXELS; ++p) {
         int place = warp * G::PIXELS + p, sample = place / PER_SAMPLE, rest = place - sample * PER_SAMPLE;
         int row = rest / G::Q_GROUPS, group = rest - row * G::Q_GROUPS;
-        int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * (8 * group + 2 * low) + G::OUT_X;
+        int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * (8 * group + 2 * low);
         if (sample >= G::SAMPLES || first + sample >= batch || y >= G::OUT_HEIGHT) continue;
         #pragma unroll
         for (int i = 0; i < 2 * G::OUT_TILE; ++i) {
@@ -256,12 +271,18 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
             if (channel >= G::OUT) continue;
             size_t image = ((size_t)(first + sample) * clients + client) * G::OUT + channel;
             number* to = out + (image * G::OUT_HEIGHT + y) * G::OUT_WIDTH + x;
-            float one = sum[i / 2][p][i % 2 * 2], two = sum[i / 2][p][i % 2 * 2 + 1];
-            if (G::OUT_STEP == 1 && G::OUT_WIDTH % 2 == 0) {
-                if (x < G::OUT_WIDTH) store_two(to, one, two);
-            } else {
-                if (x < G::OUT_WIDTH) store(to, one);
-                if (x + G::OUT_STEP < G::OUT_WIDTH) store(to + G::OUT_STEP, two);
+            float found[2 * G::OUT_STEP];
+            #pragma unroll
+            for (int j = 0; j < 2 * G::OUT_STEP; ++j)
+                found[j] = sum[j % G::OUT_STEP][i / 2][p][i % 2 * 2 + j / G::OUT_STEP];
+            #pragma unroll
+            for (int j = 0; j < 2 * G::OUT_STEP; j += 2) {
+                if (G::OUT_WIDTH % 2 == 0) {
+                    if (x + j < G::OUT_WIDTH) store_two(to + j, found[j], found[j + 1]);
+                } else {
+                    if (x + j < G::OUT_WIDTH) store(to + j, found[j]);
+                    if (x + j + 1 < G::OUT_WIDTH) store(to + j + 1, found[j + 1]);
+                }
             }
         }
     }

@@ -61,7 +61,13 @@ class Convolution:
         """Whether the kernels serve this layer, and serve it well."""
         layer = self.layer
         filled = min(layer.size) > 0 and layer.channels * layer.outputs >= FEWEST_PAIRS
-        return filled and layer.taps <= MOST_TAPS and max(layer.padding) <= 8 and self.shared <= shared_limit()
+        return (
+            filled
+            and layer.taps <= MOST_TAPS
+            and max(layer.padding) <= 8
+            and layer.step <= 4
+            and self.shared <= shared_limit()
+        )
 
     @property
     def shared(self) -> int:
@@ -75,39 +81,62 @@ class Convolution:
         grid = {
             "IN": layer.channels, "OUT": layer.outputs, "IN_Y": layer.height, "IN_X": layer.width,
             "OUT_HEIGHT": layer.size[0], "OUT_WIDTH": layer.size[1], "IN_STEP": layer.step, "OUT_STEP": 1, "OUT_Y": 0,
-            "OUT_X": 0, "TAPS_Y": layer.kernel[0], "TAPS_X": layer.kernel[1], "DY": -layer.padding[0],
-            "DX": -layer.padding[1], "TAP_Y": 0, "TAP_X": 0, "TAP_STEP": 1,
+            "TAPS_Y": layer.kernel[0], "DY": -layer.padding[0], "TAP_Y": 0, "TAP_STEP": 1,
+            "DX": -layer.padding[1], "REACH": layer.kernel[1],
         }  # fmt: skip
         return self._tiled([grid])[0]
 
     @cached_property
     def back(self) -> list[Sizes]:
-        """Sizes of the kernels for the gradient of the input, one for every remainder of a pixel by the step."""
+        """Sizes of the kernels for the gradient of the input, one for every remainder of a row by the step."""
         layer, grids = self.layer, []
-        for number in range(layer.step**2):
-            rest = divmod(number, layer.step)
-            grid = {
+        columns = [self._meeting(rest, 1) for rest in range(layer.step)]
+        begin = min(first for first, taps, _ in columns if taps)
+        for rest in range(layer.step):
+            first, taps, tap = self._meeting(rest, 0)
+            grids.append({
                 "IN": layer.outputs, "OUT": layer.channels, "IN_Y": layer.size[0], "IN_X": layer.size[1],
                 "OUT_HEIGHT": layer.height, "OUT_WIDTH": layer.width, "IN_STEP": 1, "OUT_STEP": layer.step,
-                "TAP_STEP": -layer.step,
-            }  # fmt: skip
-            for axis, name in enumerate("YX"):
-                first = (rest[axis] + layer.padding[axis]) % layer.step
-                taps = max(0, -(-(layer.kernel[axis] - first) // layer.step))
-                grid[f"OUT_{name}"], grid[f"TAPS_{name}"] = rest[axis], taps
-                grid[f"D{name}"] = (rest[axis] + layer.padding[axis] - first) // layer.step - max(taps - 1, 0)
-                grid[f"TAP_{name}"] = first + layer.step * max(taps - 1, 0)
-            grids.append(grid)
+                "OUT_Y": rest, "TAPS_Y": taps, "DY": first, "TAP_Y": tap, "TAP_STEP": -layer.step,
+                "DX": begin, "REACH": max(first + taps for first, taps, _ in columns) - begin,
+            })  # fmt: skip
         return self._tiled(grids)
+
+    def _meeting(self, rest: int, axis: int) -> tuple[int, int, int]:
+        """Return, for input pixels that leave this rest by the step, the first output they reach, how many and by which
+        tap the first."""
+        step, kernel, padding = self.layer.step, self.layer.kernel[axis], self.layer.padding[axis]
+        first = (rest + padding) % step
+        taps = max(0, -(-(kernel - first) // step))
+        return (rest + padding - first) // step - max(taps - 1, 0), taps, first + step * max(taps - 1, 0)
+
+    def _columns(self, sizes: Sizes) -> str:
+        """Return, as functions of the rest that a column leaves, its taps: where they begin and end, and the first."""
+        found = [(0, self.layer.kernel[1], 0)]
+        if sizes["TAP_STEP"] < 0:
+            meetings = [self._meeting(rest, 1) for rest in range(self.layer.step)]
+            found = [(first - sizes["DX"], taps, tap) for first, taps, tap in meetings]
+        chosen = {
+            "begin": [first for first, _, _ in found],
+            "end": [first + taps for first, taps, _ in found],
+            "tap_x": [tap for _, _, tap in found],
+        }
+        texts = []
+        for name, values in chosen.items():
+            choice = "".join(f"x == {x} ? {value} : " for x, value in enumerate(values[:-1])) + str(values[-1])
+            texts.append(f"static constexpr __device__ int {name}(int x) {{ return {choice}; }}")
+        return " ".join(texts)
 
     def _tiled(self, grids: list[Sizes]) -> list[Sizes]:
         """Add the sizes of tiles, the same for all grids of a kernel but for what depends on their taps."""
         first, exact = grids[0], self.mode == "float32"
         rows = max(-(-(g["OUT_HEIGHT"] - g["OUT_Y"]) // g["OUT_STEP"]) for g in grids)
-        columns = max(-(-(g["OUT_WIDTH"] - g["OUT_X"]) // g["OUT_STEP"]) for g in grids)
+        step = first["OUT_STEP"]
+        columns = -(-first["OUT_WIDTH"] // step)
         if exact:
             out_tile = 8 if first["OUT"] > 4 else 4
             pixels = 4 if 1.2 * _up(columns, 4) < _up(columns, 8) else 8
+            pixels = min(pixels, max(1, 8 // step))
             out_groups, groups = min(8, -(-first["OUT"] // out_tile)), -(-columns // pixels)
             while out_groups > 1 and out_groups * groups > 2 * THREADS:
                 out_groups //= 2
@@ -115,7 +144,7 @@ class Convolution:
             out_stride = out_block
         else:
             out_tile = min(4, -(-first["OUT"] // 16))
-            pixels, groups = 8 if out_tile <= 2 else 4, -(-columns // 8)
+            pixels, groups = max(1, (8 if out_tile <= 2 else 4) // step), -(-columns // 8)
             out_block, places = 16 * out_tile, THREADS // 32 * pixels
             out_stride = out_block + 8
         q_rows = min(rows, max(1, places // groups))
@@ -124,10 +153,10 @@ class Convolution:
         units = samples * q_rows * groups
         threads = _up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
         words, taps = -(-first["IN"] // self.per_word), self.layer.taps
-        rounded = {}
+        chunks = []
         for grid in grids:
             left = _up(max(0, -grid["DX"]), 4)
-            reach = grid["IN_STEP"] * (groups * (pixels if exact else 8) - 1) + grid["DX"] + grid["TAPS_X"]
+            reach = grid["IN_STEP"] * (groups * (pixels if exact else 8) - 1) + grid["DX"] + grid["REACH"]
             stride = _up(left + max(grid["IN_X"], reach), 4)
             tile_rows = grid["IN_STEP"] * (q_rows - 1) + max(grid["TAPS_Y"], 1)
             if exact:
@@ -135,8 +164,8 @@ class Convolution:
             plane = tile_rows * stride if exact else _congruent(tile_rows * stride, 8)
             grid |= {"LEFT": left, "STRIDE": stride, "ROWS": tile_rows, "PLANE": plane}
             per_word = 4 * (samples * plane + taps * out_stride)
-            rounded[grid["OUT_Y"], grid["OUT_X"]] = max(1, TILE_BYTES // per_word)
-        chunk = min(rounded.values())
+            chunks.append(max(1, TILE_BYTES // per_word))
+        chunk = min(chunks)
         padded = words if exact else _up(words, 8)
         chunk = min(padded, chunk if exact else max(8, chunk // 8 * 8))
         chunk = -(-padded // -(-padded // chunk))
@@ -189,7 +218,7 @@ class Convolution:
         _, plane, out_plane = room(rows)
         slices = max(1, min(most // (outs * ins), rows * groups))
         each = layer.channels * layer.height * layer.width + layer.outputs * height * width
-        samples = 2
+        samples = 4 * self.per_word
         while samples * each < layer.outputs * layer.channels * taps:
             samples *= 2
         return {
@@ -211,7 +240,9 @@ class Convolution:
         structs |= {f"Back{number}": sizes for number, sizes in enumerate(self.back)}
         texts = [f"#define MODE {MODES.index(self.mode)}"]
         for name, sizes in structs.items():
-            texts.append(f"struct {name} {{ enum {{ {', '.join(f'{k} = {v}' for k, v in sizes.items())} }}; }};")
+            numbers = ", ".join(f"{key} = {value}" for key, value in sizes.items())
+            columns = self._columns(sizes) if "TAP_STEP" in sizes else ""
+            texts.append(f"struct {name} {{ enum {{ {numbers} }}; {columns} }};")
         texts += [files("fedbac.gpu").joinpath(name).read_text() for name in ("intrinsics.cu", "convolution.cu")]
         convolved = "(const number* in, const stored* weights, number* out, int batch, int clients)"
         given = "(in, weights, out, batch, clients);"
@@ -223,7 +254,9 @@ class Convolution:
             (f"filters_{summed}", self.filters, "filters<Filters>(in, back, out, batch, clients);"),
         ]
         for signature, sizes, body in bodies:
-            bounds = f"__launch_bounds__({sizes['THREADS']}, {2 if sizes['THREADS'] <= THREADS else 1})"
+            small = "PIXELS" in sizes and sizes["OUT_STEP"] * sizes["OUT_TILE"] * sizes["PIXELS"] <= 8
+            blocks = 3 if self.mode != "float32" and small else 2  # as many as share a multiprocessor's registers
+            bounds = f"__launch_bounds__({sizes['THREADS']}, {blocks if sizes['THREADS'] <= THREADS else 1})"
             texts.append(f'extern "C" __global__ void {bounds} {signature} {{ {body} }}')
         return "\n".join(texts)
 

@@ -3,7 +3,8 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from fedbac.local.teaching import Faculty, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
+
+ROOM_SHRINK = 4
+"""So much smaller are batches before they have a graph of their own: the last of an epoch are."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 Job = tuple[Train, int]
@@ -50,33 +54,42 @@ class BatchTable:
         self.index = np.zeros((*shape, batch), dtype=np.int64)
         self.offset = np.zeros((*shape, batch, 2), dtype=np.int64) if examples.augment else None
         self.flip = np.zeros((*shape, batch), dtype=bool) if examples.augment else None
-        for c, (request, place) in enumerate(jobs):
-            if used[c] == 0:
+        for _, alike in groupby(range(len(jobs)), key=lambda c: sizes[c]):  # those of a size lie side by side
+            mine = list(alike)
+            rows, many, seen = slice(mine[0], mine[-1] + 1), int(per_epoch[mine[0]]), used[mine[0]]
+            if seen == 0:
                 continue
-            full = np.full(per_epoch[c], batch)
-            full[-1] = used[c] - (per_epoch[c] - 1) * batch
+            full = np.full(many, batch)
+            full[-1] = seen - (many - 1) * batch
             for f, stage in enumerate(stages):
-                address = (request.clients[place], request.round, request.edge_round)
-                visits = ahead.visits(*address, stage.epochs)
-                distortions = examples.distortions(*address, visits)
-                at = (f, slice(0, int(self.steps_FC[f, c])), c)
+                addresses = [(jobs[c][0].clients[jobs[c][1]], jobs[c][0].round, jobs[c][0].edge_round) for c in mine]
+                visits = [ahead.visits(*address, stage.epochs) for address in addresses]
+                at = (f, slice(0, stage.epochs * many), rows)
 
-                def lay(target: np.ndarray, values: np.ndarray, c: int = c, at: tuple[int, slice, int] = at) -> None:
+                def lay(
+                    target: np.ndarray, values: list[np.ndarray], many: int = many, seen: int = seen, at: Any = at
+                ) -> None:
                     """Cut rows of visits into batches, the last padded, and lay them out step after step."""
                     # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
-                    padded = np.repeat(values[:, :1], per_epoch[c] * batch, axis=1)
-                    padded[:, : used[c]] = values[:, : used[c]]
-                    target[at] = padded.reshape(-1, batch, *values.shape[2:])
+                    told = np.array(values)
+                    padded = np.repeat(told[:, :, :1], many * batch, axis=2)
+                    padded[:, :, :seen] = told[:, :, :seen]
+                    target[at] = padded.reshape(len(told), -1, batch, *told.shape[3:]).swapaxes(0, 1)
 
                 lay(self.index, visits)
-                self.count[at] = np.tile(full, stage.epochs)
-                if distortions is not None and self.offset is not None and self.flip is not None:
-                    lay(self.offset, distortions[0].numpy())
-                    lay(self.flip, distortions[1].numpy())
+                self.count[at] = np.tile(full, stage.epochs)[:, None]
+                if self.offset is not None and self.flip is not None:
+                    drawn = [examples.distortions(*a, v) for a, v in zip(addresses, visits, strict=True)]
+                    lay(self.offset, [one[0].numpy() for one in drawn if one is not None])
+                    lay(self.flip, [one[1].numpy() for one in drawn if one is not None])
 
     def active(self, phase: int, step: int) -> int:
         """Return how many clients, the first of the stack, still have a batch at this step of a phase."""
         return int((self.steps_FC[phase] > step).sum())
+
+    def largest(self, phase: int, step: int) -> int:
+        """Return the examples of the largest batch at this step of a phase."""
+        return int(self.count[phase, step].max(initial=0))
 
 
 class Stack:
@@ -123,7 +136,7 @@ class Stack:
         """The teachers of this round; kept for another with as many of them."""
         self.taught = False
         """Whether anybody learns from them in this round."""
-        self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: none needs what another left, and only one runs at a time."""
         self.position = torch.arange(examples.batch_room, device=self.device)
@@ -194,17 +207,19 @@ class Stack:
             rows.append(place_C + stacks[key][0])
         return trees.join([stack for _, stack in stacks.values()]), np.concatenate(rows)
 
-    def advance(self, number: int, stage: Stage, active: int) -> None:
-        """One SGD step of the first ``active`` clients."""
+    def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
+        """One SGD step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
+        rows, room = self.capacity, self.examples.batch_room
         if self.device.type != "cuda":
-            self._step(number, stage, active)
+            self._step(number, stage, active, room)
             return
-        rows = self.capacity
         while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
             rows = smaller
-        key = number, rows, self.keep, self.taught and stage.taught
+        while room > 1 and (smaller := -(-room // ROOM_SHRINK)) >= largest:
+            room = smaller
+        key = number, rows, room, self.keep, self.taught and stage.taught
         if key not in self.graphs:
-            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows))
+            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows, room))
         self.graphs[key].replay()
 
     def losses(self, table: BatchTable) -> Losses:
@@ -235,14 +250,14 @@ class Stack:
             work()
         return graph
 
-    def _step(self, number: int, stage: Stage, rows: int) -> None:
-        index_AB, count_A = self._now(self.index, number, rows), self._now(self.count, number, rows)
-        weight_AB = (self.position < count_A[:, None]).float()
+    def _step(self, number: int, stage: Stage, rows: int, room: int) -> None:
+        index_AB, count_A = self._now(self.index, number, rows)[:, :room], self._now(self.count, number, rows)
+        weight_AB = (self.position[:room] < count_A[:, None]).float()
         pixels, labels = self.source
         x_AB = pixels[index_AB]
         if self.examples.augment is not None:
             offset, flip = self._now(self.offset, number, rows), self._now(self.flip, number, rows)
-            x_AB = self.examples.augment.apply(x_AB, offset, flip)
+            x_AB = self.examples.augment.apply(x_AB, offset[:, :room], flip[:, :room])
         x_AB = self.examples.normalize(x_AB)
         networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.networks}
         moving = {
