@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedbac.gpu import convolution
 from fedbac.gpu.convolution import MODES, Convolution, Layer, Mode
 from fedbac.gpu.driver import Module
 from tests.emulator import NO_COMPILER, EmulatedModule
@@ -24,7 +25,7 @@ LAYERS = {
     "five by five": Layer(6, 8, 6, 5, (5, 5), 1, (2, 2)),
     "rows in bands": Layer(4, 8, 40, 36, (3, 3), 2, (1, 1)),
 }
-EMULATED = ["plain", "strides", "shortcut", "oblong"]
+EMULATED = ["plain", "strides", "shortcut", "oblong", "patches"]
 """Enough to meet every branch; with a GPU all are tested."""
 CLIENTS, BATCH = 2, 5
 FAR = {"float32": 2e-6, "tf32": 1e-3, "bf16": 6e-3}
@@ -60,3 +61,17 @@ def test_convolutions_and_their_gradients(name: str, where: str, mode: Mode) -> 
     near(kernels.convolve(x, weight, CLIENTS, load), right.detach(), mode)
     near(kernels.to_input(gradient, weight, CLIENTS, load), to_x, mode)
     near(kernels.to_filters(x, gradient, CLIENTS, load), to_weight, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tiles_find_room_on_small_devices(mode: Mode) -> None:
+    """Many small images make no large tile, and neither does one large image of many channels."""
+    for layer in [*LAYERS.values(), Layer(64, 64, 8, 8, (3, 3), 1, (1, 1)), Layer(256, 512, 56, 56, (3, 3), 2, (1, 1))]:
+        assert Convolution(layer, mode).shared <= 99 * 1024
+
+
+def test_layers_that_would_idle_or_overflow_registers_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "shared_limit", lambda: 99 * 1024)
+    assert Convolution(LAYERS["plain"], "float32").covered
+    assert not Convolution(Layer(1, 1, 8, 8, (3, 3), 1, (1, 1)), "float32").covered  # of every channel its own
+    assert not Convolution(Layer(3, 16, 32, 32, (7, 7), 2, (3, 3)), "float32").covered

@@ -149,11 +149,6 @@ class Convolution:
             out_stride = out_block + 8
         q_rows = min(rows, max(1, places // groups))
         q_rows = -(-rows // -(-rows // q_rows))
-        samples = max(1, places // (q_rows * groups))
-        units = samples * q_rows * groups
-        threads = _up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
-        words, taps = -(-first["IN"] // self.per_word), self.layer.taps
-        chunks = []
         for grid in grids:
             left = _up(max(0, -grid["DX"]), 4)
             reach = grid["IN_STEP"] * (groups * (pixels if exact else 8) - 1) + grid["DX"] + grid["REACH"]
@@ -163,9 +158,13 @@ class Convolution:
                 stride = _row_stride(stride, grid["IN_STEP"] * pixels, grid["IN_STEP"], groups)
             plane = tile_rows * stride if exact else _congruent(tile_rows * stride, 8)
             grid |= {"LEFT": left, "STRIDE": stride, "ROWS": tile_rows, "PLANE": plane}
-            per_word = 4 * (samples * plane + taps * out_stride)
-            chunks.append(max(1, TILE_BYTES // per_word))
-        chunk = min(chunks)
+        words, taps = -(-first["IN"] // self.per_word), self.layer.taps
+        plane, least = max(grid["PLANE"] for grid in grids), 1 if exact else 8
+        fitting = (TILE_BYTES // (4 * least) - taps * out_stride) // plane
+        samples = max(1, min(places // (q_rows * groups), fitting))
+        units = samples * q_rows * groups
+        threads = _up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
+        chunk = max(1, TILE_BYTES // (4 * (samples * plane + taps * out_stride)))
         padded = words if exact else _up(words, 8)
         chunk = min(padded, chunk if exact else max(8, chunk // 8 * 8))
         chunk = -(-padded // -(-padded // chunk))

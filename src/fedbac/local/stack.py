@@ -41,8 +41,9 @@ class BatchTable:
     def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], ahead: Foresight) -> None:
         batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
-        used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
-        per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
+        cut = {size: examples.batches(size) for size in set(sizes)}
+        used = [(cut[size] or [slice(0, 0)])[-1].stop for size in sizes]
+        per_epoch = np.array([len(cut[size]) for size in sizes], dtype=np.int64)
         self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
         self.num_steps = int(self.steps_FC.max(initial=0))
         self.used, self.per_epoch = np.array(used, dtype=np.float64), per_epoch
