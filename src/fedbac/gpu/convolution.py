@@ -197,7 +197,7 @@ class Convolution:
 
         out_tile, in_tile = min(fitting, key=work)
         most = THREADS if exact else THREADS // 32
-        outs = min(-(-layer.outputs // (out_tile * unit[0])), 16)
+        outs = min(-(-layer.outputs // (out_tile * unit[0])), 16 if exact else 4)
         ins = min(-(-layer.channels // (in_tile * unit[1])), max(1, most // outs))
         group = 4 if exact else 8
         groups = -(-width // group)
