@@ -14,8 +14,9 @@ from fedbac.gpu.driver import Module, current_stream, pointers, shared_limit
 
 Mode = Literal["float32", "tf32", "bf16"]
 MODES: tuple[Mode, ...] = ("float32", "tf32", "bf16")
-THREADS, TILE_BYTES = 256, 64 * 1024
-"""Threads of a block and bytes of shared memory, about: two blocks and more share a multiprocessor."""
+THREADS, TILE_BYTES, MOST_BYTES = 256, 64 * 1024, 96 * 1024
+"""Threads of a block, bytes of shared memory, about, so that two blocks and more share a multiprocessor, and what the
+least tile may take."""
 MOST_TAPS, FEWEST_PAIRS = 25, 16
 """Larger filters do not fit a thread's registers; fewer pairs of channels leave it idle."""
 
@@ -160,7 +161,7 @@ class Convolution:
             grid |= {"LEFT": left, "STRIDE": stride, "ROWS": tile_rows, "PLANE": plane}
         words, taps = -(-first["IN"] // self.per_word), self.layer.taps
         plane, least = max(grid["PLANE"] for grid in grids), 1 if exact else 8
-        fitting = (TILE_BYTES // (4 * least) - taps * out_stride) // plane
+        fitting = (MOST_BYTES // (4 * least) - taps * out_stride) // plane
         samples = max(1, min(places // (q_rows * groups), fitting))
         units = samples * q_rows * groups
         threads = _up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
