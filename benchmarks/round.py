@@ -84,11 +84,14 @@ def ours(work: Work) -> Outcome:
     runtime = Runtime(device=work.device, trainer=work.trainer, precision=work.precision)
     trainer = make_trainer(network, Shared(), work.examples, runtime)
     bank, row_C = {"global": trees.stack([weights(network)])}, {"global": np.zeros(work.clients, dtype=np.int64)}
-    order = Train(tuple(range(work.clients)), bank, row_C, 1, 0, RATE)
-    trained = trainer.train([order])[0].parts_C["global"]  # graphs are captured and workers started once per run
+
+    def order(round_: int) -> Train:
+        return Train(tuple(range(work.clients)), bank, row_C, round_, 0, RATE)
+
+    trained = trainer.train([order(1)])[0].parts_C["global"]  # graphs are captured and workers started once per run
     size = work.examples.shards.train
     averaged = trees.weighted_mean(trained, torch.tensor([float(mine.size) for mine in size]).numpy())
-    seconds = _timed(lambda: trainer.train([order]), trainer.device)
+    seconds = _timed(lambda: trainer.train([order(2)]), trainer.device)
     trainer.close()
     return Outcome(trainer.path, seconds, trees.to(averaged, "cpu"), _device_mib(trainer.device))
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from ctypes import POINTER, c_uint, c_void_p
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,39 @@ class EmulatedModule:
 @lru_cache
 def _compiled(source: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"fedbac-emulator-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    text = source.replace("extern __shared__", "extern").replace("__shared__", "static")
+    own = files("fedbac.gpu").joinpath("intrinsics.cu").read_text()  # cuda.hpp has them in other words
+    text = source.replace(own, "").replace("extern __shared__", "extern").replace("__shared__", "static")
+    launchers = _of_network(text) if "CONVOLUTION_LIST(X)" in text else _of_kernels(text)
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "kernels.cpp"
+        file.write_text("\n".join([f'#include "{HERE / "cuda.hpp"}"', text, *launchers]))
+        library = Path(place) / "kernels.so"
+        command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        subprocess.run([*command, "-o", str(library), str(file)], check=True)
+        folder.mkdir(exist_ok=True)
+        target = folder / "kernels.so"
+        shutil.copy(library, folder / f"{Path(place).name}.so")
+        (folder / f"{Path(place).name}.so").replace(target)
+    return target
+
+
+def _of_kernels(text: str) -> list[str]:
+    """Return launchers of the kernels that a text spells out."""
+    found = []
+    for name, signature in re.findall(
+        r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)', text
+    ):
+        kinds = [parameter.strip().rpartition(" ")[0] for parameter in signature.split(",")]
+        given = ", ".join(f"*({kind}*)a[{place}]" for place, kind in enumerate(kinds))
+        found.append(
+            f'extern "C" void launch_{name}(const unsigned* grid, unsigned threads, void** a) {{ '
+            f"LAUNCH({name}, {given}) }}"
+        )
+    return found
+
+
+def _of_network(text: str) -> list[str]:
+    """Return launchers of the kernels of a network, which macros make."""
     levels = re.findall(r"X\((\d+),", text.partition("CONVOLUTION_LIST(X)")[2].partition("\n")[0])
     names = ["head_train", "head_score", "head_back", "linear_gradient", "gather", "update"]
     names += [f"{kind}_{level}" for kind in ("convolve", "convolve_weights") for level in levels]
@@ -53,14 +86,4 @@ def _compiled(source: str) -> Path:
         "LAUNCH(judge, *(const float**)a[0], *(const int**)a[1], *(const int**)a[2], *(const long long**)a[3], "
         "*(int*)a[4], *(double**)a[5], *(int**)a[6]) }"
     )
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "kernels.cpp"
-        file.write_text("\n".join([f'#include "{HERE / "cuda.hpp"}"', text, *launchers]))
-        library = Path(place) / "kernels.so"
-        command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", str(library), str(file)], check=True)
-        folder.mkdir(exist_ok=True)
-        target = folder / "kernels.so"
-        shutil.copy(library, folder / f"{Path(place).name}.so")
-        (folder / f"{Path(place).name}.so").replace(target)
-    return target
+    return launchers

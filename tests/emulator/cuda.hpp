@@ -29,7 +29,7 @@ inline float __int_as_float(int v) { float out; std::memcpy(&out, &v, 4); return
 #define __device__
 #define __launch_bounds__(...)
 
-static dim3 threadIdx, blockIdx, blockDim;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
 static const size_t SHARED = 256 * 1024, STACK = 128 * 1024;
 float4 shared[SHARED / sizeof(float4)];
 
@@ -137,12 +137,48 @@ inline float __shfl_xor_sync(unsigned, float value, int other) {
     return out;
 }
 
+inline unsigned round_tf32(float value) { return (unsigned)(__float_as_int(value) + 0x1000) & ~0x1fffu; }
+
+inline unsigned pack_bf16(float low, float high) {
+    auto round = [](float value) {
+        unsigned bits = __float_as_int(value);
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return round(low) | round(high) << 16;
+}
+
+namespace emulator {
+struct Operands { unsigned a[4], b[2]; };
+static Operands operands[1024];
+}
+
+// All lanes lay their operands down, and each adds up its own sums.
+template <bool BF16>
+void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    unsigned me = threadIdx.x, base = me / 32 * 32, lane = me % 32;
+    std::memcpy(emulator::operands[me].a, a, sizeof a), std::memcpy(emulator::operands[me].b, b, sizeof b);
+    __syncwarp();
+    for (int i = 0; i < 4; ++i)
+        for (unsigned k = 0; k < 8; ++k) {
+            unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
+            unsigned one = emulator::operands[base + row * 4 + k % 4].a[i / 2 + k / 4 * 2];
+            unsigned two = emulator::operands[base + column * 4 + k % 4].b[k / 4];
+            if (BF16) {
+                sum[i] += __int_as_float(one << 16) * __int_as_float(two << 16);
+                sum[i] += __int_as_float(one & 0xffff0000u) * __int_as_float(two & 0xffff0000u);
+            } else {
+                sum[i] += __int_as_float(one) * __int_as_float(two);
+            }
+        }
+    __syncwarp();
+}
+
 // Every launch begins with unknown values in shared memory, as on a device.
 #define LAUNCH(NAME, ...)                                                                                      \
     std::memset(shared, 0xff, sizeof shared);                                                                  \
     for (unsigned z = 0; z < grid[2]; ++z)                                                                     \
         for (unsigned y = 0; y < grid[1]; ++y)                                                                 \
             for (unsigned x = 0; x < grid[0]; ++x) {                                                           \
-                blockIdx = {x, y, z}, blockDim = {threads, 1, 1};                                              \
+                blockIdx = {x, y, z}, blockDim = {threads, 1, 1}, gridDim = {grid[0], grid[1], grid[2]};                                           \
                 emulator::block(threads, [&] { NAME(__VA_ARGS__); });                                          \
             }

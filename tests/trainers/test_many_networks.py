@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedbac.local import LoopTrainer, VmapTrainer, convolution
 from fedbac.local.folding import for_many
+from fedbac.local.stack import Stack
 from fedbac.personalization import Additive, Shared
 from tests.support import NO_GPU, distance, on_test, question, start_of
 from tests.trainers.reference import DATA, requests, setting
@@ -157,3 +158,23 @@ def test_memory_is_foreseen_for_what_a_network_keeps_of_a_batch() -> None:
     maps = 4 * pixels * 16 * 6  # what three convolutions of 16 channels, their norms and activations keep, at least
     assert large - small > 8 * maps
     assert large - small < 8 * 6 * maps
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_short_batches_train_as_in_the_loop_without_their_padding(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU runs a step with room for the largest batch only; here every device does."""
+    rooms = []
+
+    def advance(self: Stack, number: int, stage: Any, active: int, largest: int) -> None:
+        rooms.append(largest)
+        self._step(number, stage, active, largest)
+
+    monkeypatch.setattr(Stack, "advance", advance)
+    federation = setting(Shared(), user=lambda: build("mixed"))
+    asked = requests(federation, Shared())
+    expected = LoopTrainer(federation.network, Shared(), federation.examples).train(asked)
+    found = VmapTrainer(federation.network, Shared(), federation.examples, torch.device(device)).train(asked)
+    assert min(rooms) < max(rooms) == federation.examples.batch_room
+    for one, other in zip(found, expected, strict=True):
+        assert distance(one.parts_C, other.parts_C) < 2e-5
+        np.testing.assert_allclose(one.loss_C, other.loss_C, rtol=1e-4)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedbac.local.convolution import convolve
+from fedbac.local.products import normalize, product
 
 Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """``rule(clients, dims, *tensors)`` computes for all clients; ``dims`` says which axis of a tensor is theirs, None if
@@ -91,7 +92,7 @@ def _linear(layer: Any, plain: Forward) -> Forward:
     def rule(clients: int, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x, weight = _first(x, dims[0], clients), _first(weight, dims[1], clients)
         bias = None if bias is None else _first(bias, dims[2], clients)
-        return _product(x.flatten(1, -2) if x.dim() > 2 else x[:, None], weight, bias).reshape(*x.shape[:-1], -1)
+        return product(x.flatten(1, -2) if x.dim() > 2 else x[:, None], weight, bias).reshape(*x.shape[:-1], -1)
 
     return lambda x: _run(F.linear, rule, 0, x, layer.weight, layer.bias)
 
@@ -102,7 +103,7 @@ def _group_norm(layer: Any, plain: Forward) -> Forward:
             None if value is None else _first(value, dim, clients).flatten()
             for value, dim in ((weight, dims[1]), (bias, dims[2]))
         )
-        normal = F.group_norm(_folded(x, dims[0], clients), clients * layer.num_groups, scale, shift, layer.eps)
+        normal = normalize(_folded(x, dims[0], clients), clients * layer.num_groups, scale, shift, layer.eps)
         return _apart(normal, clients)
 
     def alone(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -159,7 +160,7 @@ def _lstm(layer: Any, plain: Forward) -> Forward:
 
 def _recur(x_ATBF: Tensor, inner: Tensor, outer: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Run one level of an LSTM over its steps; what does not depend on the step before is one product for all."""
-    gates_AT = _product(x_ATBF.flatten(1, 2), inner, bias).reshape(*x_ATBF.shape[:3], -1)
+    gates_AT = product(x_ATBF.flatten(1, 2), inner, bias).reshape(*x_ATBF.shape[:3], -1)
     hidden, cell, seen = None, None, []
     for gates in gates_AT.unbind(1):
         if hidden is not None:
@@ -171,13 +172,6 @@ def _recur(x_ATBF: Tensor, inner: Tensor, outer: Tensor, bias: Tensor | None) ->
         seen.append(hidden)
     assert cell is not None
     return torch.stack(seen, 1), cell
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x [clients, rows, in] · weight [clients, out, in]ᵀ + bias``."""
-    if bias is None:
-        return torch.bmm(x, weight.transpose(1, 2))
-    return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
 
 def _first(value: Tensor, dim: int | None, clients: int) -> Tensor:

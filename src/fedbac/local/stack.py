@@ -3,7 +3,8 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from fedbac import gpu
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
+from fedbac.gpu import update
 from fedbac.local.examples import Examples
 from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
@@ -23,6 +26,9 @@ from fedbac.local.teaching import Faculty, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
+
+ROOM_SHRINK = 4
+"""So much smaller are batches before they have a graph of their own: the last of an epoch are."""
 
 Precision = Literal["float32", "tf32", "bf16"]
 Job = tuple[Train, int]
@@ -35,8 +41,9 @@ class BatchTable:
     def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], ahead: Foresight) -> None:
         batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
-        used = [(examples.batches(size) or [slice(0, 0)])[-1].stop for size in sizes]
-        per_epoch = np.array([len(examples.batches(size)) for size in sizes], dtype=np.int64)
+        cut = {size: examples.batches(size) for size in set(sizes)}
+        used = [(cut[size] or [slice(0, 0)])[-1].stop for size in sizes]
+        per_epoch = np.array([len(cut[size]) for size in sizes], dtype=np.int64)
         self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
         self.num_steps = int(self.steps_FC.max(initial=0))
         self.used, self.per_epoch = np.array(used, dtype=np.float64), per_epoch
@@ -48,33 +55,42 @@ class BatchTable:
         self.index = np.zeros((*shape, batch), dtype=np.int64)
         self.offset = np.zeros((*shape, batch, 2), dtype=np.int64) if examples.augment else None
         self.flip = np.zeros((*shape, batch), dtype=bool) if examples.augment else None
-        for c, (request, place) in enumerate(jobs):
-            if used[c] == 0:
+        for _, alike in groupby(range(len(jobs)), key=lambda c: sizes[c]):  # those of a size lie side by side
+            mine = list(alike)
+            rows, many, seen = slice(mine[0], mine[-1] + 1), int(per_epoch[mine[0]]), used[mine[0]]
+            if seen == 0:
                 continue
-            full = np.full(per_epoch[c], batch)
-            full[-1] = used[c] - (per_epoch[c] - 1) * batch
+            full = np.full(many, batch)
+            full[-1] = seen - (many - 1) * batch
             for f, stage in enumerate(stages):
-                address = (request.clients[place], request.round, request.edge_round)
-                visits = ahead.visits(*address, stage.epochs)
-                distortions = examples.distortions(*address, visits)
-                at = (f, slice(0, int(self.steps_FC[f, c])), c)
+                addresses = [(jobs[c][0].clients[jobs[c][1]], jobs[c][0].round, jobs[c][0].edge_round) for c in mine]
+                visits = [ahead.visits(*address, stage.epochs) for address in addresses]
+                at = (f, slice(0, stage.epochs * many), rows)
 
-                def lay(target: np.ndarray, values: np.ndarray, c: int = c, at: tuple[int, slice, int] = at) -> None:
+                def lay(
+                    target: np.ndarray, values: list[np.ndarray], many: int = many, seen: int = seen, at: Any = at
+                ) -> None:
                     """Cut rows of visits into batches, the last padded, and lay them out step after step."""
                     # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
-                    padded = np.repeat(values[:, :1], per_epoch[c] * batch, axis=1)
-                    padded[:, : used[c]] = values[:, : used[c]]
-                    target[at] = padded.reshape(-1, batch, *values.shape[2:])
+                    told = np.array(values)
+                    padded = np.repeat(told[:, :, :1], many * batch, axis=2)
+                    padded[:, :, :seen] = told[:, :, :seen]
+                    target[at] = padded.reshape(len(told), -1, batch, *told.shape[3:]).swapaxes(0, 1)
 
                 lay(self.index, visits)
-                self.count[at] = np.tile(full, stage.epochs)
-                if distortions is not None and self.offset is not None and self.flip is not None:
-                    lay(self.offset, distortions[0].numpy())
-                    lay(self.flip, distortions[1].numpy())
+                self.count[at] = np.tile(full, stage.epochs)[:, None]
+                if self.offset is not None and self.flip is not None:
+                    drawn = [examples.distortions(*a, v) for a, v in zip(addresses, visits, strict=True)]
+                    lay(self.offset, [one[0].numpy() for one in drawn if one is not None])
+                    lay(self.flip, [one[1].numpy() for one in drawn if one is not None])
 
     def active(self, phase: int, step: int) -> int:
         """Return how many clients, the first of the stack, still have a batch at this step of a phase."""
         return int((self.steps_FC[phase] > step).sum())
+
+    def largest(self, phase: int, step: int) -> int:
+        """Return the examples of the largest batch at this step of a phase."""
+        return int(self.count[phase, step].max(initial=0))
 
 
 class Stack:
@@ -121,7 +137,7 @@ class Stack:
         """The teachers of this round; kept for another with as many of them."""
         self.taught = False
         """Whether anybody learns from them in this round."""
-        self.graphs: dict[tuple[int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, int, int, frozenset[Kept], bool], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: none needs what another left, and only one runs at a time."""
         self.position = torch.arange(examples.batch_room, device=self.device)
@@ -192,17 +208,19 @@ class Stack:
             rows.append(place_C + stacks[key][0])
         return trees.join([stack for _, stack in stacks.values()]), np.concatenate(rows)
 
-    def advance(self, number: int, stage: Stage, active: int) -> None:
-        """One SGD step of the first ``active`` clients."""
+    def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
+        """One SGD step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
+        rows, room = self.capacity, self.examples.batch_room
         if self.device.type != "cuda":
-            self._step(number, stage, active)
+            self._step(number, stage, active, room)
             return
-        rows = self.capacity
         while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
             rows = smaller
-        key = number, rows, self.keep, self.taught and stage.taught
+        while room > 1 and (smaller := -(-room // ROOM_SHRINK)) >= largest:
+            room = smaller
+        key = number, rows, room, self.keep, self.taught and stage.taught
         if key not in self.graphs:
-            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows))
+            self.graphs[key] = self._capture(lambda: self._step(number, stage, rows, room))
         self.graphs[key].replay()
 
     def losses(self, table: BatchTable) -> Losses:
@@ -233,18 +251,16 @@ class Stack:
             work()
         return graph
 
-    def _step(self, number: int, stage: Stage, rows: int) -> None:
-        training = self.examples.training
-        index_AB, count_A = self._now(self.index, number, rows), self._now(self.count, number, rows)
-        weight_AB = (self.position < count_A[:, None]).float()
+    def _step(self, number: int, stage: Stage, rows: int, room: int) -> None:
+        index_AB, count_A = self._now(self.index, number, rows)[:, :room], self._now(self.count, number, rows)
+        weight_AB = (self.position[:room] < count_A[:, None]).float()
         pixels, labels = self.source
         x_AB = pixels[index_AB]
         if self.examples.augment is not None:
             offset, flip = self._now(self.offset, number, rows), self._now(self.flip, number, rows)
-            x_AB = self.examples.augment.apply(x_AB, offset, flip)
+            x_AB = self.examples.augment.apply(x_AB, offset[:, :room], flip[:, :room])
         x_AB = self.examples.normalize(x_AB)
         networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.networks}
-        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
         moving = {
             network: {name: networks[network][name][:rows] for part in parts for name in part.names}
             for network, parts in stage.moving.items()
@@ -281,20 +297,58 @@ class Stack:
         together = vmap(loss, randomness="different")
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        self._move(number, stage, gradient, count_A)
+        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.loss_sum[:rows] += lost_A
+        if "square" in self.keep:
+            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
+        if "epochs" in self.keep:
+            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
+            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
+        self.step += 1
+
+    def _move(self, number: int, stage: Stage, gradient: Parts, count_A: Tensor) -> None:
+        """Clip, and move the weights of the clients that have examples."""
+        training, rows = self.examples.training, len(count_A)
+        alive_A, rate_A = count_A > 0, self.rate_FA[number, :rows]
+        networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.moving}
+        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
+        moving = {
+            network: {name: networks[network][name][:rows] for part in parts for name in part.names}
+            for network, parts in stage.moving.items()
+        }
+        if self.device.type == "cuda" and gpu.available():
+            joint = training.clip_scope == "joint"
+            weights = [
+                update.Weights(
+                    moving[network][name],
+                    velocity[network][name][:rows],
+                    gradient[network][name],
+                    None if part.anchor is None or not part.penalty else self.received[part.anchor][name][:rows],
+                    part.decay,
+                    part.penalty,
+                    0 if joint else scope,
+                )
+                for scope, (network, parts) in enumerate(stage.moving.items())
+                for part in parts
+                for name in part.names
+            ]
+            update.step(weights, count_A, rate_A, training.momentum, training.clip_norm)
+            return
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names if part.penalty else ():
                     weight = moving[network][name]
                     away = weight if part.anchor is None else weight - self.received[part.anchor][name][:rows]
                     gradient[network][name] = gradient[network][name] + part.penalty * away
-        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
         scale = dict.fromkeys(moving, alive_A.float())
         if training.clip_norm is not None:
             scopes = [list(moving)] if training.clip_scope == "joint" else [[network] for network in moving]
             for scope in scopes:
                 pieces = [g for network in scope for g in gradient[network].values()]
                 scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
-        rate_A, coast_A = -self.rate_FA[number, :rows] * alive_A, torch.where(alive_A, training.momentum, 1.0)
+        rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, training.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names:
@@ -305,14 +359,6 @@ class Stack:
                     if part.decay:
                         before.addcmul_(weight, (part.decay * alive_A).reshape(each))
                     weight.addcmul_(before, rate_A.reshape(each))
-        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
-        self.loss_sum[:rows] += lost_A
-        if "square" in self.keep:
-            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
-        if "epochs" in self.keep:
-            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
-            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
-        self.step += 1
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
         return buffer[number, :, :rows].index_select(0, self.step)[0]

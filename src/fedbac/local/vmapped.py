@@ -112,7 +112,7 @@ class VmapTrainer:
             for number, stage in enumerate(stages):
                 stack.step.zero_()
                 for step in range(table.steps_FC[number].max(initial=0)):
-                    stack.advance(number, stage, table.active(number, step))
+                    stack.advance(number, stage, table.active(number, step), table.largest(number, step))
         self.ahead.look_ahead(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
         rank = np.argsort(order)
