@@ -1,7 +1,7 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
-marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md,
+marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/million.md,
 docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
@@ -282,6 +282,7 @@ def texts() -> dict[Path, str]:
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
         DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
+        DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED)),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},

@@ -1,13 +1,15 @@
-"""What the benchmarks measured, in tables for docs/performance.md."""
+"""What the benchmarks measured, in tables for docs/performance.md, and what follows for a million clients."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedbac_paper.tables import NONE, table
 
 Row = Mapping[str, Any]
+MILLION, MANY_EDGES, MACHINES = 1_000_000, 1_000, (1, 10, 100, 1_000)
+GB = 1e9
 PARTS = {
     "training": ("training",),
     "measuring": ("measuring",),
@@ -40,8 +42,38 @@ def rounds(folder: Path) -> str:
 
 def scaling(folder: Path) -> str:
     """Return how the cost grows with clients and edges, from the file that ``benchmarks/scaling.py --json`` wrote."""
+    return f"\n{_scalings(_read(folder / 'scaling.json'))}\n\n"
+
+
+def tiny(folder: Path) -> tuple[str, str, str]:
+    """Return the rounds of very many tiny clients; seconds and bytes of a million, by the largest of them."""
+    measured = _read(folder / "tiny.json")
+    largest = measured[-1]
+    clients, edges = MILLION / largest["clients"], MANY_EDGES / largest["edges"]
+    seconds = {part: share * largest["seconds_per_round"] for part, share in largest["share"].items()}
+    work = clients * (seconds["training"] + seconds["measuring"])
+    averages = clients * (seconds["selection"] + seconds["aggregation"])
+    cloud = edges * (seconds["clustering"] + seconds["other"])
+    costs = [
+        (f"{count:,}", *map(_number, (work / count, averages / count, cloud, (work + averages) / count + cloud)))
+        for count in MACHINES
+    ]
+    sent = largest["bytes_per_round"]
+    links = [
+        (name, direction, *(f"{scale * num / GB:,.3g}" for num in sent[tier][direction].values()))
+        for tier, name, scale in (("client", "clients and edges", clients), ("cloud", "edges and cloud", edges))
+        for direction in ("down", "up")
+    ]
+    return (
+        f"\n{_scalings(measured)}\n\n",
+        f"\n{table(('machines', 'clients', 'edges', 'cloud', 'a round'), costs)}\n\n",
+        f"\n{table(('between', 'direction', *(f'to {purpose}' for purpose in sent['client']['up'])), links)}\n\n",
+    )
+
+
+def _scalings(rows: Sequence[Row]) -> str:
     header = ("clients", "edges", "s a round", "µs per sample-step", *(f"{part} %" for part in PARTS), "peak MiB")
-    return f"\n{table(header, [_scaled(row) for row in _read(folder / 'scaling.json')])}\n\n"
+    return table(header, [_scaled(row) for row in rows])
 
 
 def _scaled(row: Row) -> tuple[str, ...]:

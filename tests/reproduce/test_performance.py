@@ -26,6 +26,18 @@ def test_shares_of_a_round_are_in_percent(tmp_path: Path) -> None:
     assert "| 100,000 | 1,000 | 100 | 20 | 40.0 | 40.0 | 5.0 | 10.0 | 5.0 | 900 |" in text
 
 
+def test_of_a_million_machines_share_all_but_the_cloud_s_part(tmp_path: Path) -> None:
+    each = {way: {"train": 10**9, "evaluate": 10**8, "control": 0} for way in ("down", "up")}
+    larger = row() | {"edges": 500, "bytes_per_round": {"client": each, "cloud": each}}
+    (tmp_path / "tiny.json").write_text(json.dumps([row() | {"clients": 1}, larger]))
+    measured, seconds, sent = performance.tiny(tmp_path)
+    assert measured.count("| 100 | 20 | 40.0 |") == 2
+    assert "| 1 | 800 | 150 | 10 | 960 |" in seconds, "clients' and edges' work grows tenfold, the cloud's twofold"
+    assert "| 100 | 8 | 1.5 | 10 | 19.5 |" in seconds
+    assert "| clients and edges | up | 10 | 1 | 0 |" in sent
+    assert "| edges and cloud | down | 2 | 0.2 | 0 |" in sent
+
+
 def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
     known = {"network": "mlp", "shape": "1x28x28", "precision": "float32", "path": "native-v4", "machine": "two cores"}
     times = {"loop_us_per_sample_step": None, "us_per_sample_step": None, "speedup_over_loop": 13.8}
