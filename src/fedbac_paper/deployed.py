@@ -38,10 +38,10 @@ def soak(results: Path) -> str:
     kills = sum(sum(phase["kills"].values()) for phase in phases.values())
     rows: list[tuple[str, Callable[[Phase], str]]] = [
         ("killed: cloud, edge, client", lambda phase: _counts(phase["kills"])),
-        ("stopped for seconds: cloud, edge, client", lambda phase: _counts(phase["freezes"])),
+        ("frozen for some seconds: cloud, edge, client", lambda phase: _counts(phase["freezes"])),
         ("runs, and rounds in all", lambda phase: f"{phase['runs']}, {phase['rounds']:,}"),
-        ("rounds played again", lambda phase: str(phase["again"])),
-        ("rounds that lost a client", lambda phase: str(phase["with_failed"])),
+        ("rounds repeated", lambda phase: str(phase["again"])),
+        ("rounds in which a client failed", lambda phase: str(phase["with_failed"])),
         ("rounds without an edge", lambda phase: str(phase["with_absent"])),
         *(
             (
@@ -51,21 +51,22 @@ def soak(results: Path) -> str:
             for article, role in zip(("a", "an", "a"), ROLES, strict=True)
         ),
         ("whole rounds missed once there was a link", lambda phase: _most(phase["rounds_missed"])),
-        ("most MiB: cloud, edge, client", lambda phase: _memory(phase["memory"])),
+        ("peak MiB: cloud, edge, client", lambda phase: _memory(phase["memory"])),
     ]
     return "\n".join(
         [
             "",
-            f"`python benchmarks/soak.py --only federation` killed sites of 2 edges and 4 clients {kills} times "
-            f"(`kill -9`) at random moments, on {found['machine']}. In the first column every edge and client must be "
-            "there for a round to count (`min_edges`, `min_clients`), and cloud and edges were killed: all numbers "
-            "were the simulator's. In the second, one client is enough, and anyone was killed. Every run ended, and no "
-            "finished round was lost.",
+            f"Sites were killed {kills} times; still, every run finished and no completed round was lost. "
+            "`python benchmarks/soak.py --only federation` sent `kill -9` at random moments to sites of 2 edges and 4 "
+            f"clients, on {found['machine']}. In the first column a round counts only with all edges and clients "
+            "(`min_edges`, `min_clients`). Only cloud and edges were killed, and all numbers equalled the simulator's. "
+            "In the second column one client is enough, and any site could be killed.",
             "",
             table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
             "",
-            "Seconds are the median and the most, on a busy machine. Cloud and edges were started with everything "
-            "imported; a client first starts the process that trains.",
+            "Seconds are the median (and the maximum) from the restart to the end of the first round with the site, on "
+            "a busy machine. Cloud and edges restarted with everything imported; a client had to start its training "
+            "process.",
             "",
         ]
     )
@@ -106,18 +107,20 @@ def bench(results: Path) -> str:
         ]
         for row in found["bytes"]
     ]
+    excess = 100 * (max(row["ratio"] for row in found["bytes"]) - 1)
     return "\n".join(
         [
             "",
             f"`benchmarks/deploy.py` ran `{found['method']}` with {found['edges']} edges of {found['clients']} clients "
-            f"as processes on {found['machine']}: {found['cold_start']:.0f} s from the start to the end of round 1, "
-            f"then {found['median_round']:.2f} s a round. What links carried for training is what the "
-            "record's `bytes` say, but for the heads of messages:",
+            f"each on {found['machine']}. Round 1 ended {found['cold_start']:.0f} s after the start; the median round "
+            f"then took {found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than "
+            "the ledger counts (`bytes` in the record). The difference is message headers:",
             "",
-            table(["links to", "bytes by the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
+            table(["links to", "bytes in the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
             "",
-            "A message is sent twice to a site that has forgotten the run; the ratio leaves that out. Memory of "
-            "the largest site of each kind, in MiB, with the process that trains while there is one:",
+            "A message is sent twice if the site did not know the run, as after a restart. The ratio leaves out the "
+            "second copy. This is the memory of the largest site of each kind, in MiB; a client at work includes its "
+            "training process:",
             "",
             table(["", "RSS", "PSS"], memory),
             "",

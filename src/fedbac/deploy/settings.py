@@ -75,17 +75,18 @@ class DeploySettings(Configuration):
     """How long sites wait for each other, and who must be there: ``deploy`` of federation.yaml and site.yaml."""
 
     min_clients: Count = 1
-    """Clients of an edge that must be there for the edge to take part in a round."""
+    """Clients that must be connected for their edge to take part in a round. As many of the selected clients must
+    finish, or all if fewer were selected."""
     min_edges: Count = 1
     """Edges that must answer for a round to count."""
     deadline: Seconds = 300.0
-    """Seconds that a client has for one request."""
+    """Time limit for a client to answer one request, in seconds."""
     heartbeat: Seconds = 5.0
-    """Seconds between signs of life; a peer that misses three is gone."""
+    """Seconds between signs of life; a peer that misses three counts as lost."""
     max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
-    """MiB of the largest message that is taken."""
+    """Largest message that a site accepts, in MiB."""
     transport: Literal["grpc", "nvflare"] = "grpc"
-    """What carries messages: gRPC with mutual TLS, or NVFlare where an organization runs it."""
+    """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
 
 
 class SiteConfig(Configuration):
