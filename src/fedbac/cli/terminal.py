@@ -161,6 +161,6 @@ def say_if_runs_take_turns(device: str, jobs: int) -> None:
     if jobs > 1 and device != "cpu" and torch.cuda.is_available() and not service.exists():
         say(
             f"{jobs} runs at a time take turns on the GPU; with NVIDIA's multi-process service they run side by side: "
-            "nvidia-cuda-mps-control -d (docs/performance.md)",
+            "nvidia-cuda-mps-control -d (docs/gpu.md)",
             err,
         )
