@@ -86,27 +86,6 @@ def test_planted_groups_are_found_and_then_nobody_moves(seed: int) -> None:
     assert looks == [5, 10, 20, 40, 80], "the longer the peace, the rarer the look"
 
 
-def test_edges_that_begin_together_part_and_then_find_their_groups() -> None:
-    group = np.arange(12) % 3
-    world = World(2 * stream(0, "centres").standard_normal((3, 8))[group], 0.08, 0)
-    labels, looks = world.play(Merging(together=0.52))
-    assert looks[:3] == [52, 60, 65], "nobody looks while all have one network, nor right after"
-    assert labels[0].tolist() == [0] * 12
-    assert labels[1].tolist() == list(range(12))
-    assert adjusted_rand_score(group, labels[-1]) == 1
-
-
-def test_at_the_parting_everybody_takes_the_network_of_all_along() -> None:
-    policy = Merging(together=0.5)
-    seen = Evidence(round=2, num_rounds=4, num_classes=10, size_N=np.array([3, 1, 2]), label_N=np.zeros(3, int))
-    assert policy.ask(policy.init(3), Moment(2, 4)) == Ask(), "nothing is measured"
-    _, (label_N, origin_KJ) = policy.act(policy.learn(policy.init(3), seen), seen, stream(0, "act"))
-    assert label_N.tolist() == [0, 1, 2]
-    assert origin_KJ is not None
-    np.testing.assert_array_equal(origin_KJ, [[1, 0, 0]] * 3)
-    assert policy.gaps(policy.init(3), seen).gap_GG.tolist() == [[0]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_edges_that_differ_are_left_alone(seed: int) -> None:
     world = World(stream(seed, "centres").standard_normal((10, 8)), 0.08, seed)
