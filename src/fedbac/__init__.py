@@ -53,7 +53,6 @@ if TYPE_CHECKING:
         Personal,
         PersonalHead,
         Shared,
-        Summed,
         TwoHeads,
     )
     from fedbac.presets.methods import METHODS, method
@@ -174,7 +173,6 @@ __all__ = [
     "Similar",
     "Sound",
     "Statistic",
-    "Summed",
     "Task",
     "Teaching",
     "Thompson",
@@ -208,7 +206,7 @@ _HOMES = {
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
     "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "
-    "Summed TwoHeads",
+    "TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

@@ -1,4 +1,4 @@
-"""Merging: a cluster for every edge, at once or after a time in one; join clusters that fit, part when it did not help.
+"""Merging: start with a cluster for every edge, join clusters that fit as well together, part when it did not help.
 
 All losses are counted in units of what an edge has learned so far or has still to learn, whichever is less:
 λ_m = min(L_0 − L_m, L_m) with L_m = L_m^(k_m). So one tolerance serves the first rounds and the last, and any data.
@@ -65,8 +65,6 @@ class Merging(Settings):
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
-    together: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the rounds that all edges begin in one cluster, before each goes on in its own from there."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
@@ -83,8 +81,8 @@ class Merging(Settings):
         return num_members
 
     def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Every edge in its own, or all in one."""
-        return start_labels("uniform" if self.together else "round_robin", num_members, num_members, rng)
+        """Every edge in its own."""
+        return start_labels("round_robin", num_members, num_members, rng)
 
     def init(self, num_members: int) -> MergingState:
         """Nothing merged, nothing learned, and a look as soon as possible."""
@@ -100,26 +98,12 @@ class Merging(Settings):
 
     def ask(self, state: MergingState, moment: Moment) -> Ask | None:
         """Ask when due; never after the last round, as no round is left in which a move could pay."""
-        parting = self._parting(moment.num_rounds)
-        if moment.round < parting:
-            return None
-        if moment.round == parting and parting:
-            return Ask()
         if moment.round % self.period or moment.round < state.due[0] or moment.round >= moment.num_rounds:
             return None
         return Ask(after=self._queries())
 
-    def _parting(self, num_rounds: int) -> int:
-        """Return the round after which edges leave the cluster that they began in; 0 if they began in their own."""
-        return math.ceil(self.together * num_rounds)
-
-    def _is_parting(self, evidence: Evidence) -> bool:
-        return self.together > 0 and evidence.round == self._parting(evidence.num_rounds)
-
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
-        if self._is_parting(evidence):
-            return state
         gain_N = self._gains(evidence)
         known_N = ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
@@ -153,10 +137,6 @@ class Merging(Settings):
     def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, Assignment]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
         label_N = evidence.labels
-        if self._is_parting(evidence):
-            own_N = np.arange(label_N.size)
-            due = np.array([evidence.round + self.period, 1])  # at once, all would still seem alike
-            return state._replace(due=due), Assignment(own_N, _brought(label_N, own_N, evidence.size_N))
         after_N = label_N.copy()
         merger_N, gap_N = state.merger_N.copy(), state.gap_N.copy()
         gain_N, blame_NN = state.gain_N.copy(), state.blame_NN.copy()
@@ -208,8 +188,7 @@ class Merging(Settings):
         """Return the gaps between the clusters in use, and the largest at which merging is still expected to pay."""
         label_G = np.unique(evidence.labels)
         groups = [np.flatnonzero(evidence.labels == k) for k in label_G]
-        gap_GG = self._gaps(state, groups, evidence) if len(groups) > 1 else np.zeros((1, 1))
-        return Gaps(label_G, gap_GG, self._limit(state))
+        return Gaps(label_G, self._gaps(state, groups, evidence), self._limit(state))
 
     def _limit(self, state: MergingState) -> float:
         """Solve expected gain = move_cost for the gap; the gain is the lesser of two lines, and one falls."""

@@ -25,7 +25,6 @@ from fedbac.personalization import (
     Personal,
     PersonalHead,
     Shared,
-    Summed,
     TwoHeads,
 )
 from fedbac.selection import (
@@ -88,7 +87,6 @@ PERSONALIZATION = Choice(
     Personalization,
     Shared,
     PerCluster,
-    Summed,
     Additive,
     Personal,
     Interpolated,

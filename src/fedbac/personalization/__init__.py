@@ -2,7 +2,7 @@
 
 from fedbac.personalization.adaptive_start import AdaptiveStart
 from fedbac.personalization.interpolated import Interpolated
-from fedbac.personalization.joint import Additive, PerCluster, Shared, Summed
+from fedbac.personalization.joint import Additive, PerCluster, Shared
 from fedbac.personalization.personal import Personal
 from fedbac.personalization.split import LateHead, PersonalHead
 from fedbac.personalization.two_heads import TwoHeads
@@ -16,6 +16,5 @@ __all__ = [
     "Personal",
     "PersonalHead",
     "Shared",
-    "Summed",
     "TwoHeads",
 ]

@@ -57,24 +57,6 @@ class PerCluster(Settings):
         return (Phase(moves=("cluster",), taught=self.taught),)
 
 
-class Summed(Settings):
-    """ŷ = f_1(x; Θ_k,1) + f_2(x; Θ_k,2): a cluster owns both networks, and they learn together."""
-
-    kind: Literal["summed"] = "summed"
-    parts: ClassVar[Mapping[str, Part]] = {"first": Part("cluster", "first"), "second": Part("cluster", "second")}
-    terms: ClassVar[tuple[str, ...]] = ("first", "second")
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return networks 0 and 1 for every cluster."""
-        return {
-            part: _cluster_stack(build, index, owners["cluster"], "shared") for index, part in enumerate(self.terms)
-        }
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Train both at once."""
-        return (Phase(moves=self.terms),)
-
-
 class Additive(Settings):
     """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k); Θ_global is shared by all, Θ_k by the cluster."""
 
