@@ -54,7 +54,8 @@ def main() -> None:
             for candidates in CANDIDATES:
                 rows.append(play(method, candidates, seed, args.settings))
                 print(json.dumps(rows[-1]), flush=True)
-                args.json.write_text(json.dumps({"settings": [*SMALL, *LOOKS, *args.settings], "runs": rows}, indent=1))
+                found = {"settings": [*SMALL, *LOOKS, *args.settings], "runs": rows}
+                args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class LowestLoss(Settings):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others drawn at random; all when null."""
+    """How many clusters an edge measures each time: its own, and others drawn at random; all when null. With few of
+    many, edges that belong together meet later, or never."""
     start_labels: Start = "round_robin"
     """The first labels: one cluster after another, all in the first, or at random."""
     empty_cluster: EmptyCluster = "keep"
