@@ -18,6 +18,7 @@ from tests.deploy.small import Small, small
 from tests.support import NO_KERNEL, Record, without
 
 PERSIST = "task.training.momentum_state=persist"
+TWO_OF_FIVE = tuple(f"method.clustering.{setting}" for setting in ("num_clusters=5", "candidates=2", "period=1"))
 TWICE = "method.topology.edge_rounds=2"
 LINKS = tuple(
     f"method.links.{link}.kind={kind}"
@@ -34,6 +35,7 @@ KINDS = (
 CASES: dict[str, tuple[Any, ...]] = {
     "a network per cluster beside everybody's": ("fed-bac",),
     "clusters that clients measure": ("ifca", "method.clustering.num_clusters=2"),
+    "clusters of which each client wants two measured": ("ifca", "method.unit=client", *TWO_OF_FIVE),
     "no edges between": ("fedavg",),
     "a head that the edge keeps": ("fedper",),
     "a network that the client keeps, and that follows everybody's": ("ditto",),

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
+from fedbac.clustering.loss import Candidates
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds, Settings
 
-CLUSTERS = Loss("clusters")
 NUM_FEATURES = 4
 TIE_TOLERANCE = 1e-12
 
@@ -72,6 +72,9 @@ class LinUCB(Settings):
     """τ_re, rounds between assignments. The paper's text says 20, its figures show 1 (C.21)."""
     tau_norm: Rounds = 20
     """The τ_re inside the third feature of Eq. 7, kept apart from the period (C.21)."""
+    candidates: Candidates | None = None
+    """How many clusters an edge measures each time: its own, and others drawn at random; all when null. The best
+    alternative is the best of these."""
     ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"
@@ -92,9 +95,19 @@ class LinUCB(Settings):
     empty_cluster: EmptyCluster = "keep"
     """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
 
+    @model_validator(mode="after")
+    def _features_of_all_arms(self) -> "LinUCB":
+        if self.candidates is not None and self.arm_features == "per_arm":
+            raise ValueError("arm_features=per_arm needs the loss of every arm; leave candidates out, or use shared")
+        return self
+
+    @property
+    def _losses(self) -> Loss:
+        return Loss("clusters", candidates=self.candidates)
+
     def needs(self) -> frozenset[Query]:
-        """Need the losses of all clusters."""
-        return frozenset({CLUSTERS})
+        """Need the losses of clusters."""
+        return frozenset({self._losses})
 
     def clusters(self, num_members: int) -> int:
         """Return K_max."""
@@ -115,15 +128,15 @@ class LinUCB(Settings):
         )
 
     def ask(self, state: LinUCBState, moment: Moment) -> Ask | None:
-        """Ask for all losses when due."""
-        return None if moment.round % self.period else Ask(after=(CLUSTERS,))
+        """Ask for the losses when due."""
+        return None if moment.round % self.period else Ask(after=(self._losses,))
 
     def learn(self, state: LinUCBState, evidence: Evidence) -> LinUCBState:
         """Eqs. 9 and 10 for the current arm of every edge; in turns, each edge learns right before it acts."""
-        return state if self.updates == "sequential" else self._learn(state, evidence, _heard(evidence))
+        return state if self.updates == "sequential" else self._learn(state, evidence, self._heard(evidence))
 
     def _learn(self, state: LinUCBState, evidence: Evidence, members: Iterable[int]) -> LinUCBState:
-        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
+        label_N, loss_NK = evidence.labels, evidence[self._losses]
         A, b = state.A_NKFF.copy(), state.b_NKF.copy()
         for m in members:
             k = int(label_N[m])
@@ -142,12 +155,12 @@ class LinUCB(Settings):
         """Eq. 8: k* = argmax_k of the upper confidence bound."""
         before_N = after_N = evidence.labels
         if self.updates == "snapshot":
-            state, after_N = self._act(state, evidence, _heard(evidence), rng)
+            state, after_N = self._act(state, evidence, self._heard(evidence), rng)
         else:
-            for m in _heard(evidence):
+            for m in self._heard(evidence):
                 seen = replace(evidence, label_N=after_N)
                 state, after_N = self._act(self._learn(state, seen, [m]), seen, [m], rng)
-        num_clusters = evidence[CLUSTERS].shape[1]
+        num_clusters = evidence[self._losses].shape[1]
         return state, Assignment(after_N, inherited(self.empty_cluster, before_N, after_N, num_clusters))
 
     def _act(
@@ -166,7 +179,7 @@ class LinUCB(Settings):
 
     def _contexts(self, state: LinUCBState, m: int, evidence: Evidence) -> FloatArray:
         """One context per arm: the edge's own, repeated, or each arm seen as if it were the current one."""
-        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
+        label_N, loss_NK = evidence.labels, evidence[self._losses]
         num_clusters = loss_NK.shape[1]
         if self.arm_features == "shared":
             current = int(label_N[m])
@@ -176,13 +189,17 @@ class LinUCB(Settings):
             [self._context(state, m, k, self._alternative(m, k, evidence), evidence) for k in range(num_clusters)]
         )
 
+    def _heard(self, evidence: Evidence) -> list[int]:
+        """Return the members that were asked; the others learn nothing and stay."""
+        return np.flatnonzero(~np.isnan(evidence[self._losses]).all(1)).tolist()
+
     def _alternative(self, m: int, k: int, evidence: Evidence) -> int | None:
         """k̄: the cluster other than k with the lowest loss for edge m, or None when none is eligible."""
-        loss_NK = evidence[CLUSTERS]
-        eligible = np.ones(loss_NK.shape[1], dtype=bool)
+        loss_NK = evidence[self._losses]
+        eligible = ~np.isnan(loss_NK[m])
         if self.alternatives == "trained":
             assert evidence.used_K is not None
-            eligible = evidence.used_K.copy()
+            eligible &= evidence.used_K
         eligible[k] = False
         if not eligible.any():
             return None
@@ -190,7 +207,7 @@ class LinUCB(Settings):
 
     def _context(self, state: LinUCBState, m: int, k: int, alternative: int | None, evidence: Evidence) -> FloatArray:
         """Eq. 7 for edge m in (or looked at as if in) cluster k; no alternative is as good as an empty one."""
-        label_N, loss_NK = evidence.labels, evidence[CLUSTERS]
+        label_N, loss_NK = evidence.labels, evidence[self._losses]
         size_K = np.bincount(label_N, minlength=loss_NK.shape[1])
         loss = float(loss_NK[m, k])
         stay = evidence.round - int(state.entered_N[m]) if k == label_N[m] else 0
@@ -202,11 +219,6 @@ class LinUCB(Settings):
                 evidence.round / evidence.num_rounds,
             ]
         )
-
-
-def _heard(evidence: Evidence) -> list[int]:
-    """Return the members that were asked; the others learn nothing and stay."""
-    return np.flatnonzero(~np.isnan(evidence[CLUSTERS]).any(1)).tolist()
 
 
 def _break_tie(score_K: FloatArray, current: int, rule: str, rng: Rng) -> int:

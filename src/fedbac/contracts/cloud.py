@@ -60,6 +60,10 @@ class World:
         if self.silent:
             table_NK[stream(0, "silent", t).random(self._num) < 0.3] = np.nan
         own_N = table_NK[np.arange(self._num), self.label_N]
+        if isinstance(query, Loss) and query.candidates is not None:
+            for n, label in enumerate(self.label_N):
+                measured = query.columns(int(label), self.used_K.size, stream(0, "candidates", t, n))
+                table_NK[n, np.setdiff1d(np.arange(self.used_K.size), measured)] = np.nan
         if query.of in TABLES:
             return table_NK
         if query.of == "unaveraged":

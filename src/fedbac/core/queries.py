@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+import numpy as np
+
+from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import Profile
 from fedbac.errors import PolicyError
@@ -32,6 +35,20 @@ class Loss:
     """Where the method measures (``method.measurement.split``) when not given."""
     each: bool = False
     """For selection: a number for each client, on its own data, instead of one for the edge."""
+    candidates: int | None = None
+    """Of ``clusters``: how many a member measures, its own and others drawn anew each time; all when not given."""
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None and (self.of != "clusters" or self.candidates < 2):
+            raise PolicyError(f"candidates={self.candidates} of Loss({self.of!r}): only 'clusters' has any, at least 2")
+
+    def columns(self, label: int, num_clusters: int, rng: Rng) -> IntArray:
+        """Return the clusters that a member of cluster ``label`` measures, in order."""
+        every_K = np.arange(num_clusters)
+        if self.candidates is None or self.candidates >= num_clusters:
+            return every_K
+        others = rng.choice(np.delete(every_K, label), self.candidates - 1, replace=False)
+        return np.sort(np.append(others, label))
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,7 @@ class Evidence:
     """The answers. A selection policy reads one number for its edge; of a ``Statistic``, and where it asks for
     ``each``, one for each client. The other policies read one for each member; of ``clusters`` and ``occupied`` a row
     for each member, a column for each cluster. NaN stands for a member that did not train, was not asked, or holds no
-    such data."""
+    such data, and for a cluster that was not among a member's candidates."""
     label_N: IntArray | None = None
     """The current cluster of each member (not for selection)."""
     used_K: BoolArray | None = None

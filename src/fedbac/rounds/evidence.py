@@ -12,6 +12,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
+from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.holdings import holdings
@@ -48,7 +49,8 @@ class Places:
             # A model that has diverged fits nothing: infinitely bad, not undefined.
             worst = np.inf if isinstance(query, Loss) else 0.0
             several = query.of in ("clusters", "occupied")
-            table_NK = np.full((self.members.count, num_clusters if several else 1), worst)
+            unread = np.nan if isinstance(query, Loss) and query.candidates is not None else worst
+            table_NK = np.full((self.members.count, num_clusters if several else 1), unread)
             for m, answer in enumerate(answers):
                 reading = answer.readings[self.of_split[split]]
                 value_VG = reading.loss_VG if isinstance(query, Loss) else reading.accuracy_VG
@@ -77,7 +79,7 @@ def plan_look(
     networks = Networks(experiment.method.personalization, members, state)
     for m, site in enumerate(members.sites):
         for n in members.at(m):
-            places.asked_N[n] = {query: _models(query, state, n) for query in measured}
+            places.asked_N[n] = {query: _models(query, state, n, experiment.seed) for query in measured}
         models: dict[Split, list[Model]] = {
             split: list(
                 dict.fromkeys(
@@ -107,12 +109,15 @@ def plan_look(
     return orders, places
 
 
-def _models(query: Loss | Accuracy, state: State, n: int) -> list[Model]:
+def _models(query: Loss | Accuracy, state: State, n: int, seed: int) -> list[Model]:
     """Return the models that a query of a member is about."""
     label = int(state.label_N[n])
     alone = int((state.label_N == label).sum()) == 1
     if query.of == "clusters":
-        return [Model(k) for k in range(state.num_clusters)]
+        if isinstance(query, Accuracy):
+            return [Model(k) for k in range(state.num_clusters)]
+        rng = stream(seed, "candidate-clusters", state.round, n)
+        return [Model(int(k)) for k in query.columns(label, state.num_clusters, rng)]
     if query.of == "occupied":
         return [Model(int(k)) for k in np.unique(state.label_N)]
     if query.of == "unaveraged" and not alone:
