@@ -18,6 +18,7 @@ from tests.deploy.small import Small, small
 from tests.support import NO_KERNEL, Record, without
 
 PERSIST = "task.training.momentum_state=persist"
+EVERY_ROUND = ("method.clustering.num_clusters=2", "method.clustering.period=1")
 TWO_OF_FIVE = tuple(f"method.clustering.{setting}" for setting in ("num_clusters=5", "candidates=2", "period=1"))
 TWICE = "method.topology.edge_rounds=2"
 LINKS = tuple(
@@ -34,7 +35,7 @@ KINDS = (
 
 CASES: dict[str, tuple[Any, ...]] = {
     "a network per cluster beside everybody's": ("fed-bac",),
-    "clusters that clients measure": ("ifca", "method.clustering.num_clusters=2"),
+    "clusters that clients measure": ("ifca", *EVERY_ROUND),
     "clusters of which each client wants two measured": ("ifca", "method.unit=client", *TWO_OF_FIVE),
     "no edges between": ("fedavg",),
     "a head that the edge keeps": ("fedper",),
@@ -55,7 +56,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "measured on test data": ("fed-bac", "method.measurement.split=test"),
     "judged before the cloud averages": ("fed-bac", "evaluation.point=edge_model"),
     "compression, judged before the cloud averages": ("fed-bac", *LINKS, "evaluation.point=edge_model"),
-    "compression, and clients that change clusters": ("ifca", "method.clustering.num_clusters=2", *LINKS),
+    "compression, and clients that change clusters": ("ifca", *EVERY_ROUND, *LINKS),
     "compression, and two rounds of edges": ("hierfavg", TWICE, *LINKS),
     "compression, and a head that the edge keeps": ("fedper", *LINKS),
     "judged before the cloud averages, by what the edge keeps": ("fedper", "evaluation.point=edge_model"),
