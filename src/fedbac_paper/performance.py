@@ -10,6 +10,7 @@ from fedbac_paper.tables import NONE, table
 Row = Mapping[str, Any]
 MILLION, MANY_EDGES, MACHINES = 1_000_000, 1_000, (1, 10, 100, 1_000)
 GB = 1e9
+WORDS = {"train": "training", "evaluate": "measuring", "control": "numbers"}
 PARTS = {
     "training": ("training",),
     "measuring": ("measuring",),
@@ -45,8 +46,8 @@ def scaling(folder: Path) -> str:
     return f"\n{_scalings(_read(folder / 'scaling.json'))}\n\n"
 
 
-def tiny(folder: Path) -> tuple[str, str, str]:
-    """Return the rounds of very many tiny clients; seconds and bytes of a million, by the largest of them."""
+def tiny(folder: Path) -> tuple[str, str, str, str]:
+    """Return the verdict, rounds of very many tiny clients, and what the largest says of a million: seconds, bytes."""
     measured = _read(folder / "tiny.json")
     largest = measured[-1]
     clients, edges = MILLION / largest["clients"], MANY_EDGES / largest["edges"]
@@ -60,15 +61,30 @@ def tiny(folder: Path) -> tuple[str, str, str]:
     ]
     sent = largest["bytes_per_round"]
     links = [
-        (name, direction, *(f"{scale * num / GB:,.3g}" for num in sent[tier][direction].values()))
+        (name, direction, *(_gigabytes(scale * num) for num in sent[tier][direction].values()))
         for tier, name, scale in (("client", "clients and edges", clients), ("cloud", "edges and cloud", edges))
         for direction in ("down", "up")
     ]
+    ways = [(direction, purpose) for direction in ("down", "up") for purpose in ("train", "evaluate")]
+    share = sent["client"]["down"]["evaluate"] / sum(sent["client"][way][purpose] for way, purpose in ways)
+    some = MACHINES[1]
+    verdict = (
+        f"**A round of a million tiny clients would take about {(work + averages) / some + cloud:.0f} seconds on "
+        f"{some} machines of two cores. Measuring breaks first:** it takes "
+        f"{seconds['measuring'] / (seconds['training'] + seconds['measuring']):.0%} of the clients' time and "
+        f"{share:.0%} of the bytes between clients and edges."
+    )
+    purposes = [f"for {WORDS[purpose]}" for purpose in sent["client"]["up"]]
     return (
+        f"\n{verdict}\n\n",
         f"\n{_scalings(measured)}\n\n",
         f"\n{table(('machines', 'clients', 'edges', 'cloud', 'a round'), costs)}\n\n",
-        f"\n{table(('between', 'direction', *(f'to {purpose}' for purpose in sent['client']['up'])), links)}\n\n",
+        f"\n{table(('between', 'direction', *purposes), links)}\n\n",
     )
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return "< 0.01" if 0 < num_bytes < GB / 100 else _number(num_bytes / GB)
 
 
 def _scalings(rows: Sequence[Row]) -> str:
