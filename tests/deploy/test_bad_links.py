@@ -1,7 +1,5 @@
 """Links that are slow, held up or cut: a round goes on without whom they hide, and who comes back takes part."""
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,19 +12,7 @@ from fedbac.federation import assemble
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import conduct
 from tests.deploy.in_memory import CPU, MemoryFederation, cut
-from tests.deploy.links import (
-    CHILDREN,
-    FIRST,
-    HEARTBEAT,
-    LIMIT,
-    QUICK,
-    Edge,
-    Identities,
-    child,
-    child_process,
-    edge,
-    eventually,
-)
+from tests.deploy.links import CHILDREN, FIRST, HEARTBEAT, QUICK, Edge, Identities, child, edge, eventually
 from tests.deploy.proxy import Proxy, proxy
 from tests.unit.tiny import tiny_task
 
@@ -110,20 +96,3 @@ def test_a_message_that_takes_longer_than_silence_is_believed_arrives(identities
         assert reasons == {}
         assert answers == {FIRST: message}
         assert len(parent.greeted) == 1
-
-
-def test_closing_does_not_wait_for_what_a_frozen_child_never_takes(identities: Identities) -> None:
-    """Its thread is left behind, which keeps no process from ending; gRPC gives the child up some heartbeats later."""
-    before = set(threading.enumerate())
-    with (
-        edge(identities, heartbeat=1.0) as parent,
-        child_process(identities.of(FIRST), parent.address, FIRST, 1.0) as frozen,
-    ):
-        parent.wait_for(FIRST)
-        frozen.send_signal(signal.SIGSTOP)
-        parent.children.call({FIRST: bytes(LIMIT)}, 0.2)
-        parent.children.close()
-        left = [thread for thread in set(threading.enumerate()) - before if thread.name == "fedbac-link"]
-        assert left
-        assert all(thread.daemon for thread in left)
-    eventually(lambda: set(threading.enumerate()) <= before, str(threading.enumerate()))

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -26,7 +27,6 @@ from fedbac.deploy.grpc.common import (
     signs_budget,
     ticks,
 )
-from fedbac.deploy.grpc.threads import DaemonThreads
 from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import DeployError, quoted
 
@@ -129,8 +129,9 @@ class GrpcChildren:
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
         self._closing = threading.Event()
         most = 2 * len(self._children) + 8  # a child that comes back may overlap with what is left of its old link
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="fedbac-link")
         self._server = grpc.server(
-            DaemonThreads(),
+            self._pool,
             handlers=[
                 grpc.method_handlers_generic_handler(SERVICE, {NAME: grpc.stream_stream_rpc_method_handler(self._join)})
             ],
@@ -208,17 +209,17 @@ class GrpcChildren:
             self._revoked.take(revoked)
 
     def close(self) -> None:
-        """End all links and stop listening; a child that takes nothing more holds this up for a heartbeat at most."""
-        last = time.monotonic() + self._heartbeat
+        """End all links and stop listening."""
         self._closing.set()
         self._watcher.join()
         with self._changed:
             links = list(self._links.values())
         for link in links:
             self._end(link, "was let go, as its parent stops")
-        self._server.stop(grace=min(1.0, self._heartbeat / 2)).wait(self._heartbeat)
+        self._server.stop(grace=min(1.0, self._heartbeat)).wait()
+        self._pool.shutdown()
         for _, reader in self._lingering:
-            reader.join(max(0.0, last - time.monotonic()))
+            reader.join()
 
     def _renewed(self) -> Any:
         """Return what is in the files now; None, for what was there before, when they cannot be read."""
