@@ -282,7 +282,7 @@ def texts() -> dict[Path, str]:
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
         DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
-        DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED)),
+        DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},

@@ -83,6 +83,21 @@ def tiny(folder: Path) -> tuple[str, str, str, str]:
     )
 
 
+def candidates(folder: Path) -> str:
+    """Return what measuring some clusters instead of all changed, seed by seed."""
+    accuracy: dict[tuple[str, int | None], dict[int, float]] = {}
+    for row in json.loads((folder / "candidates.json").read_text(encoding="utf-8"))["runs"]:
+        accuracy.setdefault((row["method"], row["candidates"]), {})[row["seed"]] = 100 * row["accuracy"]
+    lines = []
+    for (method, count), by_seed in accuracy.items():
+        if count is not None:
+            gaps = [value - accuracy[method, None][seed] for seed, value in by_seed.items()]
+            lines.append(
+                (f"`{method}`", str(count), f"{sum(gaps) / len(gaps):+.1f}", f"{min(gaps):+.1f} to {max(gaps):+.1f}")
+            )
+    return f"\n{table(('method', 'C', 'points', 'by seed'), lines)}\n\n"
+
+
 def _gigabytes(num_bytes: float) -> str:
     return "< 0.01" if 0 < num_bytes < GB / 100 else _number(num_bytes / GB)
 

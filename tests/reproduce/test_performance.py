@@ -40,6 +40,13 @@ def test_of_a_million_machines_share_all_but_the_cloud_s_part(tmp_path: Path) ->
     assert "| edges and cloud | down | 2 | 0.2 | < 0.01 |" in sent
 
 
+def test_candidates_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    accuracies = {(None, 0): 0.5, (None, 1): 0.7, (5, 0): 0.52, (5, 1): 0.69}
+    told = [{"method": "m", "candidates": c, "seed": s, "accuracy": a} for (c, s), a in accuracies.items()]
+    (tmp_path / "candidates.json").write_text(json.dumps({"runs": told}))
+    assert "| `m` | 5 | +0.5 | -1.0 to +2.0 |" in performance.candidates(tmp_path)
+
+
 def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
     known = {"network": "mlp", "shape": "1x28x28", "precision": "float32", "path": "native-v4", "machine": "two cores"}
     times = {"loop_us_per_sample_step": None, "us_per_sample_step": None, "speedup_over_loop": 13.8}
