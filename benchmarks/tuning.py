@@ -44,13 +44,7 @@ def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
 
 SHARING, SCHEME = "method.sharing", "method.personalization"
 GRIDS: dict[str, list[tuple[str, ...]]] = {
-    OURS: [
-        (f"{SCHEME}.l2_cluster=0.001",),
-        (f"{SCHEME}.residual_init=independent",),
-        ("method.sharing=towards_mean",),
-        (f"{SCHEME}.order=joint",),
-        (f"{SCHEME}.order=joint", "method.sharing=towards_mean"),
-    ],
+    OURS: [*_grid("method.clustering.alone_steps", 500, 700, 1500, 2000), (f"{SHARING}=apart",)],
     "fedavg-ft": _grid(f"{SHARING}.alone_rounds", 3, 20, 30, 45, 60),
     "fedper": [
         *_grid(f"{SCHEME}.head_layers", 2, 3, 4),

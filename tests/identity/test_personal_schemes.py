@@ -1,6 +1,5 @@
 """Schemes with parts of one's own that are, in a special case, another method (the rows of D.2), and what they cost."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
@@ -9,9 +8,8 @@ import torch
 from fedbac.clustering import Fixed
 from fedbac.config.experiment import Evaluation, Method, Training
 from fedbac.core import trees
-from fedbac.core.parts import Params, Parts, Personalization, Phase, Scope
+from fedbac.core.parts import Params, Parts, Personalization, Phase
 from fedbac.data import planted_groups
-from fedbac.models import Build
 from fedbac.personalization import (
     AdaptiveStart,
     Additive,
@@ -261,31 +259,3 @@ def test_a_client_that_is_not_selected_keeps_what_is_its_own(scheme: Personaliza
                     assert distance(whole(before), whole(after)) == 0
         seen |= chosen
     assert len(seen) > 3
-
-
-# ------------------------------------------------------------------------------------------ what is left to learn
-
-
-RESIDUAL = Additive(order="residual", residual_init="zero_last_layer", l2_cluster=0.0)
-
-
-def test_beside_a_residual_the_network_for_all_is_hierfavgs(hierfavg: Played) -> None:
-    played = run(RESIDUAL, clustering=Fixed())
-    assert distance(whole(played.end.parts["global"]), whole(hierfavg.end.parts["global"])) == 0
-
-
-def test_a_residual_beside_a_network_that_says_nothing_is_a_network_alone() -> None:
-    """The first f learns beside h as it was received, not as it was trained; with h silent it is a network alone."""
-
-    class Silent(Additive):
-        def init(self, build: Build, owners: Mapping[Scope, int]) -> Parts:
-            parts = super().init(build, owners)
-            return {
-                **parts,
-                "global": trees.zeros(parts["global"]),
-                "cluster": PerCluster().init(build, owners)["cluster"],
-            }
-
-    beside = run(Silent(order="residual", l2_cluster=0.0), clustering=Fixed(), num_rounds=1)
-    alone = run(PerCluster(), clustering=Fixed(), num_rounds=1)
-    assert distance(whole(beside.end.parts["cluster"]), whole(alone.end.parts["cluster"])) < 1e-6

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac.clustering import Agglomerative, Fixed, GaussianRewards, KMeans
+from fedbac.clustering import Agglomerative, Fixed, GaussianRewards, KMeans, Merging
 from fedbac.config.experiment import Method, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import ClusterPolicy, Sharing
 from fedbac.data import planted_groups
 from fedbac.local import LoopTrainer
-from fedbac.personalization import PerCluster
+from fedbac.personalization import Additive, PerCluster
 from fedbac.presets.blending import chpfl, fedavg_ft, local, pfedgraph, phe_fl
 from fedbac.presets.clustered import cflhkd, fedgwc, fl_hc
 from fedbac.presets.selecting import fed_csad
@@ -158,6 +158,30 @@ def test_fine_tuning_is_hierfavg_and_then_every_edge_alone(alone_rounds: int) ->
     for edge in range(3):
         assert distance(model_of_edge(tuned, edge), model_of_edge(right, edge)) < 1e-6
     assert tuned.records[-1]["accuracy_per_edge"] == right.records[-1]["accuracy_per_edge"]
+
+
+@pytest.mark.parametrize("alone_rounds", [1, 2])
+def test_merging_that_begins_together_and_never_merges_is_fine_tuning(alone_rounds: int) -> None:
+    """Bits too, up to the parting and after it; nothing is measured before."""
+    steps = RICH.epochs * (2 + 1 + 1 + 2 + 4) / 5  # batches of five
+    policy = Merging(alone_steps=int(alone_rounds * steps), tolerance=0, period=1)
+    left, right = run(shared(Apart(), policy), 5), run(parted_after(5 - alone_rounds), 5)
+    for edge in range(3):
+        assert distance(model_of_edge(left, edge), model_of_edge(right, edge)) == 0
+    assert [r["accuracy_per_edge"] for r in left.records] == [r["accuracy_per_edge"] for r in right.records]
+    assert [r["assignment_next"] for r in left.records] == [r["assignment_next"] for r in right.records]
+    together = left.records[: 5 - alone_rounds]
+    assert [r["bytes"] for r in together] == [r["bytes"] for r in hierfavg(5).records[: 5 - alone_rounds]]
+
+
+def test_two_networks_of_the_only_cluster_are_additive_ones() -> None:
+    """Whoever owns them, all edges average both."""
+    only = Fixed(num_clusters=1)
+    left = run(Method(name="test", clustering=only, personalization=PerCluster(networks=2)))
+    right = run(Method(name="test", clustering=only, personalization=Additive(l2_cluster=0)))
+    for mine, theirs in (("cluster", "global"), ("second", "cluster")):
+        assert distance(one(left.end.parts[mine]), one(right.end.parts[theirs])) == 0
+    assert without(left.records) == without(right.records)
 
 
 def test_cflhkd_without_teachers_and_mean_is_clustered_learning_with_the_same_assignment() -> None:

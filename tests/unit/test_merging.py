@@ -62,12 +62,14 @@ class World:
         return evidence(label_N, np.nan_to_num(loss_NK, nan=np.inf), alone_N, round_=round_)
 
     def play(self, policy: Merging, num_rounds: int = 100) -> tuple[list[IntArray], list[int]]:
-        """Return the labels after every look, and the rounds in which there was one."""
+        """Return the labels after every look, and the rounds in which there was one; a round has ten steps."""
         state, label = policy.init(len(self.centre_NF)), policy.start(len(self.centre_NF), stream(0, "start"))
         labels, looks = [label], []
         for t in range(1, num_rounds + 1):
-            if policy.ask(state, Moment(t, num_rounds)) is not None:
+            ask = policy.ask(state, Moment(t, num_rounds, steps=10))
+            if ask is not None:
                 seen = self.look(label, t)
+                seen = seen if ask.after else replace(seen, readings={})
                 state = policy.learn(state, seen)
                 state, (label, _) = policy.act(state, seen, stream(0, "act", t))
                 labels.append(label)
@@ -84,6 +86,35 @@ def test_planted_groups_are_found_and_then_nobody_moves(seed: int) -> None:
     assert adjusted_rand_score(group, labels[-1]) == 1
     assert sum(int((a != b).sum()) for a, b in itertools.pairwise(labels)) == 9, "each edge at most once"
     assert looks == [5, 10, 20, 40, 80], "the longer the peace, the rarer the look"
+
+
+def test_edges_that_begin_together_part_and_then_find_their_groups() -> None:
+    group = np.arange(12) % 3
+    world = World(2 * stream(0, "centres").standard_normal((3, 8))[group], 0.08, 0)
+    labels, looks = world.play(Merging(alone_steps=475))
+    assert looks[:3] == [52, 60, 65], "nobody looks while all have one network, nor right after"
+    assert labels[0].tolist() == [0] * 12
+    assert labels[1].tolist() == list(range(12))
+    assert adjusted_rand_score(group, labels[-1]) == 1
+
+
+def test_at_the_parting_everybody_takes_the_network_of_all_along() -> None:
+    policy = Merging(alone_steps=20)
+    seen = Evidence(round=2, num_rounds=4, num_classes=10, size_N=np.array([3, 1, 2]), label_N=np.zeros(3, int))
+    assert policy.ask(policy.init(3), Moment(1, 4, steps=10)) is None
+    assert policy.ask(policy.init(3), Moment(2, 4, steps=10)) == Ask(), "nothing is measured"
+    _, (label_N, origin_KJ) = policy.act(policy.learn(policy.init(3), seen), seen, stream(0, "act"))
+    assert label_N.tolist() == [0, 1, 2]
+    assert origin_KJ is not None
+    np.testing.assert_array_equal(origin_KJ, [[1, 0, 0]] * 3)
+    assert policy.gaps(policy.init(3), seen).gap_GG.tolist() == [[0]]
+
+
+@pytest.mark.parametrize(("steps", "parting"), [(10, 50), (20, 75), (1, 10), (0.5, 10), (1000, 99)])
+def test_edges_are_alone_for_so_many_steps_but_a_tenth_of_the_rounds(steps: float, parting: int) -> None:
+    policy = Merging(alone_steps=500)
+    asked = [t for t in range(1, 101) if policy.ask(policy.init(3), Moment(t, 100, steps)) == Ask()]
+    assert asked == [parting]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,4 +1,4 @@
-"""Merging: start with a cluster for every edge, join clusters that fit as well together, part when it did not help.
+"""Merging: a cluster for every edge, at once or after a time in one; join clusters that fit, part when it did not help.
 
 All losses are counted in units of what an edge has learned so far or has still to learn, whichever is less:
 λ_m = min(L_0 − L_m, L_m) with L_m = L_m^(k_m). So one tolerance serves the first rounds and the last, and any data.
@@ -20,6 +20,8 @@ from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Ro
 OCCUPIED = Loss("occupied")
 PRIOR_SLOPE = 0.25
 """Where loss is quadratic, the mean of two networks lies at half the way and so costs a quarter of the whole way."""
+FIRST_SHARE = 0.1
+"""Of the rounds, all edges that begin together stay so for at least this share."""
 LEAST_UNIT = 0.05
 """λ_m is not taken smaller than this."""
 
@@ -65,6 +67,9 @@ class Merging(Settings):
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
+    alone_steps: Annotated[int, Field(gt=0)] | None = None
+    """Begin with one cluster for all; each edge goes on from there in its own for the last rounds, as many as it takes
+    a client to train on so many batches. Not given: every edge in its own from the start."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
@@ -81,8 +86,9 @@ class Merging(Settings):
         return num_members
 
     def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Every edge in its own."""
-        return start_labels("round_robin", num_members, num_members, rng)
+        """Every edge in its own, or all in one."""
+        together = self.alone_steps is not None
+        return start_labels("uniform" if together else "round_robin", num_members, num_members, rng)
 
     def init(self, num_members: int) -> MergingState:
         """Nothing merged, nothing learned, and a look as soon as possible."""
@@ -97,13 +103,21 @@ class Merging(Settings):
         )
 
     def ask(self, state: MergingState, moment: Moment) -> Ask | None:
-        """Ask when due; never after the last round, as no round is left in which a move could pay."""
+        """Ask when due; never after the last round, as no round is left in which a move could pay.
+
+        Nothing is measured while all are together, nor when they part.
+        """
+        parting = self._parting(moment)
+        if moment.round <= parting:
+            return Ask() if moment.round == parting else None
         if moment.round % self.period or moment.round < state.due[0] or moment.round >= moment.num_rounds:
             return None
         return Ask(after=self._queries())
 
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
+        if not evidence.readings:
+            return state
         gain_N = self._gains(evidence)
         known_N = ~np.isnan(gain_N)
         before_N = np.nan_to_num(state.gain_N, nan=0.0)  # a single measurement must be very bad to make an edge leave
@@ -137,6 +151,8 @@ class Merging(Settings):
     def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, Assignment]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
         label_N = evidence.labels
+        if not evidence.readings:
+            return self._part(state, evidence)
         after_N = label_N.copy()
         merger_N, gap_N = state.merger_N.copy(), state.gap_N.copy()
         gain_N, blame_NN = state.gain_N.copy(), state.blame_NN.copy()
@@ -156,6 +172,19 @@ class Merging(Settings):
         due = np.array([evidence.round + wait * self.period, wait])
         after = state._replace(merger_N=merger_N, gap_N=gap_N, gain_N=gain_N, blame_NN=blame_NN, due=due)
         return after, Assignment(after_N, _brought(label_N, after_N, evidence.size_N))
+
+    def _parting(self, moment: Moment) -> int:
+        """Return the round after which edges leave the cluster that they began in; 0 if they began in their own."""
+        if self.alone_steps is None:
+            return 0
+        alone_rounds = math.ceil(self.alone_steps / moment.steps)
+        return max(moment.num_rounds - alone_rounds, math.ceil(FIRST_SHARE * moment.num_rounds))
+
+    def _part(self, state: MergingState, evidence: Evidence) -> tuple[MergingState, Assignment]:
+        """Let every edge go on in its own cluster, with the network of all; look later, for at first all are alike."""
+        own_N = np.arange(evidence.labels.size)
+        due = np.array([evidence.round + self.period, 1])
+        return state._replace(due=due), Assignment(own_N, _brought(evidence.labels, own_N, evidence.size_N))
 
     def _leavers(self, label_N: IntArray, gain_N: FloatArray) -> list[int]:
         """Return the edge of each cluster that lost most by it, if that is too much."""
@@ -188,7 +217,8 @@ class Merging(Settings):
         """Return the gaps between the clusters in use, and the largest at which merging is still expected to pay."""
         label_G = np.unique(evidence.labels)
         groups = [np.flatnonzero(evidence.labels == k) for k in label_G]
-        return Gaps(label_G, self._gaps(state, groups, evidence), self._limit(state))
+        gap_GG = self._gaps(state, groups, evidence) if evidence.readings else np.zeros((label_G.size, label_G.size))
+        return Gaps(label_G, gap_GG, self._limit(state))
 
     def _limit(self, state: MergingState) -> float:
         """Solve expected gain = move_cost for the gap; the gain is the lesser of two lines, and one falls."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedbac.clustering import Fixed
@@ -18,6 +19,7 @@ from fedbac.core.settings import (
     Edges,
     Epochs,
     Examples,
+    IntArray,
     Name,
     NonNegative,
     Positive,
@@ -66,6 +68,12 @@ class Training(Settings):
     def rate(self, round_: int) -> float:
         """Return η_t."""
         return self.learning_rate * self.learning_rate_decay ** (round_ - 1)
+
+    def steps(self, size_N: IntArray) -> IntArray:
+        """Return the batches in one epoch over so many examples."""
+        full_N, rest_N = np.divmod(size_N, self.batch_size)
+        dropped_N = self.drop_last & (full_N > 0)
+        return full_N + ((rest_N > 0) & ~dropped_N)
 
 
 class Task(Settings):

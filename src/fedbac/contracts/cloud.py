@@ -10,6 +10,8 @@ from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 ALL_ROUNDS = 200
+STEPS = 10.0
+"""Batches that a client trains on in a round."""
 EPOCHS = 3
 TABLES = ("clusters", "occupied")
 """Queries about several models: a column for each cluster."""

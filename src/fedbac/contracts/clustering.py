@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbac.contracts.cloud import ALL_ROUNDS, World
+from fedbac.contracts.cloud import ALL_ROUNDS, STEPS, World
 from fedbac.contracts.common import (
     REPEATED,
     RESUMED,
@@ -87,7 +87,7 @@ class _Cloud:
     def ask(self, state: Any, t: int) -> Ask | None:
         """Return what the policy wants, if it is due."""
         with calling(self.who, "ask()", state=state):
-            ask = self.policy.ask(state, Moment(t, ALL_ROUNDS))
+            ask = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS))
         if ask is None:
             return None
         found = type(ask).__name__

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbac.contracts.cloud import ALL_ROUNDS, World
+from fedbac.contracts.cloud import ALL_ROUNDS, STEPS, World
 from fedbac.contracts.common import (
     QUERIES,
     REPEATED,
@@ -97,7 +97,7 @@ class _Cloud:
 
     def _ask(self, state: Any, t: int) -> tuple[Query, ...]:
         with calling(self.who, "ask()", state=state):
-            asked = self.policy.ask(state, Moment(t, ALL_ROUNDS))
+            asked = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS))
         require(
             isinstance(asked, tuple) and all(isinstance(query, QUERIES) for query in asked),
             f"{self.who}: ask() must return a tuple of queries, not {asked!r}",

@@ -1,5 +1,6 @@
 """Measurements as values: policies name what they need, and look the answers up by the same names."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
@@ -103,6 +104,8 @@ class Moment(NamedTuple):
 
     round: int
     num_rounds: int
+    steps: float = math.nan
+    """Batches that a client trains on in a round, by the mean over clients (told to clustering and sharing)."""
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,8 @@ class Examples:
     def batches(self, size: int) -> list[slice]:
         """Return the batches of one epoch over ``size`` examples; only the last may be smaller."""
         step = self.training.batch_size
-        slices = [slice(start, min(start + step, size)) for start in range(0, size, step)]
-        ragged = size % step != 0
-        return slices[:-1] if self.training.drop_last and ragged and len(slices) > 1 else slices
+        starts = range(0, int(self.training.steps(np.array(size))) * step, step)
+        return [slice(start, min(start + step, size)) for start in starts]
 
     @cached_property
     def batch_room(self) -> int:

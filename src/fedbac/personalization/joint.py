@@ -1,4 +1,4 @@
-"""Schemes whose parts are trained together: one network, one per cluster, or the sum of both (Eq. 2)."""
+"""Schemes whose parts are trained together: one network, one or two per cluster, or the sum of both (Eq. 2)."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
@@ -38,11 +38,11 @@ class Shared(Settings):
 
 
 class PerCluster(Settings):
-    """One network per cluster, averaged within the cluster only: isolated clusters, as in IFCA."""
+    """What predicts belongs to the cluster and is averaged within it only: isolated clusters, as in IFCA."""
 
     kind: Literal["per_cluster"] = "per_cluster"
-    parts: ClassVar[Mapping[str, Part]] = {"cluster": Part("cluster", "cluster")}
-    terms: ClassVar[tuple[str, ...]] = ("cluster",)
+    networks: Literal[1, 2] = 1
+    """One network per cluster, or the sum of two that are trained at once."""
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
     taught: bool = False
@@ -50,11 +50,26 @@ class PerCluster(Settings):
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial cluster networks; with a shared start, the very network that ``Shared`` starts from."""
-        return {"cluster": _cluster_stack(build, 0, owners["cluster"], self.cluster_init)}
+        count = owners["cluster"]
+        apart = 1 if self.cluster_init == "shared" else count
+        return {
+            part: _cluster_stack(build, apart * number, count, self.cluster_init)
+            for number, part in enumerate(self.terms)
+        }
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """The networks of a cluster."""
+        return {part: Part("cluster", part) for part in self.terms}
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The networks whose sum predicts."""
+        return ("cluster", "second")[: self.networks]
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train it."""
-        return (Phase(moves=("cluster",), taught=self.taught),)
+        """Train what the cluster owns."""
+        return (Phase(moves=self.terms, taught=self.taught),)
 
 
 class Additive(Settings):
@@ -71,9 +86,8 @@ class Additive(Settings):
     """Equal or independent initial cluster networks (C.16)."""
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
-    order: Literal["joint", "alternate", "residual"] = "joint"
-    """Both are trained at once; or first h for all epochs with f still, and then f with h still; or first f beside h as
-    the client received it, and then h by its own loss alone, as if there were no f."""
+    order: Literal["joint", "alternate"] = "joint"
+    """Both are trained at once; or first h for all epochs with f still, and then f with h still."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
@@ -87,6 +101,4 @@ class Additive(Settings):
         pull = {"cluster": Pull(self.l2_cluster, clipped=self.l2_form == "loss")}
         if self.order == "alternate":
             return Phase(moves=("global",)), Phase(moves=("cluster",), pull=pull)
-        if self.order == "residual":  # f first: it will predict beside an average, to which h as received is nearer
-            return Phase(moves=("cluster",), pull=pull), Phase(moves=("global",), terms=("global",))
         return (Phase(moves=("global", "cluster"), pull=pull),)

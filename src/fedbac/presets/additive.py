@@ -76,10 +76,11 @@ def fedbac_plus(task: Task) -> Method:
 
 
 def fedbac_plus_2(task: Task) -> Method:
-    """One network for all, trained as HierFAVG's; merging clusters learn what it leaves; all sound clients train."""
+    """The sum of two networks: first shared by all, then by clusters that merge; all sound clients train."""
     return Method(
         name="fedbac-plus-2",
-        clustering=Merging(),
+        clustering=Merging(alone_steps=1000),
         selection=Sound(),
-        personalization=Additive(order="residual", residual_init="zero_last_layer", l2_cluster=0.0),
+        sharing=OnceOverfitted(share=0.1),
+        personalization=PerCluster(networks=2),
     )

@@ -82,8 +82,9 @@ NOTES: dict[str, Note] = {
     ),
     "fedbac-plus-2": Note(
         reference=OURS,
-        summary="The network for all learns by its own loss, as HierFAVG's does, and clusters that merge learn what it "
-        "leaves to learn; all clients train whose labels can be learned.",
+        summary="The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
+        "Then each edge goes on in a cluster of its own; clusters merge where they fit. All clients train whose labels "
+        "can be learned.",
     ),
     "fedavg": Note(
         reference=FEDAVG,

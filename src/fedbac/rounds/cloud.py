@@ -91,7 +91,7 @@ class Round:
     def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges, round_: int) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
-        self.moment = Moment(round_, experiment.task.rounds)
+        self.moment = Moment(round_, experiment.task.rounds, _steps(experiment, sites))
         self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
@@ -338,6 +338,13 @@ def _given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray
         return np.zeros(label_N.size, dtype=bool)
     changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
     return changed_K[label_N]
+
+
+def _steps(experiment: Experiment, sites: Sequence[Site]) -> float:
+    """Return the batches that a client trains on in a round, by the mean over clients."""
+    training = experiment.task.training
+    epochs = training.epochs * experiment.method.topology.edge_rounds
+    return epochs * float(training.steps(np.concatenate([site.size_N for site in sites])).mean())
 
 
 def _mean_loss(sites: Sequence[Site], reports: Sequence[TrainReport]) -> float | None:
