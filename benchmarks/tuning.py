@@ -10,7 +10,8 @@ A run is one line of FILE, and one that is there is not run again, so a pass may
 after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids, ``best`` for each
 method the point with the highest mean accuracy over the settings and seeds that all its points were run on.
 
-``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` runs the best points of TUNING_FILE, on seeds 20 to 29 only.
+``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` runs the best points of TUNING_FILE, on seeds 20 to 29 only:
+ours, the control, and in each setting the rivals that did best there in TUNING_FILE.
 docs/decisions/0018-protocol.md says why, and by what rule ``verdict`` judges.
 """
 
@@ -33,6 +34,11 @@ from fedbac_paper.settings import CALIBRATED
 
 SEEDS = {"run": range(12), "confirm": range(20, 30)}
 OURS = "fedbac-plus-2"
+CONTROL, CONTROLLED = "fedavg-ft-wide", "fedavg-ft"
+"""A rival with a network of twice the weights, as ours sums two: how much is owed to size."""
+WIDER = "task.network.width=1.41"
+GO_ON = 3
+"""So many rivals are confirmed in a setting for each measure."""
 MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
 """By measure: how many points below the best rival still pass as level."""
 LEVEL = 0.95
@@ -78,7 +84,9 @@ GRIDS: dict[str, list[tuple[str, ...]]] = {
     "hierfavg": _grid(f"{SCHEME}.proximal", 0.001, 0.01, 0.1),
     "local": [],
 }
-"""By method, the points beside the preset as it is. HierFAVG and edges alone have less to tune."""
+"""By method, the points beside the preset as it is. HierFAVG and edges alone have less to tune, and the control is
+tuned with the rival that it controls."""
+GRIDS[CONTROL] = []
 PER_CLASS = "task.partition.mode=per_class"
 SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     name: (name, CALIBRATED[TASKS[name].dataset])
@@ -109,9 +117,10 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
 
     torch.set_num_threads(1)
     task, common = SETTINGS[job.setting]
+    method, network = (CONTROLLED, (WIDER,)) if job.method == CONTROL else (job.method, ())
     began = time.time()
     run = fedbac.run(
-        job.method, task, seed=job.seed, settings=[*common, *extra, *job.point], device=device, data_folder=data,
+        method, task, seed=job.seed, settings=[*common, *network, *extra, *job.point], device=device, data_folder=data,
         workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters")}
@@ -157,12 +166,29 @@ def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     return best
 
 
+def going_on(found: Iterable[dict[str, Any]], best: dict[str, tuple[str, ...]]) -> dict[str, set[str]]:
+    """Return by setting who is confirmed: ours, the control, and for each measure the best rivals at their points."""
+    going = {setting: {OURS, CONTROL} for setting in SETTINGS}
+    for values in (means(found, name) for name in MARGINS):
+        for setting, methods in going.items():
+            rivals = {
+                method: float(np.mean(list(values[method, point][setting].values())))
+                for method, point in best.items()
+                if method not in (OURS, CONTROL) and values[method, point].get(setting)
+            }
+            methods |= set(sorted(rivals, key=lambda rival: -rivals[rival])[:GO_ON])
+    return going
+
+
 def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
     """Yield what is to be run, seed by seed and setting by setting, so that a part of it is of use."""
-    best = best_points((lines(options.tuned) if options.tuned else done).values())
+    found = list((lines(options.tuned) if options.tuned else done).values())
+    best = best_points(found)
+    best[CONTROL] = best.get(CONTROLLED, ())
+    going = going_on(found, best) if options.what == "confirm" else {s: set(GRIDS) for s in options.settings}
     for seed in options.seeds:
         for setting in options.settings:
-            for method in options.methods:
+            for method in (method for method in options.methods if method in going[setting]):
                 chosen: dict[str, list[tuple[str, ...]]] = {
                     "first": [()],
                     "all": [(), *GRIDS[method]],
@@ -253,6 +279,7 @@ def verdict(options: argparse.Namespace) -> None:
         for setting in SETTINGS:
             ours = values.get(OURS, {}).get(setting, {})
             rivals = {method: by[setting] for method, by in values.items() if method != OURS and by.get(setting)}
+            control = rivals.pop(CONTROL, {})
             seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
             if not seeds:
                 words.append("not run")
@@ -260,9 +287,11 @@ def verdict(options: argparse.Namespace) -> None:
             best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
             word, mean, half = judged([ours[seed] - rivals[best][seed] for seed in seeds], margin)
             words.append(word)
+            paired = [ours[seed] - control[seed] for seed in seeds if seed in control]
+            beside = f"; control {judged(paired, margin)[1]:+.2f}" if paired else ""
             sys.stdout.write(
                 f"{name:9} {setting:22}{np.mean([ours[seed] for seed in seeds]):6.2f} {mean:+6.2f} ± {half:4.2f} "
-                f"{word:13} best of {len(rivals)} rivals: {best} ({len(seeds)} seeds)\n"
+                f"{word:13} best of {len(rivals)} rivals: {best} ({len(seeds)} seeds){beside}\n"
             )
     holds = set(words) <= {"level", "ahead"}
     whole = "holds" if holds else "does not hold" if "behind" in words else "is not clear"

@@ -1,5 +1,6 @@
 """Tuning: every method has as many points, seeds are kept apart, and ours is judged by the rule of the protocol."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,11 +18,12 @@ def line(method: str, point: tuple[str, ...], setting: str, seed: int, accuracy:
 
 
 def test_grids_have_the_same_size_and_their_points_differ() -> None:
-    few = {"hierfavg": 3, "local": 0}
+    few = {"hierfavg": 3, "local": 0, tuning.CONTROL: 0}
     for method, grid in tuning.GRIDS.items():
         assert len(grid) == few.get(method, 5), method
         task, common = tuning.SETTINGS["planted"]
-        found = [configure(method, task, settings=[*common, *point]) for point in [(), *grid]]
+        preset = tuning.CONTROLLED if method == tuning.CONTROL else method
+        found = [configure(preset, task, settings=[*common, *point]) for point in [(), *grid]]
         assert len({one.model_dump_json() for one in found}) == len(found), method
 
 
@@ -59,3 +61,34 @@ def test_the_best_point_is_chosen_on_runs_that_all_points_have(tmp_path: Path) -
 )
 def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -> None:
     assert tuning.judged(differences, margin=0.3)[0] == word
+
+
+def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
+    """Five rivals: the three most accurate, and one more for its worst edge; ours and the control wherever."""
+    tuned = tmp_path / "tuning.jsonl"
+    accuracy = {"fedper": 0.9, "fedrod": 0.8, "ditto-edges": 0.7, "local": 0.6, "fedala": 0.5}
+    rows = [json.loads(line(rival, (), "svhn", 0, value)) for rival, value in accuracy.items()]
+    rows[3]["edge_min"] = 0.95
+    tuned.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = argparse.Namespace(
+        what="confirm", tuned=tuned, points="best", seeds=[20], settings=["svhn", "noisy"], methods=list(tuning.GRIDS)
+    )
+    found = {(job.setting, job.method) for job in tuning.jobs(options, {})}
+    always = {(setting, method) for setting in options.settings for method in (tuning.OURS, tuning.CONTROL)}
+    assert found == always | {("svhn", rival) for rival in ("fedper", "fedrod", "ditto-edges", "local")}
+
+
+def test_the_control_is_shown_but_is_no_rival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "confirmed.jsonl"
+    accuracy = {tuning.OURS: 0.8, "local": 0.7, tuning.CONTROL: 0.9}
+    rows = [
+        line(method, (), setting, seed, value + 0.001 * seed)
+        for method, value in accuracy.items()
+        for setting in tuning.SETTINGS
+        for seed in (20, 21)
+    ]
+    file.write_text("\n".join(rows), encoding="utf-8")
+    tuning.verdict(argparse.Namespace(file=file))
+    told = capsys.readouterr().out
+    assert "The claim holds: 18 ahead." in told
+    assert told.count("best of 1 rivals: local (2 seeds); control -10.00") == 18
