@@ -2,7 +2,7 @@
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
 marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/million.md,
-docs/methods/against-fluke.md and README.md.
+docs/plus.md, docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -29,7 +29,7 @@ from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
-from fedbac_paper import against_fluke, demo, deployed, notebooks, overview, performance
+from fedbac_paper import against_fluke, demo, deployed, notebooks, overview, performance, rivals
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -283,6 +283,7 @@ def texts() -> dict[Path, str]:
         ),
         DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
+        DOCS / "plus.md": block(DOCS / "plus.md", rivals.presets(RESULTS / "rivals" / "tuning.jsonl")),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},

@@ -1,0 +1,56 @@
+"""Our method beside its rivals, from the runs that ``benchmarks/tuning.py`` keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+LABELS = {
+    "cifar10": "CIFAR-10, α = 0.5",
+    "cifar10-severe": "0.1",
+    "svhn": "SVHN, 0.5",
+    "svhn-severe": "0.1",
+    "fashion-mnist": "Fashion-MNIST, 0.5",
+    "fashion-mnist-severe": "0.1",
+    "per-class": "0.5, per class",
+    "planted": "planted",
+    "noisy": "noisy",
+}
+"""The settings, in the order of the table."""
+NOT_RUN = "–"
+
+
+def presets(file: Path, seed: int = 0) -> str:
+    """Return a table of all methods as their presets are: mean over edges / worst edge, in percent, for one seed."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found = {(row["method"], row["setting"]): row for row in rows if not row["point"] and row["seed"] == seed}
+    methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
+    best = {
+        setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
+        for setting in LABELS
+    }
+    lines = [f"| | {' | '.join(LABELS.values())} |", "|---" * (len(LABELS) + 1) + "|"]
+    for method in methods:
+        cells = [_cell(found.get((method, setting)), best[setting]) for setting in LABELS]
+        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+    return "\n".join(["", *lines, "", ""])
+
+
+def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:
+    """Return what a method is above the mean of all that were run in the same settings."""
+    above = [
+        row["accuracy"] - _average([other["accuracy"] for (_, there), other in found.items() if there == setting])
+        for (name, setting), row in found.items()
+        if name == method
+    ]
+    return _average(above)
+
+
+def _average(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _cell(row: dict[str, Any] | None, best: float | None) -> str:
+    if row is None:
+        return NOT_RUN
+    mean = f"{100 * row['accuracy']:.1f}"
+    return f"{f'**{mean}**' if row['accuracy'] == best else mean} / {100 * row['edge_min']:.1f}"
