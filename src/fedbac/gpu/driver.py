@@ -1,11 +1,15 @@
 """Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
 """The driver's attribute of a kernel that lets it use more than 48 KiB of shared memory, and that of a device which
@@ -50,7 +54,7 @@ class Module:
         return function
 
     def launch(
-        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p,
+        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p | None,
         arguments: Any,
     ) -> None:  # fmt: skip
         """Start a kernel; ``arguments`` is what ``pointers`` made."""
@@ -67,9 +71,38 @@ def _check(driver: ctypes.CDLL, code: int) -> None:
         raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
 
 
+class Streams:
+    """Streams on which kernels run beside each other; on a CPU, where kernels are emulated, there are none."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.on_gpu = count, device.type == "cuda"
+        self.beside = [torch.cuda.Stream(device) for _ in range(count - 1)] if self.on_gpu else []
+
+    @contextmanager
+    def fork(self) -> Iterator[list[c_void_p | None]]:
+        """Yield the streams: they begin after all that torch has been told so far, and torch goes on after them."""
+        if not self.on_gpu:
+            yield [None] * self.count
+            return
+        own = torch.cuda.current_stream()
+        for stream in self.beside:
+            stream.wait_stream(own)
+        try:
+            yield [c_void_p(stream.cuda_stream) for stream in (own, *self.beside)]
+        finally:
+            for stream in self.beside:
+                own.wait_stream(stream)
+
+
 def current_stream() -> c_void_p:
     """Return the stream that torch works on, which takes longer to ask for than to launch a kernel."""
     return c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def onto(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return numbers on a device; the host does not wait for what the device is doing."""
+    here = torch.from_numpy(np.ascontiguousarray(values))
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def pointers(values: Sequence[Any]) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Module, current_stream, pointers
+from fedbac.gpu.driver import Module, Streams, current_stream, onto, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
 from fedbac.local.foresight import Foresight
@@ -23,7 +23,7 @@ from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Span, Stage, places, span, stages_now, stages_of
-from fedbac.local.visits import VisitTable
+from fedbac.local.visits import LANES, VisitTable
 from fedbac.native import Layers
 
 LEAST_ROOM = 64
@@ -67,7 +67,7 @@ class FusedTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
-        self.stream = current_stream
+        self.streams = Streams(LANES, device)
         self.module = Module(plan.source)
         self.kernels = {
             launch.name: self.module.kernel(launch.name, launch.shared) for launch in [*plan.training, *plan.scoring]
@@ -148,39 +148,58 @@ class FusedTrainer:
             velocity.zero_()
         else:
             velocity.copy_(before)
-        given = self._arguments(
-            batches.visits.astype(np.int32),
-            self.source["train"],
-            room.weights,
-            parts,
-            self.examples.training.batch_size,
-        )
-        for name in ("velocity", "gradient", "partial", "squares"):
-            setattr(given.buffers, name, getattr(room, name).data_ptr())
-        sums.point(given.buffers)
-        given.point("out", room.out)
-        given.point("back", room.back)
-        given.point("winner", room.winner)
-        given.keep("crop", batches.crop)
-        given.keep("flip", batches.flip)
-        given.keep("slots", torch.arange(num_jobs * parts, dtype=torch.int32, device=self.device))
-        given.keep("rates", rate_J)
-        given.keep("jobs", batches.jobs)
         spans = [span(stage, network, self.like) for network in stage.networks]
-        if stage.anchors:
-            nothing = np.full(num_jobs, -1)
-            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
-            given.keep("anchor", anchor_JP.astype(np.int32))
-            given.buffers.anchors = fleet.table_TD.data_ptr()
-        given.rule = self._rule(spans)
-        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
-        for step, active in enumerate(batches.active):
-            given.step.value = step
-            self._launch(self.plan.training, parts * active, stream, arguments)
+        rule, there = self._rule(spans), self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
+        given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
+        arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
+        with self.streams.fork() as streams:
+            for step in range(max((len(lane.active) for lane in batches.lanes), default=0)):
+                for lane, one, values, stream in zip(batches.lanes, given, arguments, streams, strict=False):
+                    if step < len(lane.active):
+                        one.step.value = step
+                        self._launch(self.plan.training, parts * lane.active[step], stream, values)
         shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
         if not last:  # the next phase needs the room
             weights, velocity = weights.clone(), velocity.clone()
         fleet.move(stage, weights, velocity, shared)
+
+    def _tables(
+        self, batches: VisitTable, rate_J: NDArray[np.float32], anchored: Sequence[Span], fleet: Fleet
+    ) -> dict[str, Tensor]:
+        """Return what a phase's kernels are told of all jobs, on the device."""
+        told: dict[str, NDArray[Any] | None] = {
+            "visits": batches.visits.astype(np.int32),
+            "crop": batches.crop,
+            "flip": batches.flip,
+            "jobs": batches.jobs,
+            "rates": rate_J,
+        }
+        if anchored:
+            nothing = np.full(rate_J.size, -1)
+            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in anchored], 1)
+            told["anchor"] = anchor_JP.astype(np.int32)
+        return {name: onto(values, self.device) for name, values in told.items() if values is not None}
+
+    def _lane(
+        self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: "Sums", rule: Rule
+    ) -> "Arguments":
+        """Return the arguments with which some jobs are trained: their kernels count rows from the first of them."""
+        room, rows = self.room, slice(parts * jobs.start, parts * jobs.stop)
+        split, batch = self.source["train"], self.examples.training.batch_size
+        given = self._arguments(there["visits"], split, room.weights[rows], parts, batch)
+        for name in ("velocity", "gradient", "partial", "squares"):
+            setattr(given.buffers, name, getattr(room, name)[rows].data_ptr())
+        sums.point(given.buffers, jobs)
+        for name in ("out", "back", "winner"):
+            given.point(name, [level[rows] for level in getattr(room, name)])
+        for name in ("crop", "flip"):
+            given.keep(name, there.get(name))
+        for name in ("jobs", "rates", "anchor"):
+            given.keep(name, there[name][jobs] if name in there else None)
+        given.keep("slots", room.slots)
+        given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
+        given.rule = rule
+        return given
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
@@ -235,7 +254,8 @@ class FusedTrainer:
         given.point("out", room.out)
         given.point("winner", room.winner)
         given.buffers.logits = logits.data_ptr()
-        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
+        arguments = pointers([given.buffers, given.rule, given.step])
+        stream = current_stream() if self.device.type == "cuda" else None
         for start in range(0, num_jobs, at_once):
             some = slice(start, start + at_once)
             given.keep("jobs", there["jobs"][some])
@@ -261,7 +281,7 @@ class FusedTrainer:
         given.buffers.parts, given.buffers.batch = parts, batch
         return given
 
-    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p, arguments: Any) -> None:
+    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p | None, arguments: Any) -> None:
         for launch in launches:
             grid = (rows, launch.y, launch.z)
             self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
@@ -304,6 +324,7 @@ class Room:
         self.weights, self.velocity, self.gradient = (room(plan.size) for _ in range(3))
         self.partial = room(plan.chunks, plan.conv_size)
         self.squares = room(plan.slices)
+        self.slots = torch.arange(rows, dtype=torch.int32, device=device)
         self.loss = room(plan.groups, dtype=torch.float64)
         self.out = [room(plan.room, size) for size in plan.levels]
         self.back = [room(plan.room, size) for size in plan.levels]
@@ -321,11 +342,11 @@ class Sums:
         shape = (num_jobs, num_epochs, room.loss.shape[1])
         self.epoch_loss = self.loss.new_zeros(shape) if "epochs" in keep else None
 
-    def point(self, buffers: Any) -> None:
-        """Point a phase's kernels to the sums that are wanted."""
+    def point(self, buffers: Any, jobs: slice) -> None:
+        """Point a phase's kernels to the sums that are wanted of some jobs."""
         for name in ("loss", "square", "epoch_loss"):
             if (sums := getattr(self, name)) is not None:
-                setattr(buffers, name, sums.data_ptr())
+                setattr(buffers, name, sums[jobs].data_ptr())
         buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
 
     def losses(self, used_J: IntArray, place: IntArray) -> Losses:
@@ -352,8 +373,7 @@ class Arguments:
     def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
         """Bring an array to the device and point a field to it; without values the kernels do without."""
         if values is not None:
-            there = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-            self.kept[name] = there.to(self.device)
+            self.kept[name] = values if isinstance(values, Tensor) else onto(values, self.device)
             setattr(self.buffers, name, self.kept[name].data_ptr())
 
     def point(self, name: str, tensors: Sequence[Tensor]) -> None:
