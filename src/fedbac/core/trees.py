@@ -1,13 +1,21 @@
 """Arithmetic on parameter dictionaries, single or stacked on a leading axis."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbac.core.parts import Params, Parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+
+
+def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers on a device; the host does not wait until a GPU has done what it was told before."""
+    here = torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def stack(trees: Sequence[Params]) -> Params:
@@ -37,7 +45,7 @@ def select(tree_N: Params, index: IntArray) -> Params:
             return tree_N
         neighbours = slice(wanted[0], wanted[0] + len(wanted))
         return {name: value[neighbours] for name, value in tree_N.items()}
-    chosen = torch.as_tensor(index, device=first.device)
+    chosen = onto(index, first.device)
     return {name: value[chosen] for name, value in tree_N.items()}
 
 
@@ -116,9 +124,9 @@ def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
     if counted.size == 0:
         raise ValueError("weighted_mean needs at least one positive weight")
     if counted.size < weight_N.size:
-        matrix_N = matrix_N[torch.as_tensor(counted, device=matrix_N.device)]
+        matrix_N = matrix_N[onto(counted, matrix_N.device)]
     share = weight_N[counted] / weight_N[counted].sum()
-    return torch.as_tensor(share, dtype=matrix_N.dtype, device=matrix_N.device) @ matrix_N
+    return onto(share, matrix_N.device, matrix_N.dtype) @ matrix_N
 
 
 def like(tree: Params, other: Params) -> Params:
@@ -133,9 +141,9 @@ def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)
     alone = size == 1  # a mean of one is the one: many owners of a row each cost no more than a copy
     if alone.any():
-        out_K[torch.as_tensor(groups[alone], device=out_K.device)] = matrix_N[
-            torch.as_tensor(counted[first[alone]], device=matrix_N.device)
-        ].to(out_K.device)
+        out_K[onto(groups[alone], out_K.device)] = matrix_N[onto(counted[first[alone]], matrix_N.device)].to(
+            out_K.device
+        )
     for group in groups[~alone].tolist():
         out_K[group] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
     return shaped(out_K, before_K)
@@ -147,7 +155,7 @@ def fill(tree_N: Params, chosen_N: BoolArray, row: Params) -> Params:
         return tree_N
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
-        value[torch.as_tensor(np.flatnonzero(chosen_N), device=value.device)] = row[name][0].to(value.device)
+        value[onto(np.flatnonzero(chosen_N), value.device)] = row[name][0].to(value.device)
     return out
 
 
@@ -172,7 +180,7 @@ def put(tree_N: Params, index: IntArray, rows: Params) -> Params:
     """Return the stack with some of its networks replaced."""
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
-        value[torch.as_tensor(index, device=value.device)] = rows[name].to(value.device)
+        value[onto(index, value.device)] = rows[name].to(value.device)
     return out
 
 

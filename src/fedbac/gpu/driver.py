@@ -6,10 +6,7 @@ from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
 """The driver's attribute of a kernel that lets it use more than 48 KiB of shared memory, and that of a device which
@@ -97,12 +94,6 @@ class Streams:
 def current_stream() -> c_void_p:
     """Return the stream that torch works on, which takes longer to ask for than to launch a kernel."""
     return c_void_p(torch.cuda.current_stream().cuda_stream)
-
-
-def onto(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return numbers on a device; the host does not wait for what the device is doing."""
-    here = torch.from_numpy(np.ascontiguousarray(values))
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
 def pointers(values: Sequence[Any]) -> Any:

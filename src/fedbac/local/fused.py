@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
+from fedbac.core.requests import Begun, Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Module, Streams, current_stream, onto, pointers
+from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, Launch, Plan
 from fedbac.local.examples import Examples, rates
 from fedbac.local.foresight import Foresight
@@ -94,6 +95,10 @@ class FusedTrainer:
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, each at the moment and the rate of its own request."""
+        return self.begin(requests).finish()
+
+    def begin(self, requests: Sequence[Train]) -> Begun:
+        """Begin to train the clients of all requests: the device has all its work when this returns."""
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
@@ -105,7 +110,7 @@ class FusedTrainer:
         before = momenta(self.anatomy, requests, networks)
         velocity = {}
         if before is not None:
-            at = torch.from_numpy(order).to(self.device)
+            at = trees.onto(order, self.device)
             velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
@@ -114,18 +119,22 @@ class FusedTrainer:
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
             self._run(stage, fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
-        self.ahead.look_ahead(requests, batches)  # before the host waits for the device
         place = np.argsort(order)
-        losses, at = sums.losses(next(iter(batches.values())).used_J, place), torch.from_numpy(place).to(self.device)
-        now = {n: fleet.now(n)[at] for n in networks}
-        velocity = {} if before is None else {n: fleet.velocity_JD[n][at] for n in networks}
-        out, begin = [], 0
-        for request in requests:
-            mine = slice(begin, begin + len(request.clients))
-            begin = mine.stop
-            momentum = None if request.momentum is None else self._parts(velocity, mine)
-            out.append(losses.of(request, mine, self._parts(now, mine), momentum))
-        return out
+        now = self._outside({n: fleet.now(n) for n in networks}, place)
+        moving = None if before is None else self._outside({n: fleet.velocity_JD[n] for n in networks}, place)
+        ends = np.cumsum([len(request.clients) for request in requests]).tolist()
+        mine = [slice(end - len(request.clients), end) for request, end in zip(requests, ends, strict=True)]
+        parts = [self._parts(now, jobs) for jobs in mine]
+
+        def finish() -> list[Trained]:
+            self.ahead.look_ahead(requests, batches)  # before the host waits for the device
+            losses, out = sums.losses(next(iter(batches.values())).used_J, place), []
+            for request, jobs, parts_C in zip(requests, mine, parts, strict=True):
+                momentum = None if moving is None or request.momentum is None else self._parts(moving, jobs)
+                out.append(losses.of(request, jobs, parts_C, momentum))
+            return out
+
+        return Begun(parts, finish)
 
     def _run(
         self,
@@ -142,7 +151,7 @@ class FusedTrainer:
         weights, velocity = (
             stack[: num_jobs * parts].view(num_jobs, parts, -1) for stack in (room.weights, room.velocity)
         )
-        weights.copy_(table[torch.from_numpy(start_JP).to(self.device)])
+        weights.copy_(table[trees.onto(start_JP, self.device)])
         before = fleet.velocity(stage.networks)
         if before is None:
             velocity.zero_()
@@ -178,7 +187,7 @@ class FusedTrainer:
             nothing = np.full(rate_J.size, -1)
             anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in anchored], 1)
             told["anchor"] = anchor_JP.astype(np.int32)
-        return {name: onto(values, self.device) for name, values in told.items() if values is not None}
+        return {name: trees.onto(values, self.device) for name, values in told.items() if values is not None}
 
     def _lane(
         self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: "Sums", rule: Rule
@@ -306,10 +315,14 @@ class FusedTrainer:
         zero = flat.new_zeros((*flat.shape[:-1], 1))
         return torch.cat([flat, zero], -1)[..., self.into]
 
+    def _outside(self, stacks: Mapping[str, Tensor], place: IntArray) -> dict[str, Tensor]:
+        """Return the networks of all jobs in these places, copied out of the kernels' layout."""
+        rows = trees.onto(place, self.device)[:, None]
+        return {network: stack[rows, self.out_of] for network, stack in stacks.items()}
+
     def _parts(self, stacks: Mapping[str, Tensor], jobs: slice) -> Parts:
-        """Return the networks of some jobs, copied out of the kernels' layout, as parts."""
-        flat = {network: stack[jobs].index_select(1, self.out_of) for network, stack in stacks.items()}
-        return parts_of(self.anatomy, flat, self.like)
+        """Return the networks of some jobs as parts."""
+        return parts_of(self.anatomy, {network: stack[jobs] for network, stack in stacks.items()}, self.like)
 
 
 class Room:
@@ -373,7 +386,7 @@ class Arguments:
     def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
         """Bring an array to the device and point a field to it; without values the kernels do without."""
         if values is not None:
-            self.kept[name] = values if isinstance(values, Tensor) else onto(values, self.device)
+            self.kept[name] = values if isinstance(values, Tensor) else trees.onto(values, self.device)
             setattr(self.buffers, name, self.kept[name].data_ptr())
 
     def point(self, name: str, tensors: Sequence[Tensor]) -> None:
