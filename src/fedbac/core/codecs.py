@@ -213,6 +213,9 @@ def nothing_left(parts: Parts) -> Parts:
 
 def cost(codec: Codec | None, params: Params, rows: int | None = None) -> int:
     """Return the bytes of so many networks of a stack; of all when not given."""
-    rows = trees.count(params) if rows is None else rows
+    held = trees.count(params)
+    rows = held if rows is None else rows
+    if codec is None and held:
+        return FLOAT_BYTES * rows * (trees.size(params) // held)
     each = [prod(value.shape[1:]) for value in params.values()]
     return rows * sum(FLOAT_BYTES * n if codec is None else codec.num_bytes(n) for n in each)

@@ -1,6 +1,7 @@
 """Arithmetic on parameter dictionaries, single or stacked on a leading axis."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -93,17 +94,27 @@ def _stride(tree_N: Params) -> int | None:
     num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
     at = begin
     for value in tree_N.values():
-        if value.data_ptr() != at or value.dtype != first.dtype or (num > 1 and value.stride(0) != stride):
+        steps = value.stride()
+        if value.data_ptr() != at or value.dtype != first.dtype or (num > 1 and steps[0] != stride):
             return None
-        expected = 1
-        for length, step in zip(reversed(value.shape[1:]), reversed(value.stride()[1:]), strict=True):
-            if length != 1 and step != expected:
-                return None
-            expected *= length
-        at += expected * number
+        numbers = _compact(value.shape[1:], steps[1:])
+        if numbers is None:
+            return None
+        at += numbers * number
     stride = (at - begin) // number if num == 1 else stride  # what torch says of a single row means nothing
     end = first.storage_offset() * number + (num - 1) * stride * number + at - begin
     return stride if end <= first.untyped_storage().nbytes() else None  # beyond, they are neighbours by chance
+
+
+@lru_cache(maxsize=1024)  # asked for every weight of every average, always about the same few shapes
+def _compact(shape: tuple[int, ...], steps: tuple[int, ...]) -> int | None:
+    """Return the numbers of a tensor if they lie one after another, else None."""
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(steps), strict=True):
+        if length != 1 and step != expected:
+            return None
+        expected *= length
+    return expected
 
 
 def to(tree: Params, device: torch.device | str) -> Params:
