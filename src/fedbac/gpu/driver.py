@@ -73,7 +73,7 @@ class Streams:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.count, self.on_gpu = count, device.type == "cuda"
-        self.beside = [torch.cuda.Stream(device) for _ in range(count - 1)] if self.on_gpu else []
+        self.beside = [torch.cuda.Stream(device) for _ in range(count - 1)] if self.on_gpu else []  # type: ignore[no-untyped-call]
 
     @contextmanager
     def fork(self) -> Iterator[list[c_void_p | None]]:

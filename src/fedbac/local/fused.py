@@ -1,10 +1,7 @@
 """The trainer for the paper's networks on a GPU: all clients in step, through kernels made for the network."""
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import Structure, c_float, c_int, c_int32, c_void_p
-from dataclasses import dataclass
-from functools import cache
+from ctypes import c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,8 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Begun, Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
-from fedbac.gpu.network import MAX_PARTS, Launch, Plan
+from fedbac.gpu.network import Launch, Plan
+from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
 from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
@@ -40,20 +38,6 @@ def plan_for(layers: Layers, examples: Examples) -> Plan:
     largest = max((mine.size for mine in examples.shards.train), default=1)
     batch = min(examples.training.batch_size, largest)
     return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
-
-
-class Rule(Structure):
-    """As in ``kernels.cu``."""
-
-    _fields_ = (
-        ("momentum", c_float),
-        ("max_norm", c_float),
-        ("joint", c_int),
-        ("decay", c_float * MAX_PARTS),
-        ("penalty", c_float * MAX_PARTS),
-        ("begin", c_int * MAX_PARTS),
-        ("end", c_int * MAX_PARTS),
-    )
 
 
 class FusedTrainer:
@@ -191,7 +175,7 @@ class FusedTrainer:
 
     def _lane(
         self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: "Sums", rule: Rule
-    ) -> "Arguments":
+    ) -> Arguments:
         """Return the arguments with which some jobs are trained: their kernels count rows from the first of them."""
         room, rows = self.room, slice(parts * jobs.start, parts * jobs.stop)
         split, batch = self.source["train"], self.examples.training.batch_size
@@ -282,8 +266,8 @@ class FusedTrainer:
 
     def _arguments(
         self, visits: NDArray[Any] | Tensor, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
-    ) -> "Arguments":
-        given = Arguments(_buffers_type(len(self.plan.levels))(), self.device)
+    ) -> Arguments:
+        given = Arguments(buffers_type(len(self.plan.levels))(), self.device)
         given.keep("visits", visits)
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
             setattr(given.buffers, name, tensor.data_ptr())
@@ -369,38 +353,3 @@ class Sums:
         square_J = None if self.square is None else (self.square.sum(1).cpu().numpy() / seen_J)[place]
         epoch_JE = None if self.epoch_loss is None else (self.epoch_loss.sum(2).cpu().numpy() / used_J[:, None])[place]
         return Losses((self.loss.sum(1).cpu().numpy() / seen_J)[place], square_J, epoch_JE)
-
-
-@dataclass
-class Arguments:
-    """The arguments of a row of launches, and the tensors they point to."""
-
-    buffers: Any
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-        self.rule = Rule()
-        self.step = c_int32(0)
-
-    def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
-        """Bring an array to the device and point a field to it; without values the kernels do without."""
-        if values is not None:
-            self.kept[name] = values if isinstance(values, Tensor) else trees.onto(values, self.device)
-            setattr(self.buffers, name, self.kept[name].data_ptr())
-
-    def point(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Point the entries of an array of fields to tensors, one per layer."""
-        for level, tensor in enumerate(tensors):
-            getattr(self.buffers, name)[level] = tensor.data_ptr()
-
-
-@cache
-def _buffers_type(levels: int) -> type[Structure]:
-    """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
-    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
-    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
-    fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
-    fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
-    fields += [(name, c_int) for name in ("parts", "batch", "num_epochs", "first_epoch")]
-    return type("Buffers", (ctypes.Structure,), {"_fields_": fields})
