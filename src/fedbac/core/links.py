@@ -72,6 +72,8 @@ class Link:
         self.tier, self.codecs = tier, codecs
         self.traffic = Ledger()
         self._scheme, self._moment = scheme, moment
+        self._row_bytes: dict[tuple[str, Direction, Purpose], int] = {}
+        """What a network of each part costs, which is asked often and is always the same."""
 
     @cached_property
     def passing(self) -> Mapping[Direction, frozenset[str]]:
@@ -128,8 +130,13 @@ class Link:
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""
         codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
-        passing = [params for part, params in bank.items() if part in self.passing[direction]]
-        return sum(cost(codec, params, 1 if one_row else None) for params in passing)
+        total = 0
+        for part in self.passing[direction]:
+            if part in bank:
+                if (key := (part, direction, purpose)) not in self._row_bytes:
+                    self._row_bytes[key] = cost(codec, bank[part])
+                total += self._row_bytes[key] * (1 if one_row else trees.count(bank[part]))
+        return total
 
     def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:
         """Send so many plain numbers."""
