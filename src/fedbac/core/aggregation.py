@@ -52,13 +52,14 @@ class EdgeAverage:
                 looks += block.looks
                 ahead.sums[part].keep(block)
         ahead._finish()
-        self.ahead = Foreseen(ahead.bank, ahead.weight, torch.stack(looks)) if looks else None
+        self.ahead = Foreseen(parts_C, ahead.bank, ahead.weight, torch.stack(looks)) if looks else None
 
     def add(self, parts_C: Parts, loss_C: FloatArray) -> None:
         """Count the next clients."""
-        if self.ahead is not None and self.ahead.sound and np.isfinite(loss_C).all():
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead.parts_C is parts_C and ahead.sound and np.isfinite(loss_C).all():
             self.loss_C[:], self.healthy_C[:] = loss_C, True
-            self.bank, self.weight = self.ahead.bank, self.ahead.weight
+            self.bank, self.weight = ahead.bank, ahead.weight
             self.seen, self.sums = loss_C.size, {}
             return
         self.loss_C[self.seen : self.seen + loss_C.size] = loss_C
@@ -108,8 +109,8 @@ class EdgeAverage:
 class Foreseen:
     """What an average comes to if all of its clients are healthy."""
 
-    def __init__(self, bank: Parts, weight: dict[str, IntArray], looks: Tensor) -> None:
-        self.bank, self.weight = bank, weight
+    def __init__(self, parts_C: Parts, bank: Parts, weight: dict[str, IntArray], looks: Tensor) -> None:
+        self.parts_C, self.bank, self.weight = parts_C, bank, weight
         self.looks = looks
         """Finite only if all weights of all clients are."""
 

@@ -90,6 +90,8 @@ class Chunks:
         orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
         trained = self._train(orders, foresee if whole else None)
         if trained is None:
+            for average in mine:
+                average.ahead = None  # it holds on to memory
             return False
         look(mine)
         for piece, result in zip(chunk, trained, strict=True):
