@@ -124,9 +124,10 @@ def look(averages: Sequence[EdgeAverage]) -> None:
     """See at once which foreseen averages are sound: to ask a GPU for each of them would take longer."""
     foreseen = [average.ahead for average in averages if average.ahead is not None]
     if foreseen:
-        sound = torch.stack([torch.isfinite(ahead.looks).all() for ahead in foreseen]).tolist()
-        for ahead, answer in zip(foreseen, sound, strict=True):
-            ahead.sound = answer
+        looks = torch.cat([ahead.looks for ahead in foreseen]).cpu().numpy()
+        ends = np.cumsum([len(ahead.looks) for ahead in foreseen])
+        for ahead, mine in zip(foreseen, np.split(looks, ends[:-1]), strict=True):
+            ahead.sound = bool(np.isfinite(mine).all())
 
 
 class Shares:

@@ -11,7 +11,7 @@ from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
 from fedbac.local.foresight import Foresight
 
-LANES = 3
+LANES = 4
 """Rows of launches that run beside each other: what one leaves of the device, as it begins or ends, another uses."""
 
 
