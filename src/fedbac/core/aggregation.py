@@ -32,11 +32,15 @@ class EdgeAverage:
         """The averages, once all clients have come."""
         self.weight: dict[str, IntArray] = {}
         """Per part, the examples behind each row."""
-        self.sums = {part: RowSums(size_C, params, row_C[part]) for part, params in bank.items()}
         self.seen = 0
         self.held: list[Parts] = []
         """Copies of the clients of a block that is not complete."""
         self.ahead: Foreseen | None = None
+
+    @cached_property
+    def sums(self) -> "dict[str, RowSums]":
+        """By part, what has come so far."""
+        return {part: RowSums(self.size_C, params, self.row_C[part]) for part, params in self.before.items()}
 
     def foresee(self, parts_C: Parts) -> None:
         """Average all clients as if each were healthy, if they come at once: a GPU does so before their losses are

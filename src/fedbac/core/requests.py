@@ -68,6 +68,8 @@ class Train:
 
     def part(self, clients: slice) -> "Train":
         """Return the request for some of its clients."""
+        if clients == slice(0, len(self.clients)):
+            return self
         momentum, teachers = self.momentum, self.teachers
         if momentum is not None:
             momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in momentum.items()}

@@ -28,9 +28,9 @@ class VisitTable:
 
     def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int, ahead: Foresight) -> None:
         size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
-        batches = {size: examples.batches(size) for size in set(size_J.tolist())}
-        used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
-        per_epoch_J = np.array([len(batches[size]) for size in size_J.tolist()], dtype=np.int64)
+        per_epoch_J, used_J = (
+            np.array([examples.epoch(size) for size in size_J.tolist()], dtype=np.int64).reshape(-1, 2).T
+        )
         by_size = np.argsort(-per_epoch_J, kind="stable")
         lanes = [by_size[lane::LANES] for lane in range(min(LANES, by_size.size))]
         self.order = np.concatenate([by_size[:0], *lanes])
