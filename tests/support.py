@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -367,6 +366,4 @@ def on_gpu(path: str, federation: Federation, scheme: Personalization) -> Traine
         return FusedTrainer(federation.network, scheme, examples, plan, cuda)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "Module", EmulatedModule)
-        trainer = FusedTrainer(federation.network, scheme, examples, plan, torch.device("cpu"))
-    trainer.stream = lambda: c_void_p()
-    return trainer
+        return FusedTrainer(federation.network, scheme, examples, plan, torch.device("cpu"))

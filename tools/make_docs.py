@@ -1,8 +1,8 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
-marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/million.md,
-docs/plus.md, docs/methods/against-fluke.md and README.md.
+marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
+docs/million.md, docs/plus.md, docs/methods/against-fluke.md and README.md.
 
 python tools/make_docs.py [--check]
 """
@@ -281,7 +281,10 @@ def texts() -> dict[Path, str]:
         DOCS / "deploy-data.md": block(
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
-        DOCS / "performance.md": block(DOCS / "performance.md", performance.rounds(SPEED), performance.scaling(SPEED)),
+        DOCS / "performance.md": block(
+            DOCS / "performance.md", performance.rounds(SPEED), performance.runs(SPEED), performance.scaling(SPEED)
+        ),
+        DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(DOCS / "plus.md", rivals.presets(RESULTS / "rivals" / "tuning.jsonl")),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),

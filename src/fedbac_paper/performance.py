@@ -41,6 +41,39 @@ def rounds(folder: Path) -> str:
     return f"\n{table(('machine', 'network', 'precision', 'plain loop', 'ours', 'speed-up', 'path'), lines)}\n\n"
 
 
+def runs(folder: Path) -> str:
+    """Return how long rounds of the paper's size take, from the file that ``benchmarks/paper_run.py --json`` wrote."""
+    lines = [
+        (
+            f"`{row['method']}`",
+            f"{row['median_round']:.3f} s",
+            f"{row['seconds_200_rounds']:.0f} s",
+            f"{100 * row['useful_share']:.1f} %",
+        )
+        for row in _read(folder / "paper.json")
+    ]
+    return f"\n{table(('method', 'a round', '200 rounds', 'useful samples'), lines)}\n\n"
+
+
+def precision(folder: Path) -> str:
+    """Return accuracy by precision, from the file that ``benchmarks/precision.py`` wrote."""
+    accuracy: dict[str, dict[int, float]] = {}
+    for row in json.loads((folder / "precision.json").read_text(encoding="utf-8"))["runs"]:
+        accuracy.setdefault(row["precision"], {})[row["seed"]] = 100 * row["accuracy"]
+    lines = []
+    for name, by_seed in accuracy.items():
+        gaps = [value - accuracy["float32"][seed] for seed, value in by_seed.items()]
+        lines.append(
+            (
+                name,
+                ", ".join(map(str, by_seed)),
+                f"{sum(by_seed.values()) / len(by_seed):.2f}",
+                NONE if name == "float32" else ", ".join(f"{gap:+.3f}" for gap in gaps),
+            )
+        )
+    return f"\n{table(('precision', 'seeds', 'accuracy %', 'points from float32, by seed'), lines)}\n\n"
+
+
 def scaling(folder: Path) -> str:
     """Return how the cost grows with clients and edges, from the file that ``benchmarks/scaling.py --json`` wrote."""
     return f"\n{_scalings(_read(folder / 'scaling.json'))}\n\n"

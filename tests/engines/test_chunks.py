@@ -12,7 +12,7 @@ import torch
 
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Personalization, Scope
-from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Begun, Train, Trained, Trainer
 from fedbac.data import planted_groups
 from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
@@ -48,6 +48,24 @@ class Narrow:
         return self.trainer.train(requests)
 
 
+class Ahead(Narrow):
+    """A trainer that begins and goes on, as one does whose device is busy; memory may run out as late as possible."""
+
+    path = "ahead"
+
+    def begin(self, requests: Sequence[Train]) -> Begun:
+        size = sum(len(request.clients) for request in requests)
+        trained = self.trainer.train(requests)
+
+        def finish() -> list[Trained]:
+            if size > self.room:
+                raise self.error
+            self.sizes.append(size)
+            return trained
+
+        return Begun([one.parts_C for one in trained], finish)
+
+
 def questions(federation: Federation, scheme: Personalization) -> list[Average]:
     """Return what three edges ask, at different moments: four of their five clients, from rows of their own."""
     owners: dict[Scope, int] = {"cloud": 1, "cluster": 2, "client": 4}
@@ -71,12 +89,16 @@ def questions(federation: Federation, scheme: Personalization) -> list[Average]:
 
 
 def work(
-    room: int = 1000, memory: float | None = None, error: Exception | None = None, scheme: Personalization | None = None
+    room: int = 1000,
+    memory: float | None = None,
+    error: Exception | None = None,
+    scheme: Personalization | None = None,
+    kind: type[Narrow] = Narrow,
 ) -> tuple[list[Averaged], Narrow]:
     """Train twelve clients, and again with the momentum they came back with."""
     scheme = scheme or Additive()
     federation = federate(DATA, SHARDS, training=TRAINING)
-    trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), room, error)
+    trainer = kind(LoopTrainer(federation.network, scheme, federation.examples), room, error)
     chunks, asked = Chunks(trainer, memory, 1), questions(federation, scheme)
     first = chunks.average(asked)
     again = [
@@ -193,3 +215,14 @@ def test_chunks_are_of_equal_size_and_hold_every_client_once(most: int) -> None:
     assert seen == [(r, client) for r, size in enumerate(sizes) for client in range(size)]
     assert max(counts) <= most
     assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("room", [1000, 5])
+@pytest.mark.parametrize("scheme", [Additive(), Personal(), Layered()], ids=lambda scheme: scheme.kind)
+def test_averages_that_are_worked_out_while_a_device_trains_have_the_same_bits(
+    scheme: Personalization, room: int
+) -> None:
+    plain, _ = work(scheme=scheme)
+    ahead, trainer = work(room, scheme=scheme, kind=Ahead)
+    assert max(trainer.sizes) <= room
+    assert same(plain, ahead)

@@ -52,3 +52,18 @@ def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
     times = {"loop_us_per_sample_step": None, "us_per_sample_step": None, "speedup_over_loop": 13.8}
     (tmp_path / "rounds.json").write_text(json.dumps([known | times]))
     assert "| two cores | mlp, 1×28×28 | float32 | – | – | 13.8 | `native-v4` |" in performance.rounds(tmp_path)
+
+
+def test_precisions_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    accuracies = {("float32", 0): 0.5, ("tf32", 0): 0.502, ("float32", 1): 0.7, ("tf32", 1): 0.699}
+    told = [{"precision": p, "seed": s, "accuracy": a} for (p, s), a in accuracies.items()]
+    (tmp_path / "precision.json").write_text(json.dumps({"runs": told}))
+    text = performance.precision(tmp_path)
+    assert "| float32 | 0, 1 | 60.00 | – |" in text
+    assert "| tf32 | 0, 1 | 60.05 | +0.200, -0.100 |" in text
+
+
+def test_a_run_s_rounds_are_carried_on_to_200(tmp_path: Path) -> None:
+    told = {"method": "m", "median_round": 0.0832, "seconds_200_rounds": 17.0, "useful_share": 0.98}
+    (tmp_path / "paper.json").write_text(json.dumps([told]))
+    assert "| `m` | 0.083 s | 17 s | 98.0 % |" in performance.runs(tmp_path)

@@ -114,11 +114,12 @@ def test_batches_of_a_phase_are_those_of_the_loop(pair: tuple[OnHost, LoopTraine
     asked = [order((0, 1, 2), {}, 3, 1), order((3, 4), {}, 5, 0)]
     jobs = [(request, client) for request in asked for client in request.clients]
     table = VisitTable(examples, jobs, epochs, Foresight(examples))
-    assert table.active[0] == len(jobs)
+    assert sum(lane.active[0] for lane in table.lanes) == len(jobs)
     for row, (first, size, used, per_epoch) in enumerate(table.jobs.tolist()):
         request, client = jobs[table.order[row]]
         visits = examples.visits(client, request.round, request.edge_round, epochs)
-        steps = [step for step, active in enumerate(table.active) if row < active]
+        (lane,) = (lane for lane in table.lanes if row in range(*lane.jobs.indices(len(jobs))))
+        steps = [step for step, active in enumerate(lane.active) if row - lane.jobs.start < active]
         assert len(steps) == epochs * per_epoch
         for step in steps:
             epoch, batch = divmod(step, per_epoch)

@@ -11,12 +11,12 @@ from fedbac.core.parts import Personalization
 from fedbac.data import Augment, Dataset
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
-from fedbac.local import LoopTrainer
+from fedbac.local import LoopTrainer, fused, visits
 from fedbac.native import Layers, lenet5
 from fedbac.personalization import Additive, Shared
 from tests.emulator import NO_COMPILER
 from tests.schemes import Layered, Personal
-from tests.support import NO_GPU, deal, federate, on_gpu, on_test, order, question
+from tests.support import NO_GPU, deal, distance, federate, on_gpu, on_test, order, question
 
 SHAPES = {
     "LeNet-5 on 28": lenet5(1, 28, 28),
@@ -115,16 +115,34 @@ def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalizat
     parts = scheme.init(federation.build, {"cloud": 1, "cluster": 1, "client": 1})
     start = {part: trees.take(params, 0) for part, params in parts.items()}
     asked = [order((0, 1, 2), start, rate=0.05), order((3, 4), start, rate=0.05)]
-    fused, loop = on_gpu(path, federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
-    for mine, theirs in zip(fused.train(asked), loop.train(asked), strict=True):
+    ours, loop = on_gpu(path, federation, scheme), LoopTrainer(federation.network, scheme, federation.examples)
+    for mine, theirs in zip(ours.train(asked), loop.train(asked), strict=True):
         np.testing.assert_allclose(mine.loss_C, theirs.loss_C, rtol=2e-5)
         for part, params in theirs.parts_C.items():
             for name, value in params.items():
                 torch.testing.assert_close(mine.parts_C[part][name].cpu(), value, rtol=1e-4, atol=tolerance)
     measured = [on_test((start, start), 0), question((start,), "train", (3, 4))]
-    for mine_, theirs_ in zip(fused.evaluate(measured), loop.evaluate(measured), strict=True):
+    for mine_, theirs_ in zip(ours.evaluate(measured), loop.evaluate(measured), strict=True):
         np.testing.assert_allclose(mine_.loss_VG, theirs_.loss_VG, rtol=2e-5)
         np.testing.assert_array_equal(mine_.accuracy_VG, theirs_.accuracy_VG)
+
+
+@pytest.mark.parametrize("path", [pytest.param("emulated", marks=NO_COMPILER), pytest.param("fused", marks=NO_GPU)])
+@pytest.mark.parametrize("scheme", [Additive(), Layered(in_turns=True)], ids=lambda scheme: scheme.kind)
+def test_lanes_change_no_bit(path: str, scheme: Personalization, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients in one lane, in two of different length, and in more lanes than clients."""
+    federation = setting(SHAPES["odd sizes"], *OPTIONS["crops"])
+    parts = scheme.init(federation.build, {"cloud": 1, "cluster": 1, "client": 1})
+    start = {part: trees.take(params, 0) for part, params in parts.items()}
+    asked, found = [order((0, 1, 2), start), order((3, 4), start)], []
+    for lanes in (1, 2, 8):
+        monkeypatch.setattr(visits, "LANES", lanes)
+        monkeypatch.setattr(fused, "LANES", lanes)
+        found.append(on_gpu(path, federation, scheme).train(asked))
+    for one, two, many in zip(*found, strict=True):
+        for other in (two, many):
+            np.testing.assert_array_equal(one.loss_C, other.loss_C)
+            assert distance(one.parts_C, other.parts_C) == 0
 
 
 @pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)

@@ -32,13 +32,40 @@ class EdgeAverage:
         """The averages, once all clients have come."""
         self.weight: dict[str, IntArray] = {}
         """Per part, the examples behind each row."""
-        self.sums = {part: RowSums(size_C, params, row_C[part]) for part, params in bank.items()}
         self.seen = 0
         self.held: list[Parts] = []
         """Copies of the clients of a block that is not complete."""
+        self.ahead: Foreseen | None = None
+
+    @cached_property
+    def sums(self) -> "dict[str, RowSums]":
+        """By part, what has come so far."""
+        return {part: RowSums(self.size_C, params, self.row_C[part]) for part, params in self.before.items()}
+
+    def foresee(self, parts_C: Parts) -> None:
+        """Average all clients as if each were healthy, if they come at once: a GPU does so before their losses are
+        known, and ``add`` makes use of it where it turns out to be true."""
+        if self.seen or any(trees.count(params) != self.size_C.size for params in parts_C.values()):
+            return
+        ahead = EdgeAverage(self.size_C, self.before, self.row_C)
+        ahead.healthy_C[:] = True
+        looks = []
+        for begin in range(0, self.size_C.size, BLOCK):
+            clients = slice(begin, min(begin + BLOCK, self.size_C.size))
+            for part, block in ahead._blocks(_rows(parts_C, clients), clients).items():
+                looks += block.looks
+                ahead.sums[part].keep(block)
+        ahead._finish()
+        self.ahead = Foreseen(parts_C, ahead.bank, ahead.weight, torch.stack(looks)) if looks else None
 
     def add(self, parts_C: Parts, loss_C: FloatArray) -> None:
         """Count the next clients."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead.parts_C is parts_C and ahead.sound and np.isfinite(loss_C).all():
+            self.loss_C[:], self.healthy_C[:] = loss_C, True
+            self.bank, self.weight = ahead.bank, ahead.weight
+            self.seen, self.sums = loss_C.size, {}
+            return
         self.loss_C[self.seen : self.seen + loss_C.size] = loss_C
         self.healthy_C[self.seen : self.seen + loss_C.size] = np.isfinite(loss_C)
         at = 0
@@ -83,6 +110,30 @@ class EdgeAverage:
         }
 
 
+class Foreseen:
+    """What an average comes to if all of its clients are healthy."""
+
+    def __init__(self, parts_C: Parts, bank: Parts, weight: dict[str, IntArray], looks: Tensor) -> None:
+        self.parts_C, self.bank, self.weight = parts_C, bank, weight
+        self.looks = looks
+        """Finite only if all weights of all clients are."""
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether all weights are finite."""
+        return bool(np.isfinite(self.looks.cpu().numpy()).all())
+
+
+def look(averages: Sequence[EdgeAverage]) -> None:
+    """See at once which foreseen averages are sound: to ask a GPU for each of them would take longer."""
+    foreseen = [average.ahead for average in averages if average.ahead is not None]
+    if foreseen:
+        looks = torch.cat([ahead.looks for ahead in foreseen]).cpu().numpy()
+        ends = np.cumsum([len(ahead.looks) for ahead in foreseen])
+        for ahead, mine in zip(foreseen, np.split(looks, ends[:-1]), strict=True):
+            ahead.sound = bool(np.isfinite(mine).all())
+
+
 class Shares:
     """The shares of clients where their weights are; parts that are shared alike use the same ones."""
 
@@ -93,7 +144,7 @@ class Shares:
         """Return the shares as the rows of a matrix want them."""
         key = share_C.tobytes(), matrix_C.dtype, matrix_C.device
         if key not in self.there:
-            self.there[key] = torch.as_tensor(share_C, dtype=matrix_C.dtype, device=matrix_C.device)
+            self.there[key] = trees.onto(share_C, matrix_C.device, matrix_C.dtype)
         return self.there[key]
 
 
@@ -132,16 +183,16 @@ class RowSums:
         sums = {}
         for row in sorted(set(row_C[~alone].tolist())):
             among = row_C == row
-            mine = matrix_C if among.all() else matrix_C[torch.as_tensor(np.flatnonzero(among), device=matrix_C.device)]
+            mine = matrix_C if among.all() else matrix_C[trees.onto(np.flatnonzero(among), matrix_C.device)]
             total = (shares.beside(share_C[among], mine) @ mine).double()
             sums[row] = self.sums[row] + total if row in self.sums else total
         looks = [total.sum() for total in sums.values()]
         if not alone.any():
             return Block(sums, None, looks)
-        mine = matrix_C if alone.all() else matrix_C[torch.as_tensor(np.flatnonzero(alone), device=matrix_C.device)]
+        mine = matrix_C if alone.all() else matrix_C[trees.onto(np.flatnonzero(alone), matrix_C.device)]
         looks.append(mine.sum(dtype=torch.float64))
         counts = healthy_C[alone] & (self.size_C[clients][alone] > 0)
-        copied = mine if counts.all() else mine[torch.as_tensor(np.flatnonzero(counts), device=mine.device)]
+        copied = mine if counts.all() else mine[trees.onto(np.flatnonzero(counts), mine.device)]
         return Block(sums, (row_C[alone][counts], copied), looks)
 
     def keep(self, block: Block) -> None:
@@ -149,7 +200,7 @@ class RowSums:
         self.sums |= block.sums
         if block.copies is not None:
             rows, copied = block.copies
-            self.result[torch.as_tensor(rows, device=self.result.device)] = copied.to(self.result.dtype)
+            self.result[trees.onto(rows, self.result.device)] = copied.to(self.result.dtype)
 
     def mean(self, healthy_C: BoolArray) -> Params:
         """Return the rows, averaged."""
@@ -179,7 +230,7 @@ def _joined(stacks: Sequence[Parts]) -> Parts:
 def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:
     out = {name: value.clone() for name, value in params_C.items()}
     for value in out.values():
-        value[torch.as_tensor(np.flatnonzero(dropped_C), device=value.device)] = 0
+        value[trees.onto(np.flatnonzero(dropped_C), value.device)] = 0
     return out
 
 

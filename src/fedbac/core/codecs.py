@@ -211,8 +211,7 @@ def nothing_left(parts: Parts) -> Parts:
     return {part: trees.zeros(params) for part, params in parts.items()}
 
 
-def cost(codec: Codec | None, params: Params, rows: int | None = None) -> int:
-    """Return the bytes of so many networks of a stack; of all when not given."""
-    rows = trees.count(params) if rows is None else rows
+def cost(codec: Codec | None, params: Params) -> int:
+    """Return the bytes of one network of a stack."""
     each = [prod(value.shape[1:]) for value in params.values()]
-    return rows * sum(FLOAT_BYTES * n if codec is None else codec.num_bytes(n) for n in each)
+    return sum(FLOAT_BYTES * n if codec is None else codec.num_bytes(n) for n in each)

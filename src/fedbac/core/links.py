@@ -9,6 +9,7 @@ Measuring the reported accuracy is not counted: it is the experimenter's instrum
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from fedbac.core import trees
@@ -70,12 +71,20 @@ class Link:
     ) -> None:
         self.tier, self.codecs = tier, codecs
         self.traffic = Ledger()
+        self._scheme, self._moment = scheme, moment
+        self._row_bytes: dict[tuple[str, Direction, Purpose], int] = {}
+        """What a network of each part costs, which is asked often and is always the same."""
+
+    @cached_property
+    def passing(self) -> Mapping[Direction, frozenset[str]]:
+        """The parts that pass, by direction."""
+        scheme, moment = self._scheme, self._moment
         # What has never moved is made by everybody from the seed; what does not move now need not come back.
         moving = moving_parts(scheme, moment)
         moved = moving if moment is None else moved_parts(scheme, moment)
-        passing = frozenset(part for part, spec in scheme.parts.items() if spec.scope in PASSES[tier])
+        passing = frozenset(part for part, spec in scheme.parts.items() if spec.scope in PASSES[self.tier])
         twins = {part for part in passing if scheme.parts[part].returns_as in passing}
-        self.passing: Mapping[Direction, frozenset[str]] = {"down": passing & moved, "up": (passing & moving) - twins}
+        return {"down": passing & moved, "up": (passing & moving) - twins}
 
     def send(
         self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
@@ -84,7 +93,8 @@ class Link:
 
         Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
         """
-        self.traffic.add(self.tier, direction, purpose, receivers * self.num_bytes(direction, bank, one_row, purpose))
+        each = self.num_bytes(direction, bank, one_row, purpose) if receivers else 0
+        self.traffic.add(self.tier, direction, purpose, receivers * each)
         return bank
 
     def broadcast(
@@ -120,8 +130,13 @@ class Link:
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""
         codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
-        passing = [params for part, params in bank.items() if part in self.passing[direction]]
-        return sum(cost(codec, params, 1 if one_row else None) for params in passing)
+        total = 0
+        for part in self.passing[direction]:
+            if part in bank:
+                if (key := (part, direction, purpose)) not in self._row_bytes:
+                    self._row_bytes[key] = cost(codec, bank[part])
+                total += self._row_bytes[key] * (1 if one_row else trees.count(bank[part]))
+        return total
 
     def tell(self, direction: Direction, numbers: int, receivers: int = 1) -> None:
         """Send so many plain numbers."""

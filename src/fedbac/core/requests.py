@@ -1,8 +1,8 @@
 """What an edge asks of its clients, and what comes back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -68,6 +68,8 @@ class Train:
 
     def part(self, clients: slice) -> "Train":
         """Return the request for some of its clients."""
+        if clients == slice(0, len(self.clients)):
+            return self
         momentum, teachers = self.momentum, self.teachers
         if momentum is not None:
             momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in momentum.items()}
@@ -171,6 +173,16 @@ Request = Average | Evaluate
 Result = Averaged | Measured
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Training that a device is still busy with."""
+
+    parts: Sequence[Parts]
+    """Of every request, what its clients come back with: what is computed from it waits its turn on the device."""
+    finish: Callable[[], list[Trained]]
+    """Waits for the device."""
+
+
 class Trainer(Protocol):
     """Does the numerical work of many requests at once."""
 
@@ -187,3 +199,11 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Release workers and memory."""
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """A trainer that can tell a device what to do and go on while it works."""
+
+    def begin(self, requests: Sequence[Train]) -> Begun:
+        """Begin to train the clients of all requests."""

@@ -1,13 +1,22 @@
 """Arithmetic on parameter dictionaries, single or stacked on a leading axis."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbac.core.parts import Params, Parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+
+
+def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers on a device; the host does not wait until a GPU has done what it was told before."""
+    here = torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def stack(trees: Sequence[Params]) -> Params:
@@ -37,7 +46,7 @@ def select(tree_N: Params, index: IntArray) -> Params:
             return tree_N
         neighbours = slice(wanted[0], wanted[0] + len(wanted))
         return {name: value[neighbours] for name, value in tree_N.items()}
-    chosen = torch.as_tensor(index, device=first.device)
+    chosen = onto(index, first.device)
     return {name: value[chosen] for name, value in tree_N.items()}
 
 
@@ -85,17 +94,27 @@ def _stride(tree_N: Params) -> int | None:
     num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
     at = begin
     for value in tree_N.values():
-        if value.data_ptr() != at or value.dtype != first.dtype or (num > 1 and value.stride(0) != stride):
+        steps = value.stride()
+        if value.data_ptr() != at or value.dtype != first.dtype or (num > 1 and steps[0] != stride):
             return None
-        expected = 1
-        for length, step in zip(reversed(value.shape[1:]), reversed(value.stride()[1:]), strict=True):
-            if length != 1 and step != expected:
-                return None
-            expected *= length
-        at += expected * number
+        numbers = _compact(value.shape[1:], steps[1:])
+        if numbers is None:
+            return None
+        at += numbers * number
     stride = (at - begin) // number if num == 1 else stride  # what torch says of a single row means nothing
     end = first.storage_offset() * number + (num - 1) * stride * number + at - begin
     return stride if end <= first.untyped_storage().nbytes() else None  # beyond, they are neighbours by chance
+
+
+@lru_cache(maxsize=1024)  # asked for every weight of every average, always about the same few shapes
+def _compact(shape: tuple[int, ...], steps: tuple[int, ...]) -> int | None:
+    """Return the numbers of a tensor if they lie one after another, else None."""
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(steps), strict=True):
+        if length != 1 and step != expected:
+            return None
+        expected *= length
+    return expected
 
 
 def to(tree: Params, device: torch.device | str) -> Params:
@@ -116,9 +135,9 @@ def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
     if counted.size == 0:
         raise ValueError("weighted_mean needs at least one positive weight")
     if counted.size < weight_N.size:
-        matrix_N = matrix_N[torch.as_tensor(counted, device=matrix_N.device)]
+        matrix_N = matrix_N[onto(counted, matrix_N.device)]
     share = weight_N[counted] / weight_N[counted].sum()
-    return torch.as_tensor(share, dtype=matrix_N.dtype, device=matrix_N.device) @ matrix_N
+    return onto(share, matrix_N.device, matrix_N.dtype) @ matrix_N
 
 
 def like(tree: Params, other: Params) -> Params:
@@ -133,9 +152,9 @@ def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)
     alone = size == 1  # a mean of one is the one: many owners of a row each cost no more than a copy
     if alone.any():
-        out_K[torch.as_tensor(groups[alone], device=out_K.device)] = matrix_N[
-            torch.as_tensor(counted[first[alone]], device=matrix_N.device)
-        ].to(out_K.device)
+        out_K[onto(groups[alone], out_K.device)] = matrix_N[onto(counted[first[alone]], matrix_N.device)].to(
+            out_K.device
+        )
     for group in groups[~alone].tolist():
         out_K[group] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
     return shaped(out_K, before_K)
@@ -147,7 +166,7 @@ def fill(tree_N: Params, chosen_N: BoolArray, row: Params) -> Params:
         return tree_N
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
-        value[torch.as_tensor(np.flatnonzero(chosen_N), device=value.device)] = row[name][0].to(value.device)
+        value[onto(np.flatnonzero(chosen_N), value.device)] = row[name][0].to(value.device)
     return out
 
 
@@ -172,7 +191,7 @@ def put(tree_N: Params, index: IntArray, rows: Params) -> Params:
     """Return the stack with some of its networks replaced."""
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
-        value[torch.as_tensor(index, device=value.device)] = rows[name].to(value.device)
+        value[onto(index, value.device)] = rows[name].to(value.device)
     return out
 
 

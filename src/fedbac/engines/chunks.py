@@ -1,7 +1,7 @@
 """Clients in chunks that fit into memory: a round needs room for one chunk and for the edges, however many clients."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fedbac.core import trees
-from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.aggregation import EdgeAverage, look
 from fedbac.core.codecs import passed
 from fedbac.core.parts import Parts
-from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Beginning, Train, Trained, Trainer
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
 
@@ -80,9 +80,20 @@ class Chunks:
         told: Sequence[list[Told]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
-        trained = self._train([requests[piece.request].train.part(piece.clients) for piece in chunk])
+        mine = [averages[piece.request] for piece in chunk if requests[piece.request].codec is None]
+        whole = len(mine) == len(chunk)
+
+        def foresee(parts: Sequence[Parts]) -> None:
+            for average, parts_C in zip(mine, parts, strict=True):
+                average.foresee(parts_C)
+
+        orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
+        trained = self._train(orders, foresee if whole else None)
         if trained is None:
+            for average in mine:
+                average.ahead = None  # it holds on to memory
             return False
+        look(mine)
         for piece, result in zip(chunk, trained, strict=True):
             left: Parts = {}
             if requests[piece.request].codec is not None:
@@ -92,11 +103,20 @@ class Chunks:
             told[piece.request].append((replace(result, parts_C=own), left))
         return True
 
-    def _train(self, requests: list[Train]) -> list[Trained] | None:
-        """Train a chunk; when memory runs out, return None, and let chunks be half as large from now on."""
+    def _train(
+        self, requests: list[Train], meanwhile: Callable[[Sequence[Parts]], None] | None = None
+    ) -> list[Trained] | None:
+        """Train a chunk; when memory runs out, return None, and let chunks be half as large from now on.
+
+        What is to be done ``meanwhile``, while a device trains, is given what the clients will come back with.
+        """
         count = sum(len(request.clients) for request in requests)
         try:
-            return self.trainer.train(requests)
+            if meanwhile is None or not isinstance(self.trainer, Beginning):
+                return self.trainer.train(requests)
+            begun = self.trainer.begin(requests)
+            meanwhile(begun.parts)
+            return begun.finish()
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise

@@ -1,7 +1,8 @@
 """Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
 
@@ -50,7 +51,7 @@ class Module:
         return function
 
     def launch(
-        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p,
+        self, kernel: c_void_p, grid: tuple[int, int, int], threads: int, shared_bytes: int, stream: c_void_p | None,
         arguments: Any,
     ) -> None:  # fmt: skip
         """Start a kernel; ``arguments`` is what ``pointers`` made."""
@@ -65,6 +66,29 @@ def _check(driver: ctypes.CDLL, code: int) -> None:
         text = c_char_p()
         driver.cuGetErrorString(code, byref(text))
         raise RuntimeError(f"CUDA: {(text.value or b'error').decode()} ({code})")
+
+
+class Streams:
+    """Streams on which kernels run beside each other; on a CPU, where kernels are emulated, there are none."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.on_gpu = count, device.type == "cuda"
+        self.beside = [torch.cuda.Stream(device) for _ in range(count - 1)] if self.on_gpu else []  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def fork(self) -> Iterator[list[c_void_p | None]]:
+        """Yield the streams: they begin after all that torch has been told so far, and torch goes on after them."""
+        if not self.on_gpu:
+            yield [None] * self.count
+            return
+        own = torch.cuda.current_stream()
+        for stream in self.beside:
+            stream.wait_stream(own)
+        try:
+            yield [c_void_p(stream.cuda_stream) for stream in (own, *self.beside)]
+        finally:
+            for stream in self.beside:
+                own.wait_stream(stream)
 
 
 def current_stream() -> c_void_p:

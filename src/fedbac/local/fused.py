@@ -1,10 +1,7 @@
 """The trainer for the paper's networks on a GPU: all clients in step, through kernels made for the network."""
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import Structure, c_float, c_int, c_int32, c_void_p
-from dataclasses import dataclass
-from functools import cache
+from ctypes import c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -12,18 +9,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
+from fedbac.core.requests import Begun, Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Module, current_stream, pointers
-from fedbac.gpu.network import MAX_PARTS, Launch, Plan
+from fedbac.gpu.driver import Module, Streams, current_stream, pointers
+from fedbac.gpu.network import Launch, Plan
+from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
 from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Span, Stage, places, span, stages_now, stages_of
-from fedbac.local.visits import VisitTable
+from fedbac.local.visits import LANES, VisitTable
 from fedbac.native import Layers
 
 LEAST_ROOM = 64
@@ -41,20 +40,6 @@ def plan_for(layers: Layers, examples: Examples) -> Plan:
     return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
 
 
-class Rule(Structure):
-    """As in ``kernels.cu``."""
-
-    _fields_ = (
-        ("momentum", c_float),
-        ("max_norm", c_float),
-        ("joint", c_int),
-        ("decay", c_float * MAX_PARTS),
-        ("penalty", c_float * MAX_PARTS),
-        ("begin", c_int * MAX_PARTS),
-        ("end", c_int * MAX_PARTS),
-    )
-
-
 class FusedTrainer:
     """Trains the clients of all requests in step: those with most batches first, so that the active ones lead."""
 
@@ -67,7 +52,7 @@ class FusedTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
-        self.stream = current_stream
+        self.streams = Streams(LANES, device)
         self.module = Module(plan.source)
         self.kernels = {
             launch.name: self.module.kernel(launch.name, launch.shared) for launch in [*plan.training, *plan.scoring]
@@ -94,6 +79,10 @@ class FusedTrainer:
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, each at the moment and the rate of its own request."""
+        return self.begin(requests).finish()
+
+    def begin(self, requests: Sequence[Train]) -> Begun:
+        """Begin to train the clients of all requests: the device has all its work when this returns."""
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
@@ -105,7 +94,7 @@ class FusedTrainer:
         before = momenta(self.anatomy, requests, networks)
         velocity = {}
         if before is not None:
-            at = torch.from_numpy(order).to(self.device)
+            at = trees.onto(order, self.device)
             velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
@@ -114,18 +103,22 @@ class FusedTrainer:
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
             self._run(stage, fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
-        self.ahead.look_ahead(requests, batches)  # before the host waits for the device
         place = np.argsort(order)
-        losses, at = sums.losses(next(iter(batches.values())).used_J, place), torch.from_numpy(place).to(self.device)
-        now = {n: fleet.now(n)[at] for n in networks}
-        velocity = {} if before is None else {n: fleet.velocity_JD[n][at] for n in networks}
-        out, begin = [], 0
-        for request in requests:
-            mine = slice(begin, begin + len(request.clients))
-            begin = mine.stop
-            momentum = None if request.momentum is None else self._parts(velocity, mine)
-            out.append(losses.of(request, mine, self._parts(now, mine), momentum))
-        return out
+        now = self._outside({n: fleet.now(n) for n in networks}, place)
+        moving = None if before is None else self._outside({n: fleet.velocity_JD[n] for n in networks}, place)
+        ends = np.cumsum([len(request.clients) for request in requests]).tolist()
+        mine = [slice(end - len(request.clients), end) for request, end in zip(requests, ends, strict=True)]
+        parts = [self._parts(now, jobs) for jobs in mine]
+
+        def finish() -> list[Trained]:
+            self.ahead.look_ahead(requests, batches)  # before the host waits for the device
+            losses, out = sums.losses(next(iter(batches.values())).used_J, place), []
+            for request, jobs, parts_C in zip(requests, mine, parts, strict=True):
+                momentum = None if moving is None or request.momentum is None else self._parts(moving, jobs)
+                out.append(losses.of(request, jobs, parts_C, momentum))
+            return out
+
+        return Begun(parts, finish)
 
     def _run(
         self,
@@ -142,45 +135,64 @@ class FusedTrainer:
         weights, velocity = (
             stack[: num_jobs * parts].view(num_jobs, parts, -1) for stack in (room.weights, room.velocity)
         )
-        weights.copy_(table[torch.from_numpy(start_JP).to(self.device)])
+        weights.copy_(table[trees.onto(start_JP, self.device)])
         before = fleet.velocity(stage.networks)
         if before is None:
             velocity.zero_()
         else:
             velocity.copy_(before)
-        given = self._arguments(
-            batches.visits.astype(np.int32),
-            self.source["train"],
-            room.weights,
-            parts,
-            self.examples.training.batch_size,
-        )
-        for name in ("velocity", "gradient", "partial", "squares"):
-            setattr(given.buffers, name, getattr(room, name).data_ptr())
-        sums.point(given.buffers)
-        given.point("out", room.out)
-        given.point("back", room.back)
-        given.point("winner", room.winner)
-        given.keep("crop", batches.crop)
-        given.keep("flip", batches.flip)
-        given.keep("slots", torch.arange(num_jobs * parts, dtype=torch.int32, device=self.device))
-        given.keep("rates", rate_J)
-        given.keep("jobs", batches.jobs)
         spans = [span(stage, network, self.like) for network in stage.networks]
-        if stage.anchors:
-            nothing = np.full(num_jobs, -1)
-            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
-            given.keep("anchor", anchor_JP.astype(np.int32))
-            given.buffers.anchors = fleet.table_TD.data_ptr()
-        given.rule = self._rule(spans)
-        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
-        for step, active in enumerate(batches.active):
-            given.step.value = step
-            self._launch(self.plan.training, parts * active, stream, arguments)
+        rule, there = self._rule(spans), self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
+        given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
+        arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
+        with self.streams.fork() as streams:
+            for step in range(max((len(lane.active) for lane in batches.lanes), default=0)):
+                for lane, one, values, stream in zip(batches.lanes, given, arguments, streams, strict=False):
+                    if step < len(lane.active):
+                        one.step.value = step
+                        self._launch(self.plan.training, parts * lane.active[step], stream, values)
         shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
         if not last:  # the next phase needs the room
             weights, velocity = weights.clone(), velocity.clone()
         fleet.move(stage, weights, velocity, shared)
+
+    def _tables(
+        self, batches: VisitTable, rate_J: NDArray[np.float32], anchored: Sequence[Span], fleet: Fleet
+    ) -> dict[str, Tensor]:
+        """Return what a phase's kernels are told of all jobs, on the device."""
+        told: dict[str, NDArray[Any] | None] = {
+            "visits": batches.visits.astype(np.int32),
+            "crop": batches.crop,
+            "flip": batches.flip,
+            "jobs": batches.jobs,
+            "rates": rate_J,
+        }
+        if anchored:
+            nothing = np.full(rate_J.size, -1)
+            anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in anchored], 1)
+            told["anchor"] = anchor_JP.astype(np.int32)
+        return {name: trees.onto(values, self.device) for name, values in told.items() if values is not None}
+
+    def _lane(
+        self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: "Sums", rule: Rule
+    ) -> Arguments:
+        """Return the arguments with which some jobs are trained: their kernels count rows from the first of them."""
+        room, rows = self.room, slice(parts * jobs.start, parts * jobs.stop)
+        split, batch = self.source["train"], self.examples.training.batch_size
+        given = self._arguments(there["visits"], split, room.weights[rows], parts, batch)
+        for name in ("velocity", "gradient", "partial", "squares"):
+            setattr(given.buffers, name, getattr(room, name)[rows].data_ptr())
+        sums.point(given.buffers, jobs)
+        for name in ("out", "back", "winner"):
+            given.point(name, [level[rows] for level in getattr(room, name)])
+        for name in ("crop", "flip"):
+            given.keep(name, there.get(name))
+        for name in ("jobs", "rates", "anchor"):
+            given.keep(name, there[name][jobs] if name in there else None)
+        given.keep("slots", room.slots)
+        given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
+        given.rule = rule
+        return given
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
@@ -235,7 +247,8 @@ class FusedTrainer:
         given.point("out", room.out)
         given.point("winner", room.winner)
         given.buffers.logits = logits.data_ptr()
-        arguments, stream = pointers([given.buffers, given.rule, given.step]), self.stream()
+        arguments = pointers([given.buffers, given.rule, given.step])
+        stream = current_stream() if self.device.type == "cuda" else None
         for start in range(0, num_jobs, at_once):
             some = slice(start, start + at_once)
             given.keep("jobs", there["jobs"][some])
@@ -253,15 +266,15 @@ class FusedTrainer:
 
     def _arguments(
         self, visits: NDArray[Any] | Tensor, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
-    ) -> "Arguments":
-        given = Arguments(_buffers_type(len(self.plan.levels))(), self.device)
+    ) -> Arguments:
+        given = Arguments(buffers_type(len(self.plan.levels))(), self.device)
         given.keep("visits", visits)
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
             setattr(given.buffers, name, tensor.data_ptr())
         given.buffers.parts, given.buffers.batch = parts, batch
         return given
 
-    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p, arguments: Any) -> None:
+    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p | None, arguments: Any) -> None:
         for launch in launches:
             grid = (rows, launch.y, launch.z)
             self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
@@ -286,10 +299,14 @@ class FusedTrainer:
         zero = flat.new_zeros((*flat.shape[:-1], 1))
         return torch.cat([flat, zero], -1)[..., self.into]
 
+    def _outside(self, stacks: Mapping[str, Tensor], place: IntArray) -> dict[str, Tensor]:
+        """Return the networks of all jobs in these places, copied out of the kernels' layout."""
+        rows = trees.onto(place, self.device)[:, None]
+        return {network: stack[rows, self.out_of] for network, stack in stacks.items()}
+
     def _parts(self, stacks: Mapping[str, Tensor], jobs: slice) -> Parts:
-        """Return the networks of some jobs, copied out of the kernels' layout, as parts."""
-        flat = {network: stack[jobs].index_select(1, self.out_of) for network, stack in stacks.items()}
-        return parts_of(self.anatomy, flat, self.like)
+        """Return the networks of some jobs as parts."""
+        return parts_of(self.anatomy, {network: stack[jobs] for network, stack in stacks.items()}, self.like)
 
 
 class Room:
@@ -304,6 +321,7 @@ class Room:
         self.weights, self.velocity, self.gradient = (room(plan.size) for _ in range(3))
         self.partial = room(plan.chunks, plan.conv_size)
         self.squares = room(plan.slices)
+        self.slots = torch.arange(rows, dtype=torch.int32, device=device)
         self.loss = room(plan.groups, dtype=torch.float64)
         self.out = [room(plan.room, size) for size in plan.levels]
         self.back = [room(plan.room, size) for size in plan.levels]
@@ -321,11 +339,11 @@ class Sums:
         shape = (num_jobs, num_epochs, room.loss.shape[1])
         self.epoch_loss = self.loss.new_zeros(shape) if "epochs" in keep else None
 
-    def point(self, buffers: Any) -> None:
-        """Point a phase's kernels to the sums that are wanted."""
+    def point(self, buffers: Any, jobs: slice) -> None:
+        """Point a phase's kernels to the sums that are wanted of some jobs."""
         for name in ("loss", "square", "epoch_loss"):
             if (sums := getattr(self, name)) is not None:
-                setattr(buffers, name, sums.data_ptr())
+                setattr(buffers, name, sums[jobs].data_ptr())
         buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
 
     def losses(self, used_J: IntArray, place: IntArray) -> Losses:
@@ -335,39 +353,3 @@ class Sums:
         square_J = None if self.square is None else (self.square.sum(1).cpu().numpy() / seen_J)[place]
         epoch_JE = None if self.epoch_loss is None else (self.epoch_loss.sum(2).cpu().numpy() / used_J[:, None])[place]
         return Losses((self.loss.sum(1).cpu().numpy() / seen_J)[place], square_J, epoch_JE)
-
-
-@dataclass
-class Arguments:
-    """The arguments of a row of launches, and the tensors they point to."""
-
-    buffers: Any
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-        self.rule = Rule()
-        self.step = c_int32(0)
-
-    def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
-        """Bring an array to the device and point a field to it; without values the kernels do without."""
-        if values is not None:
-            there = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-            self.kept[name] = there.to(self.device)
-            setattr(self.buffers, name, self.kept[name].data_ptr())
-
-    def point(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Point the entries of an array of fields to tensors, one per layer."""
-        for level, tensor in enumerate(tensors):
-            getattr(self.buffers, name)[level] = tensor.data_ptr()
-
-
-@cache
-def _buffers_type(levels: int) -> type[Structure]:
-    """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
-    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
-    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
-    fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
-    fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
-    fields += [(name, c_int) for name in ("parts", "batch", "num_epochs", "first_epoch")]
-    return type("Buffers", (ctypes.Structure,), {"_fields_": fields})

@@ -1,25 +1,39 @@
 """What our GPU kernels are told to train: which examples every client visits, in the order of its batches."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbac.core.requests import Train
+from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
 from fedbac.local.foresight import Foresight
 
+LANES = 4
+"""Rows of launches that run beside each other: what one leaves of the device, as it begins or ends, another uses."""
+
+
+class Lane(NamedTuple):
+    """Clients that are trained in step."""
+
+    jobs: slice
+    active: list[int]
+    """How many of them have a batch at each step: always the first."""
+
 
 class VisitTable:
-    """Which examples clients visit in a phase: those with most batches first."""
+    """Which examples clients visit in a phase: in lanes, and in a lane those with most batches first."""
 
     def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int, ahead: Foresight) -> None:
         size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
-        batches = {size: examples.batches(size) for size in set(size_J.tolist())}
-        used_J = np.array([batches[size][-1].stop if batches[size] else 0 for size in size_J.tolist()], dtype=np.int64)
-        per_epoch_J = np.array([len(batches[size]) for size in size_J.tolist()], dtype=np.int64)
-        self.order = np.argsort(-per_epoch_J, kind="stable")
+        per_epoch_J, used_J = (
+            np.array([examples.epoch(size) for size in size_J.tolist()], dtype=np.int64).reshape(-1, 2).T
+        )
+        by_size = np.argsort(-per_epoch_J, kind="stable")
+        lanes = [by_size[lane::LANES] for lane in range(min(LANES, by_size.size))]
+        self.order = np.concatenate([by_size[:0], *lanes])
         size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
         at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
         visits = [ahead.visits(*address, epochs) for address in at]
@@ -27,9 +41,9 @@ class VisitTable:
         first_J = np.cumsum(epochs * size_J) - epochs * size_J
         self.jobs = np.stack([first_J, size_J, self.used_J, per_epoch_J], 1).astype(np.int32)
         """What the kernels need to find a client's batch at any step."""
-        steps = np.arange(epochs * per_epoch_J.max(initial=0))
-        self.active: list[int] = (epochs * per_epoch_J[:, None] > steps).sum(0).tolist()
-        """How many clients have a batch at each step."""
+        ends = np.cumsum([lane.size for lane in lanes]).tolist()
+        begins = [0, *ends[:-1]]
+        self.lanes = [_lane(slice(*ends_), epochs * per_epoch_J) for ends_ in zip(begins, ends, strict=True)]
         self.crop: NDArray[Any] | None = None
         self.flip: NDArray[Any] | None = None
         if examples.augment is not None:
@@ -37,3 +51,8 @@ class VisitTable:
             offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in drawn if pair is not None])
             self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
             self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in drawn if pair is not None])
+
+
+def _lane(jobs: slice, steps_J: IntArray) -> Lane:
+    mine = steps_J[jobs]
+    return Lane(jobs, (mine[:, None] > np.arange(mine[0])).sum(0).tolist())

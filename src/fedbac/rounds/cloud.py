@@ -46,7 +46,7 @@ from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
-from fedbac.rounds.holdings import holdings
+from fedbac.rounds.holdings import Holding, holdings
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
@@ -209,8 +209,12 @@ class Round:
             self.method.personalization, self.moment
         )  # a mean of what keeps still would only round it
         parts, trained = {}, {}
+        held = [
+            holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
+            for m, site in enumerate(self.sites)
+        ]
         for part, stack in state.parts.items():
-            rows, weight_R, owner_R = self._contributions(part, state, reports)
+            rows, weight_R, owner_R = self._contributions(part, [own[part] for own in held], reports)
             parts[part] = average_by_owner(stack, rows, weight_R, owner_R) if part in moving else stack
             if part in state.trained:
                 owners = np.arange(state.trained[part].size)
@@ -236,12 +240,11 @@ class Round:
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
     def _contributions(
-        self, part: str, state: State, reports: Sequence[TrainReport]
+        self, part: str, held: Sequence[Holding], reports: Sequence[TrainReport]
     ) -> tuple[list[Params], FloatArray, IntArray]:
         """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
         weights, owners = [], []
-        for m, (site, report) in enumerate(zip(self.sites, reports, strict=True)):
-            own = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))[part]
+        for site, own, report in zip(self.sites, held, reports, strict=True):
             trained_R = report.weight[part].astype(np.float64)
             weight_R = {
                 "total": np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size),

@@ -143,8 +143,10 @@ class Shift:
         attendance = self._attend(mask_N, able_N, seconds_N, address)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
         loss_N = yield from self._train_and_average(attendance, edge_round, statistics)
-        started_N = np.isin(np.arange(able_N.size), attendance.started)
-        answering_N = started_N & ~np.isin(np.arange(able_N.size), attendance.dropped)
+        started_N = np.zeros_like(able_N)
+        started_N[attendance.started] = True
+        answering_N = started_N.copy()
+        answering_N[attendance.dropped] = False
         told: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
         told |= {query: self.told_N[query] for query in statistics}
         known = known | (yield from self._measured(ask.after, told, site.clients))

@@ -23,10 +23,10 @@ class Holding(NamedTuple):
 def holdings(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, Holding]:
     """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
     shared = np.zeros(len(site.clients), dtype=np.int64)
-    each = np.arange(len(site.clients))
+    each, together = np.arange(len(site.clients)), label_C.size > 0 and bool((label_C == label_C[0]).all())
     by_scope = {
         "cloud": Holding(np.array([0]), shared),
-        "cluster": Holding(*np.unique(label_C, return_inverse=True)),
+        "cluster": Holding(label_C[:1], shared) if together else Holding(*np.unique(label_C, return_inverse=True)),
         "edge": Holding(np.array([site.index]), shared),
         "client": Holding(np.array(site.clients), each),
     }

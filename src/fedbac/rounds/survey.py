@@ -110,7 +110,7 @@ def _sizes(site: Site, split: Split) -> IntArray:
 def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
     """Return which of the clients hold data; all that do, where none of those asked does."""
     size_N = _sizes(site, split)
-    asked_N = np.isin(site.clients, clients) & (size_N > 0)
+    asked_N = size_N > 0 if clients is site.clients else np.isin(site.clients, clients) & (size_N > 0)
     return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
 
 

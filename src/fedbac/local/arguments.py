@@ -1,0 +1,64 @@
+"""The arguments of our GPU kernels, as ``kernels.cu`` declares them."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int, c_int32, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbac.core import trees
+from fedbac.gpu.network import MAX_PARTS
+
+
+class Rule(Structure):
+    """As in ``kernels.cu``."""
+
+    _fields_ = (
+        ("momentum", c_float),
+        ("max_norm", c_float),
+        ("joint", c_int),
+        ("decay", c_float * MAX_PARTS),
+        ("penalty", c_float * MAX_PARTS),
+        ("begin", c_int * MAX_PARTS),
+        ("end", c_int * MAX_PARTS),
+    )
+
+
+@dataclass
+class Arguments:
+    """The arguments of a row of launches, and the tensors they point to."""
+
+    buffers: Any
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+        self.rule = Rule()
+        self.step = c_int32(0)
+
+    def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
+        """Bring an array to the device and point a field to it; without values the kernels do without."""
+        if values is not None:
+            self.kept[name] = values if isinstance(values, Tensor) else trees.onto(values, self.device)
+            setattr(self.buffers, name, self.kept[name].data_ptr())
+
+    def point(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Point the entries of an array of fields to tensors, one per layer."""
+        for level, tensor in enumerate(tensors):
+            getattr(self.buffers, name)[level] = tensor.data_ptr()
+
+
+@cache
+def buffers_type(levels: int) -> type[Structure]:
+    """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
+    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
+    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
+    fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
+    fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
+    fields += [(name, c_int) for name in ("parts", "batch", "num_epochs", "first_epoch")]
+    return type("Buffers", (ctypes.Structure,), {"_fields_": fields})
