@@ -66,10 +66,8 @@ class World:
         state, label = policy.init(len(self.centre_NF)), policy.start(len(self.centre_NF), stream(0, "start"))
         labels, looks = [label], []
         for t in range(1, num_rounds + 1):
-            ask = policy.ask(state, Moment(t, num_rounds, steps=10))
-            if ask is not None:
+            if policy.ask(state, Moment(t, num_rounds, steps=10)) is not None:
                 seen = self.look(label, t)
-                seen = seen if ask.after else replace(seen, readings={})
                 state = policy.learn(state, seen)
                 state, (label, _) = policy.act(state, seen, stream(0, "act", t))
                 labels.append(label)
@@ -92,29 +90,55 @@ def test_edges_that_begin_together_part_and_then_find_their_groups() -> None:
     group = np.arange(12) % 3
     world = World(2 * stream(0, "centres").standard_normal((3, 8))[group], 0.08, 0)
     labels, looks = world.play(Merging(alone_steps=475))
-    assert looks[:3] == [52, 60, 65], "nobody looks while all have one network, nor right after"
+    assert looks[:3] == [52, 60, 65], "all part as soon as they may, and nobody looks right after"
     assert labels[0].tolist() == [0] * 12
     assert labels[1].tolist() == list(range(12))
     assert adjusted_rand_score(group, labels[-1]) == 1
 
 
-def test_at_the_parting_everybody_takes_the_network_of_all_along() -> None:
+def parting(policy: Merging, trained_N: list[float], averaged_N: list[float]) -> Evidence:
+    """Return what three edges in one cluster see when they may part."""
+    readings: dict[Query, FloatArray] = {
+        Loss("unaveraged", "validation"): np.array(trained_N),
+        Loss("own", "validation"): np.array(averaged_N),
+    }
+    assert policy.ask(policy.init(3), Moment(2, 4, steps=10)) == Ask(after=tuple(readings))
+    sizes = np.array([3, 1, 2])
+    return Evidence(round=2, num_rounds=4, num_classes=10, size_N=sizes, readings=readings, label_N=np.zeros(3, int))
+
+
+@pytest.mark.parametrize(
+    ("trained", "averaged"),
+    [([0.9, 2.0, 1.0], [1.0, 2.2, 1.0]), ([1.0, 9.0, math.nan], [1.1, math.nan, math.nan])],
+    ids=["better alone by data", "known of one edge"],
+)
+def test_at_the_parting_everybody_takes_the_network_of_all_along(trained: list[float], averaged: list[float]) -> None:
     policy = Merging(alone_steps=20)
-    seen = Evidence(round=2, num_rounds=4, num_classes=10, size_N=np.array([3, 1, 2]), label_N=np.zeros(3, int))
-    assert policy.ask(policy.init(3), Moment(1, 4, steps=10)) is None
-    assert policy.ask(policy.init(3), Moment(2, 4, steps=10)) == Ask(), "nothing is measured"
-    _, (label_N, origin_KJ) = policy.act(policy.learn(policy.init(3), seen), seen, stream(0, "act"))
+    state, seen = policy.init(3), parting(policy, trained, averaged)
+    state, (label_N, origin_KJ) = policy.act(policy.learn(state, seen), seen, stream(0, "act"))
     assert label_N.tolist() == [0, 1, 2]
     assert origin_KJ is not None
     np.testing.assert_array_equal(origin_KJ, [[1, 0, 0]] * 3)
     assert policy.gaps(policy.init(3), seen).gap_GG.tolist() == [[0]]
+    assert policy.ask(state, Moment(3, 20, steps=1)) is None, "at first, all would look alike"
 
 
-@pytest.mark.parametrize(("steps", "parting"), [(10, 50), (20, 75), (1, 10), (0.5, 10), (1000, 99)])
-def test_edges_are_alone_for_so_many_steps_but_a_tenth_of_the_rounds(steps: float, parting: int) -> None:
+def test_edges_stay_together_while_being_averaged_serves_them_better() -> None:
+    """By data: the smallest edge would be much better off alone, and that is not enough."""
+    policy = Merging(alone_steps=20, period=3)
+    seen = parting(policy, [1.0, 0.5, 1.0], [0.8, 1.0, 1.0])
+    state, (label_N, origin_KJ) = policy.act(policy.init(3), seen, stream(0, "act"))
+    assert label_N.tolist() == [0, 0, 0]
+    assert origin_KJ is None
+    asked = [t for t in range(1, 13) if policy.ask(state, Moment(t, 12, steps=4)) is not None]
+    assert asked == [7, 10], "and are asked again"
+
+
+@pytest.mark.parametrize(("steps", "parting_round"), [(10, 50), (20, 75), (1, 10), (0.5, 10), (1000, 99)])
+def test_edges_are_alone_for_so_many_steps_but_a_tenth_of_the_rounds(steps: float, parting_round: int) -> None:
     policy = Merging(alone_steps=500)
-    asked = [t for t in range(1, 101) if policy.ask(policy.init(3), Moment(t, 100, steps)) == Ask()]
-    assert asked == [parting]
+    asked = [t for t in range(1, 101) if policy.ask(policy.init(3), Moment(t, 100, steps)) is not None]
+    assert asked[0] == parting_round
 
 
 @pytest.mark.parametrize("seed", range(5))

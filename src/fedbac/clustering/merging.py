@@ -22,6 +22,8 @@ PRIOR_SLOPE = 0.25
 """Where loss is quadratic, the mean of two networks lies at half the way and so costs a quarter of the whole way."""
 FIRST_SHARE = 0.1
 """Of the rounds, all edges that begin together stay so for at least this share."""
+TRAINED, AVERAGED = Loss("unaveraged", "validation"), Loss("own", "validation")
+"""What an edge has made of the network of all in a round, and what all have made of it together."""
 LEAST_UNIT = 0.05
 """λ_m is not taken smaller than this."""
 
@@ -40,7 +42,7 @@ class MergingState(NamedTuple):
     blame_NN: FloatArray
     """Row m: what edge m lost with each edge it parted from, forgotten by and by."""
     due: IntArray
-    """The next round to look, and how many periods that was after the last."""
+    """The next round to look, and how many periods that was after the last; 0 periods as long as all are together."""
 
 
 class Merging(Settings):
@@ -67,15 +69,16 @@ class Merging(Settings):
     """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
-    alone_steps: Annotated[int, Field(gt=0)] | None = None
+    alone_steps: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None
     """Begin with one cluster for all; each edge goes on from there in its own for the last rounds, as many as it takes
-    a client to train on so many batches. Not given: every edge in its own from the start."""
+    a client to train on so many batches; or later, once edges have better networks without being averaged. Not given:
+    every edge in its own from the start."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
     def needs(self) -> frozenset[Query]:
         """Need the losses of the clusters in use, and of each edge's own network beside its cluster's."""
-        return frozenset(self._queries())
+        return frozenset(self._queries() if self.alone_steps is None else (*self._queries(), TRAINED, AVERAGED))
 
     def _queries(self) -> tuple[Query, ...]:
         pairs = [(Loss("unaveraged", split), Loss("own", split)) for split in self.reward_splits]
@@ -99,24 +102,23 @@ class Merging(Settings):
             gap_N=np.full(num_members, np.nan),
             gain_N=np.full(num_members, np.nan),
             blame_NN=np.zeros((num_members, num_members)),
-            due=np.array([0, 1]),
+            due=np.array([0, 1 if self.alone_steps is None else 0]),
         )
 
     def ask(self, state: MergingState, moment: Moment) -> Ask | None:
-        """Ask when due; never after the last round, as no round is left in which a move could pay.
-
-        Nothing is measured while all are together, nor when they part.
-        """
-        parting = self._parting(moment)
-        if moment.round <= parting:
-            return Ask() if moment.round == parting else None
-        if moment.round % self.period or moment.round < state.due[0] or moment.round >= moment.num_rounds:
+        """Ask when due; never after the last round, as no round is left in which a move could pay."""
+        if moment.round >= moment.num_rounds:
+            return None
+        if _are_together(state):
+            late = moment.round - self._parting(moment)
+            return Ask(after=(TRAINED, AVERAGED)) if late >= 0 and late % self.period == 0 else None
+        if moment.round % self.period or moment.round < state.due[0]:
             return None
         return Ask(after=self._queries())
 
     def learn(self, state: MergingState, evidence: Evidence) -> MergingState:
         """Pair the gap of every past merger with the gain that came of it."""
-        if not evidence.readings:
+        if _are_together(state):
             return state
         gain_N = self._gains(evidence)
         known_N = ~np.isnan(gain_N)
@@ -151,7 +153,7 @@ class Merging(Settings):
     def act(self, state: MergingState, evidence: Evidence, rng: Rng) -> tuple[MergingState, Assignment]:
         """Let the worst served edges leave, then merge the best fitting clusters among those that nobody left."""
         label_N = evidence.labels
-        if not evidence.readings:
+        if _are_together(state):
             return self._part(state, evidence)
         after_N = label_N.copy()
         merger_N, gap_N = state.merger_N.copy(), state.gap_N.copy()
@@ -174,14 +176,20 @@ class Merging(Settings):
         return after, Assignment(after_N, _brought(label_N, after_N, evidence.size_N))
 
     def _parting(self, moment: Moment) -> int:
-        """Return the round after which edges leave the cluster that they began in; 0 if they began in their own."""
-        if self.alone_steps is None:
-            return 0
+        """Return the first round after which edges may leave the cluster that they began in."""
+        assert self.alone_steps is not None
         alone_rounds = math.ceil(self.alone_steps / moment.steps)
         return max(moment.num_rounds - alone_rounds, math.ceil(FIRST_SHARE * moment.num_rounds))
 
     def _part(self, state: MergingState, evidence: Evidence) -> tuple[MergingState, Assignment]:
-        """Let every edge go on in its own cluster, with the network of all; look later, for at first all are alike."""
+        """Let every edge go on in its own cluster, with the network of all; look later, for at first all are alike.
+
+        But not while being averaged with all others gives edges a better network than a round of their own training.
+        """
+        gain_N = evidence[TRAINED] - evidence[AVERAGED]
+        told_N = np.isfinite(gain_N)
+        if gain_N[told_N] @ evidence.size_N[told_N] > 0:
+            return state, Assignment(evidence.labels)
         own_N = np.arange(evidence.labels.size)
         due = np.array([evidence.round + self.period, 1])
         return state._replace(due=due), Assignment(own_N, _brought(evidence.labels, own_N, evidence.size_N))
@@ -217,8 +225,8 @@ class Merging(Settings):
         """Return the gaps between the clusters in use, and the largest at which merging is still expected to pay."""
         label_G = np.unique(evidence.labels)
         groups = [np.flatnonzero(evidence.labels == k) for k in label_G]
-        gap_GG = self._gaps(state, groups, evidence) if evidence.readings else np.zeros((label_G.size, label_G.size))
-        return Gaps(label_G, gap_GG, self._limit(state))
+        together = _are_together(state)
+        return Gaps(label_G, np.zeros((1, 1)) if together else self._gaps(state, groups, evidence), self._limit(state))
 
     def _limit(self, state: MergingState) -> float:
         """Solve expected gain = move_cost for the gap; the gain is the lesser of two lines, and one falls."""
@@ -256,6 +264,11 @@ class Merging(Settings):
         untrained = self.untrained_loss or math.log(evidence.num_classes)
         unit_N: FloatArray = np.maximum(np.minimum(untrained - loss_N, loss_N), LEAST_UNIT)
         return unit_N
+
+
+def _are_together(state: MergingState) -> bool:
+    """Whether edges that begin in one cluster have not parted yet."""
+    return not state.due[1]
 
 
 def _own(evidence: Evidence) -> FloatArray:

@@ -10,7 +10,7 @@ from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 ALL_ROUNDS = 200
-STEPS = 10.0
+STEPS = 5.0
 """Batches that a client trains on in a round."""
 EPOCHS = 3
 TABLES = ("clusters", "occupied")
