@@ -83,8 +83,8 @@ NOTES: dict[str, Note] = {
     "fedbac-plus-2": Note(
         reference=OURS,
         summary="The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
-        "Then, if that serves them better, each edge goes on in a cluster of its own; clusters merge where they fit. All clients train whose labels "
-        "can be learned.",
+        "Then, if that serves them better, each edge goes on in a cluster of its own; clusters merge where they fit. "
+        "All clients train whose labels can be learned.",
     ),
     "fedavg": Note(
         reference=FEDAVG,
