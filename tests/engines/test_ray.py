@@ -42,6 +42,8 @@ EXPERIMENT = configure(
     "fed-bac", worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}), settings=worker.SETTINGS, inputs=INPUTS
 )
 
+# A busy machine may take more than Ray's usual half a minute to start a node. Ray reads this when it is imported.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
 WATCHFUL = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
