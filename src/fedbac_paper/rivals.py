@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedbac.presets.methods import METHODS
+
 LABELS = {
     "cifar10": "CIFAR-10, α = 0.5",
     "cifar10-severe": "0.1",
@@ -22,7 +24,7 @@ NOT_RUN = "–"
 def presets(file: Path, seed: int = 0) -> str:
     """Return a table of all methods as their presets are: mean over edges / worst edge, in percent, for one seed."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    found = {(row["method"], row["setting"]): row for row in rows if not row["point"] and row["seed"] == seed}
+    found = {(row["method"], row["setting"]): row for row in rows if _is_preset(row) and row["seed"] == seed}
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
     best = {
         setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
@@ -33,6 +35,11 @@ def presets(file: Path, seed: int = 0) -> str:
         cells = [_cell(found.get((method, setting)), best[setting]) for setting in LABELS]
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return "\n".join(["", *lines, "", ""])
+
+
+def _is_preset(row: dict[str, Any]) -> bool:
+    """Whether a run is of a method as it comes, and not of a grid's other points or of the control."""
+    return not row["point"] and row["method"] in METHODS
 
 
 def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:

@@ -14,14 +14,15 @@ def line(method: str, setting: str, accuracy: float, seed: int = 0, point: tuple
 def test_the_table_shows_presets_of_one_seed_best_first(tmp_path: Path) -> None:
     file = tmp_path / "tuning.jsonl"
     rows = [
-        line("worse", "cifar10", 0.5),
-        line("better", "cifar10", 0.75),
-        line("better", "cifar10", 0.99, seed=1),
-        line("better", "cifar10", 0.98, point=("method.sharing=apart",)),
-        line("worse", "noisy", 0.625),
+        line("local", "cifar10", 0.5),
+        line("ditto-edges", "cifar10", 0.75),
+        line("ditto-edges", "cifar10", 0.99, seed=1),
+        line("ditto-edges", "cifar10", 0.98, point=("method.sharing=apart",)),
+        line("local", "noisy", 0.625),
+        line("fedavg-ft-wide", "noisy", 0.75),
     ]
     file.write_text("\n".join(rows), encoding="utf-8")
     told = [row.split(" | ") for row in rivals.presets(file).strip().splitlines()]
-    assert [row[0] for row in told[2:]] == ["| `better`", "| `worse`"]
+    assert [row[0] for row in told[2:]] == ["| `ditto-edges`", "| `local`"]
     assert [row[1] for row in told[2:]] == ["**75.0** / 50.0", "50.0 / 25.0"]
     assert [row[-1] for row in told[2:]] == ["– |", "**62.5** / 37.5 |"]

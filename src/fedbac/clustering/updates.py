@@ -66,8 +66,9 @@ class _FromUpdates(Settings):
 class Agglomerative(_FromUpdates):
     """Join the members whose updates are closest, and then groups of them, until what is left is far apart.
 
-    The tree of all joins is cut into so many clusters, at a distance, or, if neither is given, where the next join is
-    the largest step relative to the last one, with at least 2 clusters and on average at least 2 members in each.
+    The tree of all joins is cut into so many clusters, or at a distance. If neither is given, it is cut where the next
+    join is the largest step relative to the last one. There are then at least 2 clusters, with on average at least 2
+    members in each.
     """
 
     kind: Literal["agglomerative"] = "agglomerative"
