@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         LeaveOneOut,
         MeanThenApart,
         OnceOverfitted,
+        PredictTowardsMean,
         Similar,
         TowardsMean,
     )
@@ -158,6 +159,7 @@ __all__ = [
     "Playing",
     "PolicyError",
     "PowerOfChoice",
+    "PredictTowardsMean",
     "Pull",
     "Random",
     "ResourceScore",
@@ -213,8 +215,8 @@ _HOMES = {
     "fedbac.runs.store": "RunFolder",
     "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort PowerOfChoice Random ResourceScore "
     "Sound Thompson",
-    "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted Similar "
-    "TowardsMean",
+    "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
+    "Similar TowardsMean",
     "fedbac.topology": "Flat Hierarchical",
 }
 """The modules that the names come from, as the imports for type checkers say too."""

@@ -169,7 +169,7 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
     "a tuple as an ask": ({"ask": lambda s, m, t: (CLUSTERS,)}, "ask() must return an Ask, or None"),
     "what the cloud has not got": (
         {"needs": lambda s: frozenset({Loss("received")})},
-        "needs() names Loss(of='received', on=None, each=False, candidates=None)",
+        "needs() names Loss(of='received', ",
     ),
     "state written in place": (COUNTING | {"learn": counted_in_place}, "learn() wrote to state/rounds in place"),
     "learning that is not said": (COUNTING | {"adaptive": False}, "adaptive is False, but many rounds changed"),

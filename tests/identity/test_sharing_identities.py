@@ -17,8 +17,17 @@ from fedbac.personalization import Additive, PerCluster
 from fedbac.presets.blending import chpfl, fedavg_ft, local, pfedgraph, phe_fl
 from fedbac.presets.clustered import cflhkd, fedgwc, fl_hc
 from fedbac.presets.selecting import fed_csad
-from fedbac.sharing import Apart, Blend, Distill, DistillAdaptive, LeaveOneOut, MeanThenApart, Similar
-from tests.support import Played, Scripted, deal, distance, model_of_edge, play, prepare, question, without
+from fedbac.sharing import (
+    Apart,
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    PredictTowardsMean,
+    Similar,
+)
+from tests.support import Played, Scripted, deal, distance, model_of_edge, on_test, play, prepare, question, without
 
 DATA, SHARDS, _ = planted_groups(6, 3, 2, train=12, validation=4, test=15)
 UNEVEN = deal(DATA, [[1, 30], [7, 12, 3], [20]], test=[30, 30, 30])
@@ -240,6 +249,48 @@ def test_blends_move_towards_edges_that_have_nothing_in_common() -> None:
         own[sharing.kind] = played.end.sharing.own_N
     assert (own["leave_one_out"] > 0.5).all()
     assert (own["blend"] > 0.6).all(), "they begin at 0.5"
+
+
+# ------------------------------------------------------------------------------ blends that only predict
+
+
+def test_blends_that_only_predict_are_trained_as_isolated_edges() -> None:
+    left, right = run(shared(PredictTowardsMean(period=1))), isolated()
+    assert distance(left.end.parts, right.end.parts) == 0
+    assert [r["loss"] for r in left.records] == [r["loss"] for r in right.records]
+
+
+def test_edges_predict_with_the_blend_that_loses_least_on_their_validation_data() -> None:
+    """A plain loop over edges and shares finds the same shares, and the accuracies of the record."""
+    played = run(shared(PredictTowardsMean(period=1)))
+    parts, share_N = played.end.parts["cluster"], played.end.sharing.share_N
+    trainer = LoopTrainer(played.federation.network, PerCluster(), played.federation.examples)
+    mean = mean_of_clusters(played)["network"]
+    for edge in range(3):
+        own = trees.take(parts, edge)
+        blends = [
+            {"cluster": {name: (1 - share / 10) * own[name] + share / 10 * mean[name] for name in own}}
+            for share in range(6)
+        ]
+        (found,) = trainer.evaluate([question(blends, "validation", VALIDATED.clients[edge])])
+        best = int(found.loss_VG.mean(1).argmin())  # every client holds out three examples
+        assert share_N[edge] == best / 10
+        (tested,) = trainer.evaluate([on_test(blends, edge)])
+        assert played.records[-1]["accuracy_per_edge"][edge] == tested.accuracy_VG[best, 0]
+    assert len(set(share_N)) > 1, "otherwise little was tested"
+
+
+@pytest.mark.parametrize(("num_groups", "lean"), [(1, True), (3, False)])
+def test_edges_that_overfit_lean_on_the_mean_if_they_are_alike_and_not_if_they_have_nothing_in_common(
+    num_groups: int, lean: bool
+) -> None:
+    data, shards, _ = planted_groups(3, 2, num_groups, train=40, validation=30, test=20)
+    steady = Training(
+        epochs=2, batch_size=5, learning_rate=0.1, learning_rate_decay=1.0, weight_decay=0, clip_norm=None
+    )
+    played = play(shared(PredictTowardsMean(period=20)), data, shards, training=steady, num_rounds=20)
+    share_N = played.end.sharing.share_N
+    assert share_N.min() >= 0.3 if lean else share_N.max() <= 0.1
 
 
 PRESETS = [fl_hc, fedgwc, chpfl, phe_fl, pfedgraph, fedavg_ft, cflhkd, fed_csad]

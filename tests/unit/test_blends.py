@@ -57,7 +57,7 @@ def test_clusters_are_one_until_the_last_rounds(alone_rounds: int, last: int) ->
         if t <= last:
             np.testing.assert_allclose(sent(exchange), MEAN)
             assert exchange.kept
-            assert exchange.judged
+            assert exchange.judged_KJ is exchange.mix_KJ
         else:
             assert exchange == Exchange()
 
@@ -84,7 +84,7 @@ def test_edges_send_what_they_trust_of_their_own_and_the_rest_of_the_others() ->
     others = [(20 * -2 + 30 * 5) / 50, (10 * 1 + 30 * 5) / 40, (10 * 1 + 20 * -2) / 30]
     np.testing.assert_allclose(sent(exchange), [0.75 + 0.25 * others[0], -2.0, 0.3 * 5 + 0.7 * others[2]])
     assert exchange.kept
-    assert exchange.judged
+    assert exchange.judged_KJ is exchange.mix_KJ
 
 
 def test_blends_by_data_are_the_mean_and_a_number_is_the_same_for_all() -> None:
@@ -141,7 +141,7 @@ def test_blends_are_sent_and_judged_but_not_kept() -> None:
     exchange = Blend().act(BlendState(np.array([0.0, 1.0, 0.5])), evidence())
     np.testing.assert_allclose(sent(exchange), [MEAN, -2.0, 0.5 * 5 + 0.5 * MEAN])
     assert not exchange.kept
-    assert exchange.judged
+    assert exchange.judged_KJ is exchange.mix_KJ
     still = Blend(start=0.3, rate=0)
     assert still.needs() == frozenset()
     np.testing.assert_array_equal(still.learn(still.init(3), evidence()).own_N, 0.3)
@@ -191,4 +191,4 @@ def test_empty_clusters_are_in_no_mix() -> None:
     np.testing.assert_array_equal(exchange.mix_KJ[[0, 2]][:, [1, 3]], 0)
     np.testing.assert_array_equal(exchange.mix_KJ[[1, 3]], np.eye(4)[[1, 3]])
     assert exchange.kept
-    assert exchange.judged
+    assert exchange.judged_KJ is exchange.mix_KJ

@@ -55,14 +55,14 @@ def test_networks_are_drawn_towards_their_mean_by_data(
     label_N: Sequence[int], weight_K: Sequence[int], share: float
 ) -> None:
     """(1 − ρ) Θ_k + ρ Σ_j w_j Θ_j; a cluster without members is drawn and does not draw. Only what is sent is."""
-    mix_KJ, kept, judged, _ = TowardsMean(share=share).act(NoState(), evidence(1, label_N=label_N))
+    mix_KJ, kept, judged_KJ, _ = TowardsMean(share=share).act(NoState(), evidence(1, label_N=label_N))
     assert mix_KJ is not None
     network_K = np.array([1.0, -2.0, 5.0])
     mean = float(np.array(weight_K) @ network_K) / 60
     np.testing.assert_allclose(mix_KJ @ network_K, (1 - share) * network_K + share * mean)
     np.testing.assert_allclose(mix_KJ.sum(1), 1)
     assert not kept
-    assert not judged
+    assert judged_KJ is None
 
 
 nan, inf = float("nan"), float("inf")

@@ -120,7 +120,7 @@ def test_networks_are_drawn_to_their_mean_after_every_so_many_rounds() -> None:
     assert mix_KJ is not None
     np.testing.assert_allclose(mix_KJ, 0.75 * np.eye(4) + 0.25 * SIZES / 100)
     assert drawn[4].kept
-    assert drawn[4].judged
+    np.testing.assert_array_equal(drawn[4].judged_KJ, mix_KJ)
     assert drawn[5] == Exchange()
     assert policy.needs() == frozenset()
 

@@ -48,6 +48,7 @@ from fedbac.sharing import (
     LeaveOneOut,
     MeanThenApart,
     OnceOverfitted,
+    PredictTowardsMean,
     Similar,
     TowardsMean,
 )
@@ -76,6 +77,7 @@ SHARING = Choice(
     Apart,
     TowardsMean,
     OnceOverfitted,
+    PredictTowardsMean,
     MeanThenApart,
     LeaveOneOut,
     Blend,

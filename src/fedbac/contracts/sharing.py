@@ -82,7 +82,8 @@ class _Cloud:
                 self.policy, self.policy.act(state, evidence), self.num_clusters, self.num_members
             )
         check_same(self.who, "act()", exchange, self.policy.act(state, evidence), REPEATED)
-        nothing = exchange.mix_KJ is None or np.array_equal(exchange.mix_KJ, np.eye(self.num_clusters))
+        mixes = [mix_KJ for mix_KJ in (exchange.mix_KJ, exchange.judged_KJ) if mix_KJ is not None]
+        nothing = all(np.array_equal(mix_KJ, np.eye(self.num_clusters)) for mix_KJ in mixes)
         require(nothing or self.policy.active, f"{self.who}: active is False, so act() must exchange nothing")
         return exchange
 

@@ -139,11 +139,12 @@ def checked_start(scheme: Personalization, parts: Any, owners: Mapping[Scope, in
 
 
 def checked_exchange(policy: Any, answer: Any, num_clusters: int, num_members: int) -> Exchange:
-    """Return a sharing policy's answer if its mix is one, and if its teachers are."""
+    """Return a sharing policy's answer if its mixes are, and if its teachers are."""
     who = _named("sharing", policy)
     if not isinstance(answer, Exchange):
         raise PolicyError(f"{who}: act() must return an Exchange, not a {type(answer).__name__}")
     checked_mix(who, "mix_KJ", answer.mix_KJ, num_clusters)
+    checked_mix(who, "judged_KJ", answer.judged_KJ, num_clusters)
     if answer.teaching is not None:
         _check_teaching(who, answer.teaching, num_clusters, num_members)
     return answer

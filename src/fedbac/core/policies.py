@@ -48,8 +48,9 @@ class Exchange(NamedTuple):
     """Row k: the mix of today's networks that cluster k sends, Σ_j w_kj Θ_j; rows sum to one. Its own if not given."""
     kept: bool = False
     """Whether the mix replaces the network of the cluster, or is only sent."""
-    judged: bool = False
-    """Whether members predict with the mix, or with the network of their cluster as it was averaged."""
+    judged_KJ: FloatArray | None = None
+    """Row k: the mix with which the members of cluster k predict. The network of the cluster, as it was averaged, if
+    not given."""
     teaching: Teaching | None = None
     """Who teaches whom in this round, if anybody."""
 

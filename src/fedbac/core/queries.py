@@ -39,7 +39,12 @@ class Loss:
     candidates: int | None = None
     """Of ``clusters``: how many a member measures, its own and others drawn anew each time; all when not given."""
 
+    share: float = 1.0
+    """Of ``mean``: how much of it, above 0; the rest is the network of the member's own cluster."""
+
     def __post_init__(self) -> None:
+        if self.share != 1 and not (self.of == "mean" and 0 < self.share < 1):
+            raise PolicyError(f"share={self.share} of Loss({self.of!r}): only 'mean' has one, above 0 and up to 1")
         if self.candidates is not None and (self.of != "clusters" or self.candidates < 2):
             raise PolicyError(f"candidates={self.candidates} of Loss({self.of!r}): only 'clusters' has any, at least 2")
 

@@ -4,7 +4,7 @@ from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
 from fedbac.config.experiment import Method, Task
 from fedbac.personalization import Additive, PerCluster
 from fedbac.selection import CreditThompson, Random, Sound, Thompson
-from fedbac.sharing import OnceOverfitted
+from fedbac.sharing import OnceOverfitted, PredictTowardsMean
 
 
 def fed_bac(task: Task) -> Method:
@@ -81,6 +81,6 @@ def fedbac_plus_2(task: Task) -> Method:
         name="fedbac-plus-2",
         clustering=Merging(alone_steps=1000),
         selection=Sound(),
-        sharing=OnceOverfitted(share=0.1),
+        sharing=PredictTowardsMean(),
         personalization=PerCluster(networks=2),
     )

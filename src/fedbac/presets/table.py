@@ -38,6 +38,7 @@ SHARING = {
     "similar": "Blend",
     "towards_mean": "Blend",
     "once_overfitted": "Blend",
+    "predict_towards_mean": "Blend",
     "mean_then_apart": "Full, then none",
 }
 """How our kinds are called in the paper's words; kinds of the user's go by their own names."""

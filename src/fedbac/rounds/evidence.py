@@ -27,6 +27,8 @@ class Model(NamedTuple):
     made: str = "averaged"
     """``averaged`` by the cloud; as the site ``trained`` them itself; the mean of all ``others``, or the ``mean`` of
     all."""
+    share: float = 1.0
+    """Of the mean; the rest is the cluster's own."""
 
 
 @dataclass
@@ -124,7 +126,8 @@ def _models(query: Loss | Accuracy, state: State, n: int, seed: int) -> list[Mod
         return [Model(label, "trained")]
     lonely = np.unique(state.label_N).size == 1  # then there are no others, and what one has stands in for them
     if query.of == "mean" and not lonely:
-        return [Model(0, "mean")]
+        share = query.share if isinstance(query, Loss) else 1.0
+        return [Model(0 if share == 1 else label, "mean", share)]  # the mean itself is sent once
     return [Model(label, "others" if query.of == "others" and not lonely else "averaged")]
 
 
@@ -180,8 +183,11 @@ class Networks:
     def _network(self, stack_K: Params, model: Model) -> Params:
         if model.made == "averaged":
             return trees.take(stack_K, model.cluster)
-        left_out_K = np.arange(self.weight_K.size) == (model.cluster if model.made == "others" else -1)
-        return trees.weighted_mean(stack_K, np.where(left_out_K, 0.0, self.weight_K))
+        own_K = np.arange(self.weight_K.size) == model.cluster
+        if model.share < 1:
+            mean_K = self.weight_K / self.weight_K.sum()
+            return trees.weighted_mean(stack_K, model.share * mean_K + (1 - model.share) * own_K)
+        return trees.weighted_mean(stack_K, np.where(own_K & (model.made == "others"), 0.0, self.weight_K))
 
 
 def told(

@@ -45,10 +45,8 @@ def mixed(scheme: Personalization, parts: Parts, mix_KJ: FloatArray | None) -> P
 
 
 def judged(experiment: Experiment, members: Members, state: State) -> State:
-    """Return the state with the networks that members predict with: what they will be sent, if sharing says so."""
+    """Return the state with the networks that members predict with: a mix, if sharing says so."""
     if not experiment.method.sharing.active:
         return state
-    exchange = exchanged(experiment, members, state)
-    if not exchange.judged:
-        return state
-    return replace(state, parts=mixed(experiment.method.personalization, state.parts, exchange.mix_KJ))
+    mix_KJ = exchanged(experiment, members, state).judged_KJ
+    return replace(state, parts=mixed(experiment.method.personalization, state.parts, mix_KJ))

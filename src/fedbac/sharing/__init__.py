@@ -3,6 +3,7 @@
 from fedbac.sharing.apart import Apart
 from fedbac.sharing.blends import Blend, BlendState, LeaveOneOut, Similar, SimilarState
 from fedbac.sharing.mean import MeanThenApart, OnceOverfitted, OverfittingState, TowardsMean
+from fedbac.sharing.predicting import LeaningState, PredictTowardsMean
 from fedbac.sharing.teachers import Distill, DistillAdaptive, DistillAdaptiveState, DistillState
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "DistillAdaptive",
     "DistillAdaptiveState",
     "DistillState",
+    "LeaningState",
     "LeaveOneOut",
     "MeanThenApart",
     "OnceOverfitted",
     "OverfittingState",
+    "PredictTowardsMean",
     "Similar",
     "SimilarState",
     "TowardsMean",

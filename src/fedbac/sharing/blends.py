@@ -1,4 +1,4 @@
-"""Clusters that send a blend of their own network and others': leave-one-out (PHE-FL), mean (CHPFL), alike (pFedGraph).
+"""Clusters that blend their own network with others': leave-one-out (PHE-FL), mean (CHPFL), alike (pFedGraph).
 
 What a blend is worth is learned from the rounds.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Accuracy, Evidence, Gram, Moment, Query, Slope, Split
 from fedbac.core.settings import FloatArray, NonNegative, Settings
+from fedbac.sharing.mean import also_judged
 from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
 
@@ -67,7 +68,7 @@ class LeaveOneOut(Settings):
             own_K = member_shares(evidence) @ state.own_N
         else:
             own_K = weight_K if self.blend == "by_data" else np.full(weight_K.size, self.blend)
-        return Exchange(_blended(own_K, rest_KJ, weight_K), kept=True, judged=True)
+        return also_judged(Exchange(_blended(own_K, rest_KJ, weight_K)))
 
     def learn(self, state: BlendState, evidence: Evidence) -> BlendState:
         """Compare the accuracies; who did not measure keeps what it had."""
@@ -111,7 +112,8 @@ class Blend(Settings):
         """Blend."""
         weight_K = data_shares(evidence)
         rest_KJ = np.tile(weight_K, (weight_K.size, 1))
-        return Exchange(_blended(member_shares(evidence) @ state.own_N, rest_KJ, weight_K), judged=True)
+        mix_KJ = _blended(member_shares(evidence) @ state.own_N, rest_KJ, weight_K)
+        return Exchange(mix_KJ, judged_KJ=mix_KJ)
 
     def learn(self, state: BlendState, evidence: Evidence) -> BlendState:
         """Move α of every cluster that trained."""
@@ -172,7 +174,7 @@ class Similar(Settings):
         for k in occupied:
             mix_KJ[k] = 0.0
             mix_KJ[k, occupied] = onto_simplex(weight_K[occupied] + self.strength / 2 * cosine_KK[k, occupied])
-        return Exchange(mix_KJ, kept=True, judged=True)
+        return also_judged(Exchange(mix_KJ))
 
     def learn(self, state: SimilarState, evidence: Evidence) -> SimilarState:
         """Compare the updates of those that trained."""

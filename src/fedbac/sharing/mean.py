@@ -28,6 +28,11 @@ def towards_mean(share: float, evidence: Evidence) -> Exchange:
     return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K)
 
 
+def also_judged(exchange: Exchange) -> Exchange:
+    """Let clusters also keep the mix that they send, and their members predict with it."""
+    return exchange._replace(kept=True, judged_KJ=exchange.mix_KJ)
+
+
 class TowardsMean(Unlearned):
     """Draw the network of every cluster towards their mean, weighted by data, in every round."""
 
@@ -57,7 +62,7 @@ class MeanThenApart(Unlearned):
         first_alone = evidence.num_rounds - self.alone_rounds + 1
         if evidence.round > first_alone:
             return Exchange()
-        return towards_mean(1.0, evidence)._replace(kept=True, judged=True)
+        return also_judged(towards_mean(1.0, evidence))
 
 
 class OverfittingState(NamedTuple):

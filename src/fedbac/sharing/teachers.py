@@ -7,7 +7,7 @@ import numpy as np
 from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Moment, Query
 from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone, Settings
-from fedbac.sharing.mean import towards_mean
+from fedbac.sharing.mean import also_judged, towards_mean
 from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
 OCCUPIED, MEAN = Loss("occupied", "train"), Loss("mean", "train")
@@ -71,7 +71,7 @@ class Distill(Settings):
         """Say who teaches whom, and draw networks towards their mean when due."""
         past = evidence.round - 1
         due = self.mean_share > 0 and past > 0 and past % self.mean_period == 0
-        exchange = towards_mean(self.mean_share, evidence)._replace(kept=True, judged=True) if due else Exchange()
+        exchange = also_judged(towards_mean(self.mean_share, evidence)) if due else Exchange()
         share = self.share if past >= self.ramp_rounds else self.share * past / self.ramp_rounds
         return exchange._replace(teaching=self._teaching(state, evidence, share)) if share > 0 else exchange
 
