@@ -1,9 +1,10 @@
 """Methods on data whose tiers are natural: accuracy, worst edge, clusters and bytes.
 
     python benchmarks/natural.py FILE.npz [--methods NAME ...] [--seeds 0 1 2] [--rounds 60] [--device auto]
+                                 [--out results/natural.jsonl]
 
 ``tools/make_natural.py`` writes the files. The data are split once and for all, so seeds differ in the initial networks
-and the order of batches only. A line of JSON for each run.
+and the order of batches only. Each run is a line of JSON; one that is in the file is not run again.
 """
 
 import argparse
@@ -25,16 +26,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("results/natural.jsonl"))
     options = parser.parse_args()
-    data = natural.read(options.file)
+    data, name = natural.read(options.file), options.file.stem
+    lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+    done = {(row["data"], row["method"], row["seed"]) for row in map(json.loads, lines)}
     for seed in options.seeds:
         for method in options.methods:
+            if (name, method, seed) in done:
+                continue
             run = fedbac.run(
                 method, data.task, dataset=data.dataset, shards=data.shards, network=data.network, seed=seed,
                 rounds=options.rounds, device=options.device, progress=False,
             )  # fmt: skip
-            found = {name: run.summary[name] for name in ("accuracy", "edge_min", "active_clusters")}
-            sys.stdout.write(json.dumps({"method": method, "seed": seed, **found}) + "\n")
+            found = {key: run.summary[key] for key in ("accuracy", "edge_min", "active_clusters", "bytes_total")}
+            line = json.dumps({"data": name, "method": method, "seed": seed, "rounds": len(run.records), **found})
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            sys.stdout.write(line + "\n")
             sys.stdout.flush()
 
 

@@ -21,7 +21,7 @@ import multiprocessing
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +36,14 @@ SEEDS = {"run": range(12), "confirm": range(20, 30)}
 OURS = "fedbac-plus-2"
 CONTROL, CONTROLLED = "fedavg-ft-wide", "fedavg-ft"
 """A rival with a network of twice the weights, as ours sums two: how much is owed to size."""
+CONTROL_SEEDS = range(20, 23)
 WIDER = "task.network.width=1.41"
-GO_ON = 3
-"""So many rivals are confirmed in a setting for each measure."""
+RANKED_ON = 0
+"""The seed whose runs say which rivals are confirmed."""
+GO_ON = {"accuracy": 3, "edge_min": 2}
+"""By measure, how many rivals are confirmed in a setting."""
+BEHIND = {"accuracy": 2.0, "edge_min": 3.0}
+"""By measure, how many points a rival may be behind the best one to be among them."""
 MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
 """By measure: how many points below the best rival still pass as level."""
 LEVEL = 0.95
@@ -100,6 +105,11 @@ SETTINGS |= {
 """By name: the task and what is set for every method alike."""
 
 
+Point = tuple[str, ...]
+Going = Mapping[str, Mapping[str, Sequence[Point]]]
+"""By setting and method, the points to run."""
+
+
 class Job(NamedTuple):
     """One run."""
 
@@ -149,11 +159,11 @@ def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, tuple[s
 
 
 def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the best point of each method, by its mean over settings and seeds that all its points have."""
+    """Return the best point of each method's grid, by its mean over settings and seeds that all its points have."""
     accuracy = means(found, "accuracy")
     best = {}
     for method in {method for method, _ in accuracy}:
-        points = [point for other, point in accuracy if other == method]
+        points = [point for point in [(), *GRIDS[method]] if (method, point) in accuracy]
         runs = [{(s, seed) for s, by in accuracy[method, p].items() for seed in by} for p in points]
         common = set.intersection(*runs) or set.union(*runs)
 
@@ -166,35 +176,48 @@ def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     return best
 
 
-def going_on(found: Iterable[dict[str, Any]], best: dict[str, tuple[str, ...]]) -> dict[str, set[str]]:
-    """Return by setting who is confirmed: ours, the control, and for each measure the best rivals at their points."""
-    going = {setting: {OURS, CONTROL} for setting in SETTINGS}
-    for values in (means(found, name) for name in MARGINS):
-        for setting, methods in going.items():
-            rivals = {
-                method: float(np.mean(list(values[method, point][setting].values())))
-                for method, point in best.items()
-                if method not in (OURS, CONTROL) and values[method, point].get(setting)
-            }
-            methods |= set(sorted(rivals, key=lambda rival: -rivals[rival])[:GO_ON])
+def going_on(found: Iterable[dict[str, Any]]) -> Going:
+    """Return by setting who is confirmed at which points: ours, the control, and for each measure the best rivals.
+
+    A rival is ranked by the best of its points that were run in the setting, and confirmed at that one. Where its grid
+    was not run, it is also confirmed at its best point over all settings.
+    """
+    found = [row for row in found if row["seed"] == RANKED_ON]
+    best, going = best_points(found), {}
+    for setting in SETTINGS:
+        chosen = {OURS: [best.get(OURS, ())], CONTROL: [best.get(CONTROLLED, ())]}
+        for name, behind in BEHIND.items():
+            rivals: dict[str, dict[Point, float]] = defaultdict(dict)
+            for (method, point), by in means(found, name).items():
+                if method not in (OURS, CONTROL) and point in [(), *GRIDS[method]] and by.get(setting):
+                    rivals[method][point] = by[setting][RANKED_ON]
+            top = {method: max(points, key=lambda point: points[point]) for method, points in rivals.items()}
+            order = sorted(rivals, key=lambda method: -rivals[method][top[method]])
+            for method in order[: GO_ON[name]]:
+                if rivals[method][top[method]] >= rivals[order[0]][top[order[0]]] - behind:
+                    also = [best[method]] if len(rivals[method]) == 1 else []
+                    chosen[method] = list(dict.fromkeys([*chosen.get(method, []), top[method], *also]))
+        going[setting] = chosen
     return going
 
 
 def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
     """Yield what is to be run, seed by seed and setting by setting, so that a part of it is of use."""
-    found = list((lines(options.tuned) if options.tuned else done).values())
-    best = best_points(found)
-    best[CONTROL] = best.get(CONTROLLED, ())
-    going = going_on(found, best) if options.what == "confirm" else {s: set(GRIDS) for s in options.settings}
+    if options.what == "confirm":
+        going = going_on(lines(options.tuned).values())
+    else:
+        best = best_points(done.values())
+        grids = {
+            method: {"first": [()], "all": [(), *grid], "best": [best.get(method, ())]}[options.points]
+            for method, grid in GRIDS.items()
+        }
+        going = dict.fromkeys(SETTINGS, grids)
     for seed in options.seeds:
         for setting in options.settings:
             for method in (method for method in options.methods if method in going[setting]):
-                chosen: dict[str, list[tuple[str, ...]]] = {
-                    "first": [()],
-                    "all": [(), *GRIDS[method]],
-                    "best": [best.get(method, ())],
-                }
-                for point in chosen[options.points]:
+                if options.what == "confirm" and method == CONTROL and seed not in CONTROL_SEEDS:
+                    continue
+                for point in going[setting][method]:
                     job = Job(method, point, setting, seed)
                     if job not in done:
                         yield job
@@ -206,10 +229,8 @@ def run(options: argparse.Namespace) -> None:
     options.seeds = options.seeds or [allowed.start]
     if not set(options.seeds) <= set(allowed):
         raise SystemExit(f"--seeds: {options.what} takes {allowed.start} to {allowed.stop - 1} only; see the protocol")
-    if options.what == "confirm":
-        if options.tuned is None:
-            raise SystemExit("--tuned: name the file of the runs that chose")
-        options.points = "best"
+    if options.what == "confirm" and options.tuned is None:
+        raise SystemExit("--tuned: name the file of the runs that chose")
     began, todo = time.monotonic(), list(jobs(options, lines(options.file)))
     waiting, live = iter(todo), {}
     finished = 0
@@ -275,11 +296,12 @@ def verdict(options: argparse.Namespace) -> None:
     """Judge ours against the best rival, by setting and measure."""
     words = []
     for name, margin in MARGINS.items():
-        values = {method: by for (method, _), by in means(lines(options.file).values(), name).items()}
+        values = means(lines(options.file).values(), name)
         for setting in SETTINGS:
-            ours = values.get(OURS, {}).get(setting, {})
-            rivals = {method: by[setting] for method, by in values.items() if method != OURS and by.get(setting)}
-            control = rivals.pop(CONTROL, {})
+            here = {rival: by[setting] for rival, by in values.items() if by.get(setting)}
+            ours = next((by for (method, _), by in here.items() if method == OURS), {})
+            control = next((by for (method, _), by in here.items() if method == CONTROL), {})
+            rivals = {rival: by for rival, by in here.items() if rival[0] not in (OURS, CONTROL)}
             seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
             if not seeds:
                 words.append("not run")
@@ -291,7 +313,7 @@ def verdict(options: argparse.Namespace) -> None:
             beside = f"; control {judged(paired, margin)[1]:+.2f}" if paired else ""
             sys.stdout.write(
                 f"{name:9} {setting:22}{np.mean([ours[seed] for seed in seeds]):6.2f} {mean:+6.2f} ± {half:4.2f} "
-                f"{word:13} best of {len(rivals)} rivals: {best} ({len(seeds)} seeds){beside}\n"
+                f"{word:13} best of {len(rivals)}: {' '.join([best[0], *best[1]])} ({len(seeds)} seeds){beside}\n"
             )
     holds = set(words) <= {"level", "ahead"}
     whole = "holds" if holds else "does not hold" if "behind" in words else "is not clear"

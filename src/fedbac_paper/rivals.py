@@ -19,12 +19,14 @@ LABELS = {
 }
 """The settings, in the order of the table."""
 NOT_RUN = "–"
+BEFORE = ["method.sharing={kind: once_overfitted, share: 0.1}"]
+"""What our method shared before its edges predicted with a blend."""
 
 
 def presets(file: Path, seed: int = 0) -> str:
     """Return a table of all methods as their presets are: mean over edges / worst edge, in percent, for one seed."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    found = {(row["method"], row["setting"]): row for row in rows if _is_preset(row) and row["seed"] == seed}
+    found = {(_label(row), row["setting"]): row for row in rows if _is_preset(row) and row["seed"] == seed}
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
     best = {
         setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
@@ -33,13 +35,17 @@ def presets(file: Path, seed: int = 0) -> str:
     lines = [f"| | {' | '.join(LABELS.values())} |", "|---" * (len(LABELS) + 1) + "|"]
     for method in methods:
         cells = [_cell(found.get((method, setting)), best[setting]) for setting in LABELS]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(["", *lines, "", ""])
 
 
 def _is_preset(row: dict[str, Any]) -> bool:
-    """Whether a run is of a method as it comes, and not of a grid's other points or of the control."""
-    return not row["point"] and row["method"] in METHODS
+    """Whether a run is of a method as it comes or as it was, and not of a grid's other points or of the control."""
+    return row["point"] in ([], BEFORE) and row["method"] in METHODS
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"`{row['method']}`{', no blend' if row['point'] else ''}"
 
 
 def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:

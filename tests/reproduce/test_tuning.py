@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import tuning
@@ -63,27 +64,63 @@ def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -
     assert tuning.judged(differences, margin=0.3)[0] == word
 
 
-def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
-    """Five rivals: the three most accurate, and one more for its worst edge; ours and the control wherever."""
+def confirmed(tmp_path: Path, rows: list[dict[str, Any]], seed: int = 20) -> set[tuple[str, str, tuple[str, ...]]]:
+    """Return what is confirmed of rivals and of the control in two settings."""
     tuned = tmp_path / "tuning.jsonl"
-    accuracy = {"fedper": 0.9, "fedrod": 0.8, "ditto-edges": 0.7, "local": 0.6, "fedala": 0.5}
-    rows = [json.loads(line(rival, (), "svhn", 0, value)) for rival, value in accuracy.items()]
-    rows[3]["edge_min"] = 0.95
     tuned.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     options = argparse.Namespace(
-        what="confirm", tuned=tuned, points="best", seeds=[20], settings=["svhn", "noisy"], methods=list(tuning.GRIDS)
+        what="confirm", tuned=tuned, seeds=[seed], settings=["svhn", "noisy"], methods=list(tuning.GRIDS)
     )
-    found = {(job.setting, job.method) for job in tuning.jobs(options, {})}
-    always = {(setting, method) for setting in options.settings for method in (tuning.OURS, tuning.CONTROL)}
-    assert found == always | {("svhn", rival) for rival in ("fedper", "fedrod", "ditto-edges", "local")}
+    found = {(job.setting, job.method, job.point) for job in tuning.jobs(options, {})}
+    assert {(setting, tuning.OURS, ()) for setting in options.settings} <= found
+    return {one for one in found if one[1] != tuning.OURS}
 
 
-def test_the_control_is_shown_but_is_no_rival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "confirmed.jsonl"
-    accuracy = {tuning.OURS: 0.8, "local": 0.7, tuning.CONTROL: 0.9}
+def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
+    """Six rivals: of the three most accurate, the two that are not far behind; and one more for its worst edge."""
+    accuracy = {"fedper": 0.9, "fedrod": 0.89, "ditto-edges": 0.87, "local": 0.6, "fedala": 0.5}
+    rows = [json.loads(line(rival, (), "svhn", 0, value)) for rival, value in accuracy.items()]
+    rows[3]["edge_min"] = 0.82
+    found = confirmed(tmp_path, rows, seed=29)
+    assert found == {("svhn", rival, ()) for rival in ("fedper", "fedrod", "local")}
+    control = {(setting, tuning.CONTROL, ()) for setting in ("svhn", "noisy")}
+    assert confirmed(tmp_path, rows, seed=20) == found | control, "which runs on three seeds"
+
+
+def test_a_rival_is_confirmed_at_its_best_point_of_the_setting_or_at_preset_and_best_point(tmp_path: Path) -> None:
+    """Its grid was run on SVHN, where two points are best by one measure each; on noisy data only the preset was."""
+    first, second, third = tuning.GRIDS["ditto-edges"][:3]
     rows = [
-        line(method, (), setting, seed, value + 0.001 * seed)
-        for method, value in accuracy.items()
+        json.loads(line("ditto-edges", point, "svhn", 0, value))
+        for point, value in (((), 0.5), (first, 0.8), (second, 0.7), (third, 0.6))
+    ]
+    rows[2]["edge_min"] = 0.75
+    rows.append(json.loads(line("ditto-edges", (), "noisy", 0, 0.5)))
+    assert confirmed(tmp_path, rows, seed=29) == {
+        ("svhn", "ditto-edges", first),
+        ("svhn", "ditto-edges", second),
+        ("noisy", "ditto-edges", ()),
+        ("noisy", "ditto-edges", first),
+    }
+
+
+def test_points_outside_the_grid_choose_nothing(tmp_path: Path) -> None:
+    rows = [
+        json.loads(line("local", ("task.rounds=1",), "svhn", 0, 0.9)),
+        json.loads(line("local", (), "svhn", 0, 0.5)),
+    ]
+    assert confirmed(tmp_path, rows, seed=29) == {("svhn", "local", ())}
+
+
+def test_the_best_point_of_the_rivals_is_judged_and_the_control_is_shown_but_is_no_rival(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "confirmed.jsonl"
+    better = ("task.rounds=1",)
+    accuracy = {(tuning.OURS, ()): 0.8, ("local", ()): 0.6, ("local", better): 0.7, (tuning.CONTROL, ()): 0.9}
+    rows = [
+        line(method, point, setting, seed, value + 0.001 * seed)
+        for (method, point), value in accuracy.items()
         for setting in tuning.SETTINGS
         for seed in (20, 21)
     ]
@@ -91,4 +128,4 @@ def test_the_control_is_shown_but_is_no_rival(tmp_path: Path, capsys: pytest.Cap
     tuning.verdict(argparse.Namespace(file=file))
     told = capsys.readouterr().out
     assert "The claim holds: 18 ahead." in told
-    assert told.count("best of 1 rivals: local (2 seeds); control -10.00") == 18
+    assert told.count("best of 2: local task.rounds=1 (2 seeds); control -10.00") == 18

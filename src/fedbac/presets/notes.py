@@ -84,6 +84,7 @@ NOTES: dict[str, Note] = {
         reference=OURS,
         summary="The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
         "Then, if that serves them better, each edge goes on in a cluster of its own; clusters merge where they fit. "
+        "Edges predict with a blend of their own model and the mean of all. "
         "All clients train whose labels can be learned.",
     ),
     "fedavg": Note(
