@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedbac.presets.tasks import TASKS
+from fedbac_paper import confirmed
+from fedbac_paper.confirmed import CONTROL, MARGINS, OURS, Point, means
 from fedbac_paper.settings import CALIBRATED
 
 SEEDS = {"run": range(12), "confirm": range(20, 30)}
-OURS = "fedbac-plus-2"
-CONTROL, CONTROLLED = "fedavg-ft-wide", "fedavg-ft"
-"""A rival with a network of twice the weights, as ours sums two: how much is owed to size."""
+CONTROLLED = "fedavg-ft"
+"""The rival that is the control with a network of twice the weights, as ours sums two: how much is owed to size."""
 CONTROL_SEEDS = range(20, 23)
 WIDER = "task.network.width=1.41"
 RANKED_ON = 0
@@ -44,9 +44,6 @@ GO_ON = {"accuracy": 3, "edge_min": 2}
 """By measure, how many rivals are confirmed in a setting."""
 BEHIND = {"accuracy": 2.0, "edge_min": 3.0}
 """By measure, how many points a rival may be behind the best one to be among them."""
-MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
-"""By measure: how many points below the best rival still pass as level."""
-LEVEL = 0.95
 
 
 def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
@@ -105,7 +102,6 @@ SETTINGS |= {
 """By name: the task and what is set for every method alike."""
 
 
-Point = tuple[str, ...]
 Going = Mapping[str, Mapping[str, Sequence[Point]]]
 """By setting and method, the points to run."""
 
@@ -148,14 +144,6 @@ def lines(path: Path) -> dict[Job, dict[str, Any]]:
         row = json.loads(line)
         found[Job(row["method"], tuple(row["point"]), row["setting"], row["seed"])] = row
     return found
-
-
-def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, tuple[str, ...]], dict[str, dict[int, float]]]:
-    """Return a number of every run in percent, by method and point, by setting, by seed."""
-    by: dict[tuple[str, tuple[str, ...]], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for row in found:
-        by[row["method"], tuple(row["point"])][row["setting"]][row["seed"]] = 100 * row[name]
-    return by
 
 
 def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
@@ -201,15 +189,19 @@ def going_on(found: Iterable[dict[str, Any]]) -> Going:
     return going
 
 
+def _points(which: str, grid: Sequence[Point], best: Point) -> Sequence[Point]:
+    points: dict[str, Sequence[Point]] = {"first": [()], "all": [(), *grid], "best": [best]}
+    return points[which]
+
+
 def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
     """Yield what is to be run, seed by seed and setting by setting, so that a part of it is of use."""
     if options.what == "confirm":
         going = going_on(lines(options.tuned).values())
     else:
         best = best_points(done.values())
-        grids = {
-            method: {"first": [()], "all": [(), *grid], "best": [best.get(method, ())]}[options.points]
-            for method, grid in GRIDS.items()
+        grids: dict[str, Sequence[Point]] = {
+            method: _points(options.points, grid, best.get(method, ())) for method, grid in GRIDS.items()
         }
         going = dict.fromkeys(SETTINGS, grids)
     for seed in options.seeds:
@@ -279,46 +271,17 @@ def table(options: argparse.Namespace) -> None:
     sys.stdout.write("\nsettings: " + ", ".join(SETTINGS) + "\n")
 
 
-def judged(difference: Sequence[float], margin: float) -> tuple[str, float, float]:
-    """Return a part's word, the mean difference and half of its interval, by the rule of the protocol."""
-    mean, count = float(np.mean(difference)), len(difference)
-    if count < 2:
-        return "too few seeds", mean, np.nan
-    half = float(stdtrit(count - 1, LEVEL) * np.std(difference, ddof=1) / count**0.5)
-    if mean - half > 0:
-        return "ahead", mean, half
-    if mean + half < 0 and mean - half <= -margin:
-        return "behind", mean, half
-    return ("level" if mean - half > -margin else "not clear"), mean, half
-
-
 def verdict(options: argparse.Namespace) -> None:
     """Judge ours against the best rival, by setting and measure."""
-    words = []
-    for name, margin in MARGINS.items():
-        values = means(lines(options.file).values(), name)
-        for setting in SETTINGS:
-            here = {rival: by[setting] for rival, by in values.items() if by.get(setting)}
-            ours = next((by for (method, _), by in here.items() if method == OURS), {})
-            control = next((by for (method, _), by in here.items() if method == CONTROL), {})
-            rivals = {rival: by for rival, by in here.items() if rival[0] not in (OURS, CONTROL)}
-            seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
-            if not seeds:
-                words.append("not run")
-                continue
-            best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
-            word, mean, half = judged([ours[seed] - rivals[best][seed] for seed in seeds], margin)
-            words.append(word)
-            paired = [ours[seed] - control[seed] for seed in seeds if seed in control]
-            beside = f"; control {judged(paired, margin)[1]:+.2f}" if paired else ""
-            sys.stdout.write(
-                f"{name:9} {setting:22}{np.mean([ours[seed] for seed in seeds]):6.2f} {mean:+6.2f} ± {half:4.2f} "
-                f"{word:13} best of {len(rivals)}: {' '.join([best[0], *best[1]])} ({len(seeds)} seeds){beside}\n"
-            )
-    holds = set(words) <= {"level", "ahead"}
-    whole = "holds" if holds else "does not hold" if "behind" in words else "is not clear"
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    sys.stdout.write(f"The claim {whole}: {counts}.\n")
+    found = confirmed.parts(confirmed.read(options.file))
+    for part in found:
+        word, mean, half = part.judged
+        beside = "" if part.control is None else f"; control {part.control:+.2f}"
+        sys.stdout.write(
+            f"{part.measure:9} {part.setting:22}{part.ours:6.2f} {mean:+6.2f} ± {half:4.2f} {word:13} "
+            f"best of {part.rivals}: {part.best} ({part.seeds} seeds){beside}\n"
+        )
+    sys.stdout.write(f"{confirmed.claim(found)}\n")
 
 
 def main() -> None:

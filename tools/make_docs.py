@@ -29,7 +29,7 @@ from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
-from fedbac_paper import against_fluke, demo, deployed, notebooks, overview, performance, rivals
+from fedbac_paper import against_fluke, confirmed, demo, deployed, marks, notebooks, overview, performance, rivals
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -286,7 +286,11 @@ def texts() -> dict[Path, str]:
         ),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
-        DOCS / "plus.md": block(DOCS / "plus.md", rivals.presets(RESULTS / "rivals" / "tuning.jsonl")),
+        DOCS / "plus.md": block(
+            DOCS / "plus.md",
+            rivals.presets(RESULTS / "rivals" / "tuning.jsonl"),
+            confirmed.table(ROOT / confirmed.KEPT),
+        ),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
@@ -306,9 +310,9 @@ def stale() -> list[Path]:
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
     figures = (path.with_suffix(".svg") for path in kept if f"]({path.stem}.svg)" in path.read_text(encoding="utf-8"))
-    drawn = ROOT / demo.FIGURE
-    if not drawn.exists() or demo.mark(ROOT / demo.KEPT) not in drawn.read_text(encoding="utf-8"):
-        old.append(drawn)
+    for kept_in, drawn in ((ROOT / demo.KEPT, ROOT / demo.FIGURE), (ROOT / confirmed.KEPT, ROOT / confirmed.FIGURE)):
+        if kept_in.exists() and not marks.current(drawn, kept_in):
+            old.append(drawn)
     pictures = {DOCS / "images" / name: data for _, found in books().values() for name, data in found.items()}
     old += [path for path, data in pictures.items() if not path.exists() or path.read_bytes() != data]
     return old + [path for path in figures if not path.exists()]
@@ -328,6 +332,8 @@ def main() -> int:
         print(f"not current: {', '.join(old)}; run python tools/make_docs.py", file=sys.stderr)
     if str(demo.FIGURE) in old:
         print("for the demo's figure: make demo && python -m fedbac_paper.demo runs/demo", file=sys.stderr)
+    if str(confirmed.FIGURE) in old:
+        print("for the rivals' figure: python -m fedbac_paper.confirmed", file=sys.stderr)
     return 1 if old else 0
 
 

@@ -4,7 +4,6 @@ make demo
 python -m fedbac_paper.demo runs/demo
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import fedbac
 from fedbac.files import write_whole
 from fedbac.presets import tasks
 from fedbac.runs.store import Run
+from fedbac_paper import marks
 
 TASK = "demo"
 SHOWN = ("accuracy (%)", "worst edge (%)", "clusters", "moves", "training bytes", "total bytes")
@@ -56,20 +56,13 @@ def block(file: Path) -> str:
     return "\n".join(lines)
 
 
-def mark(file: Path) -> str:
-    """Return what the figure carries, so that it can be told from one of other results."""
-    return f"results sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
-
-
 def main() -> None:
     """Keep the numbers of the demo's runs, and draw the figure."""
-    from fedbac.report import canvas, figures
+    from fedbac.report import figures
 
     runs = [fedbac.load(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/config.yaml"))]
     write_whole(KEPT, json.dumps(kept(runs), indent=1) + "\n")
-    canvas.save(figures(runs)["accuracy"], FIGURE)
-    drawn = FIGURE.read_text(encoding="utf-8")
-    write_whole(FIGURE, drawn.replace("</svg>", f"<!-- {mark(KEPT)} -->\n</svg>"))
+    marks.save(figures(runs)["accuracy"], FIGURE, KEPT)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Only this module of the study imports matplotlib, which is slow; a figure imports it when it is drawn.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -103,3 +103,18 @@ def marker(shape: str, text: str) -> Line2D:
 def line(look: Look, text: str) -> Line2D:
     """Return what the key shows for a line of this look."""
     return Line2D([], [], color=look.colour, lw=2, label=text)
+
+
+def differences(shown: Mapping[str, Sequence[tuple[str, float, float]]], margins: Mapping[str, float]) -> Figure:
+    """Draw a panel for each title: rows of a name, a difference and half of its interval; faint is what counts as 0."""
+    figure, ((*axes,),) = canvas.grid(1, len(shown), 0.3 * max(map(len, shown.values())), top=0, left=2.2)
+    for panel, (title, rows) in zip(axes, shown.items(), strict=True):
+        place = -np.arange(len(rows))
+        names, mean, half = zip(*rows, strict=True)
+        panel.axvspan(-margins[title], 0, color=MUTED, alpha=FAINT / 2, linewidth=0)
+        panel.axvline(0, color=MUTED, linewidth=1)
+        panel.errorbar(mean, place, xerr=half, fmt="o", color=LOOKS["fed-bac"].colour, markersize=5, linewidth=1.5)
+        panel.set_yticks(place, names if panel is axes[0] else [""] * len(names))
+        panel.set_title(title, fontsize=canvas.TEXT, loc="left")
+        label_x(panel, "points above the best rival")
+    return figure

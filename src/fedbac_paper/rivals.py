@@ -1,23 +1,15 @@
 """Our method beside its rivals, from the runs that ``benchmarks/tuning.py`` keeps."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fedbac.presets.methods import METHODS
+from fedbac_paper.confirmed import SETTINGS, read
 
-LABELS = {
-    "cifar10": "CIFAR-10, α = 0.5",
-    "cifar10-severe": "0.1",
-    "svhn": "SVHN, 0.5",
-    "svhn-severe": "0.1",
-    "fashion-mnist": "Fashion-MNIST, 0.5",
-    "fashion-mnist-severe": "0.1",
-    "per-class": "0.5, per class",
-    "planted": "planted",
-    "noisy": "noisy",
-}
-"""The settings, in the order of the table."""
+LABELS = dict(zip(SETTINGS, (
+    "CIFAR-10, α = 0.5", "0.1", "SVHN, 0.5", "0.1", "Fashion-MNIST, 0.5", "0.1", "0.5, per class", "planted", "noisy",
+), strict=True))  # fmt: skip
+"""The settings in the head of a wide table."""
 NOT_RUN = "–"
 BEFORE = ["method.sharing={kind: once_overfitted, share: 0.1}"]
 """What our method shared before its edges predicted with a blend."""
@@ -25,7 +17,7 @@ BEFORE = ["method.sharing={kind: once_overfitted, share: 0.1}"]
 
 def presets(file: Path, seed: int = 0) -> str:
     """Return a table of all methods as their presets are: mean over edges / worst edge, in percent, for one seed."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = read(file)
     found = {(_label(row), row["setting"]): row for row in rows if _is_preset(row) and row["seed"] == seed}
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
     best = {

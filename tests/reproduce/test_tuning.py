@@ -11,6 +11,7 @@ import pytest
 from benchmarks import tuning
 
 from fedbac import configure
+from fedbac_paper import confirmed
 
 
 def line(method: str, point: tuple[str, ...], setting: str, seed: int, accuracy: float) -> str:
@@ -19,11 +20,11 @@ def line(method: str, point: tuple[str, ...], setting: str, seed: int, accuracy:
 
 
 def test_grids_have_the_same_size_and_their_points_differ() -> None:
-    few = {"hierfavg": 3, "local": 0, tuning.CONTROL: 0}
+    few = {"hierfavg": 3, "local": 0, confirmed.CONTROL: 0}
     for method, grid in tuning.GRIDS.items():
         assert len(grid) == few.get(method, 5), method
         task, common = tuning.SETTINGS["planted"]
-        preset = tuning.CONTROLLED if method == tuning.CONTROL else method
+        preset = tuning.CONTROLLED if method == confirmed.CONTROL else method
         found = [configure(preset, task, settings=[*common, *point]) for point in [(), *grid]]
         assert len({one.model_dump_json() for one in found}) == len(found), method
 
@@ -50,21 +51,7 @@ def test_the_best_point_is_chosen_on_runs_that_all_points_have(tmp_path: Path) -
     assert tuning.best_points(tuning.lines(file).values()) == {"ditto-edges": other[0]}
 
 
-@pytest.mark.parametrize(
-    ("differences", "word"),
-    [
-        ([0.2, 0.3, 0.25], "ahead"),
-        ([-0.1, -0.12, -0.11], "level"),
-        ([-0.5, -0.6, -0.55], "behind"),
-        ([-3.0, 3.0, 0.1], "not clear"),
-        ([0.5], "too few seeds"),
-    ],
-)
-def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -> None:
-    assert tuning.judged(differences, margin=0.3)[0] == word
-
-
-def confirmed(tmp_path: Path, rows: list[dict[str, Any]], seed: int = 20) -> set[tuple[str, str, tuple[str, ...]]]:
+def going_on(tmp_path: Path, rows: list[dict[str, Any]], seed: int = 20) -> set[tuple[str, str, tuple[str, ...]]]:
     """Return what is confirmed of rivals and of the control in two settings."""
     tuned = tmp_path / "tuning.jsonl"
     tuned.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -72,8 +59,8 @@ def confirmed(tmp_path: Path, rows: list[dict[str, Any]], seed: int = 20) -> set
         what="confirm", tuned=tuned, seeds=[seed], settings=["svhn", "noisy"], methods=list(tuning.GRIDS)
     )
     found = {(job.setting, job.method, job.point) for job in tuning.jobs(options, {})}
-    assert {(setting, tuning.OURS, ()) for setting in options.settings} <= found
-    return {one for one in found if one[1] != tuning.OURS}
+    assert {(setting, confirmed.OURS, ()) for setting in options.settings} <= found
+    return {one for one in found if one[1] != confirmed.OURS}
 
 
 def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
@@ -81,10 +68,10 @@ def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: 
     accuracy = {"fedper": 0.9, "fedrod": 0.89, "ditto-edges": 0.87, "local": 0.6, "fedala": 0.5}
     rows = [json.loads(line(rival, (), "svhn", 0, value)) for rival, value in accuracy.items()]
     rows[3]["edge_min"] = 0.82
-    found = confirmed(tmp_path, rows, seed=29)
+    found = going_on(tmp_path, rows, seed=29)
     assert found == {("svhn", rival, ()) for rival in ("fedper", "fedrod", "local")}
-    control = {(setting, tuning.CONTROL, ()) for setting in ("svhn", "noisy")}
-    assert confirmed(tmp_path, rows, seed=20) == found | control, "which runs on three seeds"
+    control = {(setting, confirmed.CONTROL, ()) for setting in ("svhn", "noisy")}
+    assert going_on(tmp_path, rows, seed=20) == found | control, "which runs on three seeds"
 
 
 def test_a_rival_is_confirmed_at_its_best_point_of_the_setting_or_at_preset_and_best_point(tmp_path: Path) -> None:
@@ -96,7 +83,7 @@ def test_a_rival_is_confirmed_at_its_best_point_of_the_setting_or_at_preset_and_
     ]
     rows[2]["edge_min"] = 0.75
     rows.append(json.loads(line("ditto-edges", (), "noisy", 0, 0.5)))
-    assert confirmed(tmp_path, rows, seed=29) == {
+    assert going_on(tmp_path, rows, seed=29) == {
         ("svhn", "ditto-edges", first),
         ("svhn", "ditto-edges", second),
         ("noisy", "ditto-edges", ()),
@@ -109,7 +96,7 @@ def test_points_outside_the_grid_choose_nothing(tmp_path: Path) -> None:
         json.loads(line("local", ("task.rounds=1",), "svhn", 0, 0.9)),
         json.loads(line("local", (), "svhn", 0, 0.5)),
     ]
-    assert confirmed(tmp_path, rows, seed=29) == {("svhn", "local", ())}
+    assert going_on(tmp_path, rows, seed=29) == {("svhn", "local", ())}
 
 
 def test_the_best_point_of_the_rivals_is_judged_and_the_control_is_shown_but_is_no_rival(
@@ -117,7 +104,7 @@ def test_the_best_point_of_the_rivals_is_judged_and_the_control_is_shown_but_is_
 ) -> None:
     file = tmp_path / "confirmed.jsonl"
     better = ("task.rounds=1",)
-    accuracy = {(tuning.OURS, ()): 0.8, ("local", ()): 0.6, ("local", better): 0.7, (tuning.CONTROL, ()): 0.9}
+    accuracy = {(confirmed.OURS, ()): 0.8, ("local", ()): 0.6, ("local", better): 0.7, (confirmed.CONTROL, ()): 0.9}
     rows = [
         line(method, point, setting, seed, value + 0.001 * seed)
         for (method, point), value in accuracy.items()
@@ -128,4 +115,4 @@ def test_the_best_point_of_the_rivals_is_judged_and_the_control_is_shown_but_is_
     tuning.verdict(argparse.Namespace(file=file))
     told = capsys.readouterr().out
     assert "The claim holds: 18 ahead." in told
-    assert told.count("best of 2: local task.rounds=1 (2 seeds); control -10.00") == 18
+    assert told.count("best of 2: local rounds=1 (2 seeds); control -10.00") == 18

@@ -66,16 +66,18 @@ def panels(
     return figure, axes
 
 
-def grid(rows: int, columns: int, height: float, *, top: float, right: float = 0.15) -> tuple[Figure, list[list[Axes]]]:
+def grid(
+    rows: int, columns: int, height: float, *, top: float, left: float = LEFT, right: float = 0.15
+) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with rows of equally large panels; sizes in inches, ``top`` leaves room for a key."""
     between, gap = 0.5, GAP + 0.3
     total = top + TOP + rows * height + gap * (rows - 1) + BOTTOM
-    width = (WIDTH - LEFT - right - between * (columns - 1)) / columns
+    width = (WIDTH - left - right - between * (columns - 1)) / columns
     figure = Picture(figsize=(WIDTH, total), facecolor=SURFACE)
     axes = []
     for row in range(rows):
         lower = total - top - TOP - (row + 1) * height - row * gap
-        boxes = [(LEFT + column * (width + between), lower, width, height) for column in range(columns)]
+        boxes = [(left + column * (width + between), lower, width, height) for column in range(columns)]
         axes.append([_styled(figure.add_axes((x / WIDTH, y / total, w / WIDTH, h / total))) for x, y, w, h in boxes])
     return figure, axes
 

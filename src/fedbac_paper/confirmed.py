@@ -1,0 +1,182 @@
+"""The verdict on our method beside its rivals, by the rule of docs/decisions/0018-protocol.md.
+
+    python -m fedbac_paper.confirmed
+
+draws the figure anew from results/rivals/confirmed.jsonl.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedbac_paper import marks
+
+KEPT, FIGURE = Path("results/rivals/confirmed.jsonl"), Path("docs/images/rivals.svg")
+OURS, CONTROL = "fedbac-plus-2", "fedavg-ft-wide"
+SETTINGS = {
+    "cifar10": "CIFAR-10, α = 0.5",
+    "cifar10-severe": "CIFAR-10, 0.1",
+    "svhn": "SVHN, 0.5",
+    "svhn-severe": "SVHN, 0.1",
+    "fashion-mnist": "Fashion-MNIST, 0.5",
+    "fashion-mnist-severe": "Fashion-MNIST, 0.1",
+    "per-class": "Fashion-MNIST, 0.5, per class",
+    "planted": "planted",
+    "noisy": "noisy",
+}
+MEASURES = {"accuracy": "mean over edges", "edge_min": "worst edge"}
+MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
+"""By measure: how many points below the best rival still pass as level."""
+LEVEL = 0.95
+Point = tuple[str, ...]
+
+
+class Word(NamedTuple):
+    """How a difference is judged."""
+
+    word: str
+    mean: float
+    half: float
+    """From the mean to its one-sided bound."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ours against the best rival, in one setting by one measure; in percent and points."""
+
+    setting: str
+    measure: str
+    seeds: int
+    ours: float
+    best: str
+    rivals: int
+    judged: Word
+    control: float | None
+    """Ours less the control, where that was run."""
+
+
+def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, Point], dict[str, dict[int, float]]]:
+    """Return a number of every run in percent, by method and point, by setting, by seed."""
+    by: dict[tuple[str, Point], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in found:
+        by[row["method"], tuple(row["point"])][row["setting"]][row["seed"]] = 100 * row[name]
+    return by
+
+
+def judged(difference: Sequence[float], margin: float) -> Word:
+    """Return a part's word, the mean difference and half of its interval, by the rule of the protocol."""
+    mean, count = float(np.mean(difference)), len(difference)
+    if count < 2:
+        return Word("too few seeds", mean, np.nan)
+    half = float(stdtrit(count - 1, LEVEL) * np.std(difference, ddof=1) / count**0.5)
+    if mean - half > 0:
+        return Word("ahead", mean, half)
+    if mean + half < 0 and mean - half <= -margin:
+        return Word("behind", mean, half)
+    return Word("level" if mean - half > -margin else "not clear", mean, half)
+
+
+def parts(found: Sequence[dict[str, Any]]) -> list[Part]:
+    """Judge ours by setting and measure, on the seeds that ours and all rivals have there."""
+    out = []
+    for name, margin in MARGINS.items():
+        values = means(found, name)
+        for setting in SETTINGS:
+            here = {rival: by[setting] for rival, by in values.items() if by.get(setting)}
+            ours, control = (
+                next((by for (method, _), by in here.items() if method == who), {}) for who in (OURS, CONTROL)
+            )
+            rivals = {rival: by for rival, by in here.items() if rival[0] not in (OURS, CONTROL)}
+            seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
+            if not seeds:
+                continue
+            best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
+            paired = [ours[seed] - control[seed] for seed in seeds if seed in control]
+            out.append(
+                Part(
+                    setting,
+                    name,
+                    len(seeds),
+                    float(np.mean([ours[seed] for seed in seeds])),
+                    _named(best),
+                    len(rivals),
+                    judged([ours[seed] - rivals[best][seed] for seed in seeds], margin),
+                    float(np.mean(paired)) if paired else None,
+                )
+            )
+    return out
+
+
+def claim(found: Sequence[Part]) -> str:
+    """Return the verdict on the whole in one sentence."""
+    words = [part.judged.word for part in found]
+    words += ["not run"] * (len(MEASURES) * len(SETTINGS) - len(words))
+    whole = "is not clear"
+    if set(words) <= {"level", "ahead"}:
+        whole = "holds"
+    elif "behind" in words:
+        whole = "does not hold"
+    return f"The claim {whole}: {', '.join(f'{words.count(word)} {word}' for word in dict.fromkeys(words))}."
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the runs of a file, none where there is no file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def table(file: Path) -> str:
+    """Return the verdict, and a row for every setting."""
+    found = {(part.setting, part.measure): part for part in parts(read(file))}
+    if not found:
+        return "\nNot one of these runs has been made yet.\n\n"
+    seeds = {part.seeds for part in found.values()}
+    head = f"{max(seeds)} seeds" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    lines = [f"**{claim(list(found.values()))}** ({head})", "", f"![Ours less the best rival]({_beside(FIGURE)})", ""]
+    cells = "ours | less the best rival | | best rival"
+    lines += [f"| | {' | '.join(f'{title}: {cells}' for title in MEASURES.values())} |", "|---" * 9 + "|"]
+    for setting, title in SETTINGS.items():
+        shown = " | ".join(_cells(found.get((setting, measure))) for measure in MEASURES)
+        lines.append(f"| {title} | {shown} |")
+    return "\n".join(["", *lines, "", ""])
+
+
+def draw(file: Path, figure: Path) -> None:
+    """Draw what ours is above the best rival in every setting, with the bounds by which it is judged."""
+    from fedbac_paper.drawing import differences
+
+    by_measure = {
+        title: [part for part in parts(read(file)) if part.measure == measure] for measure, title in MEASURES.items()
+    }
+    shown = {
+        title: [(SETTINGS[part.setting], part.judged.mean, part.judged.half) for part in some]
+        for title, some in by_measure.items()
+    }
+    margins = {MEASURES[measure]: margin for measure, margin in MARGINS.items()}
+    marks.save(differences(shown, margins), figure, file)
+
+
+def _named(rival: tuple[str, Point]) -> str:
+    method, point = rival
+    return " ".join([method, *(setting.rpartition(".")[2] for setting in point)])
+
+
+def _cells(part: Part | None) -> str:
+    if part is None:
+        return "– | | | "
+    word, mean, half = part.judged
+    return f"{part.ours:.2f} | {mean:+.2f} ± {half:.2f} | {word} | `{part.best}`"
+
+
+def _beside(figure: Path) -> Path:
+    """Return where a page of the docs finds a figure."""
+    return figure.relative_to("docs")
+
+
+if __name__ == "__main__":
+    draw(KEPT, FIGURE)

@@ -1,0 +1,23 @@
+"""Figures that carry the hash of the results they show, so that a stale one is found."""
+
+import hashlib
+from pathlib import Path
+
+from fedbac.files import write_whole
+
+
+def save(figure: object, to: Path, results: Path) -> None:
+    """Write a figure of matplotlib with the mark of its results."""
+    from fedbac.report import canvas
+
+    canvas.save(figure, to)  # type: ignore[arg-type]
+    write_whole(to, to.read_text(encoding="utf-8").replace("</svg>", f"<!-- {_mark(results)} -->\n</svg>"))
+
+
+def current(figure: Path, results: Path) -> bool:
+    """Whether a figure is there and shows these results."""
+    return figure.exists() and _mark(results) in figure.read_text(encoding="utf-8")
+
+
+def _mark(results: Path) -> str:
+    return f"results sha256 {hashlib.sha256(results.read_bytes()).hexdigest()}"

@@ -1,0 +1,82 @@
+"""The verdict on our method: who is compared with whom, on which seeds, and what the page and its figure show."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbac_paper import confirmed, marks
+
+
+def row(method: str, seed: int, accuracy: float, setting: str = "svhn", point: tuple[str, ...] = ()) -> dict[str, Any]:
+    numbers = {"accuracy": accuracy, "edge_min": accuracy - 0.1}
+    return {"method": method, "point": list(point), "setting": setting, "seed": seed, **numbers}
+
+
+def of(method: str, accuracy: float, seeds: range = range(20, 30), **where: Any) -> list[dict[str, Any]]:
+    return [row(method, seed, accuracy, **where) for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("differences", "word"),
+    [
+        ([0.2, 0.3, 0.25], "ahead"),
+        ([-0.1, -0.12, -0.11], "level"),
+        ([-0.5, -0.6, -0.55], "behind"),
+        ([-3.0, 3.0, 0.1], "not clear"),
+        ([0.5], "too few seeds"),
+    ],
+)
+def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -> None:
+    assert confirmed.judged(differences, margin=0.3).word == word
+
+
+def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_all_have() -> None:
+    better = ("method.personalization.strength=0.3",)
+    runs = [
+        *of(confirmed.OURS, 0.8, range(20, 30)),
+        *of("ditto-edges", 0.7, range(20, 28)),
+        *of("ditto-edges", 0.79, range(20, 29), point=better),
+        *of(confirmed.CONTROL, 0.9, range(20, 23)),
+    ]
+    mean, worst = confirmed.parts(runs)
+    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (8, 2, "ditto-edges strength=0.3", "ahead")
+    assert mean.judged.mean == pytest.approx(1.0)
+    assert mean.control == pytest.approx(-10.0)
+    assert worst.measure == "edge_min"
+
+
+@pytest.mark.parametrize(
+    ("above", "missing", "verdict"),
+    [
+        (0.01, (), "holds: 18 ahead"),
+        (-0.02, (), "does not hold: 16 ahead, 2 behind"),
+        (0.01, ("noisy",), "is not clear: 16 ahead, 2 not run"),
+    ],
+)
+def test_the_claim_holds_if_no_part_is_missing_or_worse_than_level(
+    above: float, missing: tuple[str, ...], verdict: str
+) -> None:
+    runs = []
+    for setting in confirmed.SETTINGS:
+        if setting not in missing:
+            runs += of(confirmed.OURS, 0.7 + (above if setting == "planted" else 0.01), setting=setting)
+            runs += of("local", 0.7, setting=setting)
+    parts = sorted(confirmed.parts(runs), key=lambda part: part.setting == "planted")
+    assert confirmed.claim(parts) == f"The claim {verdict}."
+
+
+def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path: Path) -> None:
+    file, figure = tmp_path / "confirmed.jsonl", tmp_path / "rivals.svg"
+    assert "has been made yet" in confirmed.table(file)
+    runs = [*of(confirmed.OURS, 0.8), *of("local", 0.7), *of(confirmed.OURS, 0.8, setting="noisy"), *of("local", 0.7)]
+    file.write_text("\n".join(map(json.dumps, [*runs, *of("local", 0.75, setting="noisy")])), encoding="utf-8")
+    page = confirmed.table(file)
+    assert "**The claim is not clear: 4 ahead, 14 not run.** (10 seeds)" in page
+    assert "| SVHN, 0.5 | 80.00 | +10.00 ± 0.00 | ahead | `local` | 70.00 | +10.00 ± 0.00 | ahead | `local` |" in page
+    confirmed.draw(file, figure)
+    assert marks.current(figure, file)
+    assert "Fashion" not in figure.read_text(encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8") + "\n" + json.dumps(row("local", 30, 0.5)), encoding="utf-8")
+    assert not marks.current(figure, file), "other results"
