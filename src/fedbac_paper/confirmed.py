@@ -162,8 +162,10 @@ def draw(file: Path, figure: Path) -> None:
 
 
 def _named(rival: tuple[str, Point]) -> str:
+    """Return a method with its settings, whose names are short for their paths."""
     method, point = rival
-    return " ".join([method, *(setting.rpartition(".")[2] for setting in point)])
+    pairs = (setting.partition("=") for setting in point)
+    return " ".join([method, *(f"{path.rpartition('.')[2]}={value}" for path, _, value in pairs)])
 
 
 def _cells(part: Part | None) -> str:
