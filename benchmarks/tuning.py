@@ -129,7 +129,7 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
         method, task, seed=job.seed, settings=[*common, *network, *extra, *job.point], device=device, data_folder=data,
         workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
-    found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters")}
+    found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters", "bytes_total")}
     last = run.records[-1]
     return {
         **job._asdict(), **found, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],

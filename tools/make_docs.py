@@ -29,7 +29,18 @@ from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
-from fedbac_paper import against_fluke, confirmed, demo, deployed, marks, notebooks, overview, performance, rivals
+from fedbac_paper import (
+    against_fluke,
+    confirmed,
+    demo,
+    deployed,
+    marks,
+    natural,
+    notebooks,
+    overview,
+    performance,
+    rivals,
+)
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import FAMILIES, family, methods
 from fedbac_paper.pages import page, write_pages
@@ -291,6 +302,7 @@ def texts() -> dict[Path, str]:
             rivals.presets(RESULTS / "rivals" / "tuning.jsonl"),
             confirmed.table(ROOT / confirmed.KEPT),
         ),
+        DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},

@@ -1,6 +1,7 @@
 """Data whose tiers are natural, as ``tools/make_natural.py`` writes them: schools in authorities, roles in plays."""
 
 import itertools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,35 @@ def _dealt(
 def _task(name: str, shards: Shards, training: Training, rounds: int) -> Task:
     counts = tuple(len(clients) for clients in shards.clients)
     return Task(dataset=name, num_edges=len(counts), clients_per_edge=counts, rounds=rounds, training=training)
+
+
+TITLES = {
+    "chem97": "Chem97: pupils, schools, authorities",
+    "shakespeare": "Shakespeare: lines, roles, plays",
+}
+
+
+def table(file: Path) -> str:
+    """Return what ``benchmarks/natural.py`` found: by method the means over seeds, best first in the first data set."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["method"], row["data"]), []).append(row)
+    shown = [data for data in TITLES if any(row["data"] == data for row in rows)]
+    methods = sorted({row["method"] for row in rows}, key=lambda method: -_mean(found.get((method, shown[0]), [])))
+    lines = [f"| | {' | '.join(TITLES[data] for data in shown)} |", "|---" * (len(shown) + 1) + "|"]
+    lines += [
+        f"| `{method}` | {' | '.join(_cell(found.get((method, data), [])) for data in shown)} |" for method in methods
+    ]
+    return "\n".join(["", *lines, "", ""])
+
+
+def _mean(rows: list[dict[str, Any]], name: str = "accuracy") -> float:
+    return float(np.mean([100 * row[name] for row in rows])) if rows else 0.0
+
+
+def _cell(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "–"
+    seeds = f"{len(rows)} seed{'s' if len(rows) > 1 else ''}"
+    return f"{_mean(rows):.1f} / {_mean(rows, 'edge_min'):.1f} ({seeds})"

@@ -1,5 +1,6 @@
 """Natural tiers: what the tool writes is read as it was meant, and who holds what is possible."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +77,18 @@ def test_a_file_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
     np.savez(bad, x=np.zeros(3))
     with pytest.raises(Error, match=r"bad\.npz"):
         natural.read(bad)
+
+
+def test_the_table_shows_means_over_seeds_and_the_best_first(tmp_path: Path) -> None:
+    runs = [("chem97", "local", 0, 0.3), ("chem97", "hierfavg", 0, 0.5), ("chem97", "hierfavg", 1, 0.4)]
+    runs.append(("shakespeare", "local", 0, 0.25))
+    rows = [
+        {"data": data, "method": method, "seed": seed, "accuracy": value, "edge_min": value - 0.1}
+        for data, method, seed, value in runs
+    ]
+    file = tmp_path / "natural.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert natural.table(file).splitlines()[3:5] == [
+        "| `hierfavg` | 45.0 / 35.0 (2 seeds) | – |",
+        "| `local` | 30.0 / 20.0 (1 seed) | 25.0 / 15.0 (1 seed) |",
+    ]
