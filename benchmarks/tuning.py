@@ -1,18 +1,17 @@
 """Tune every method with the same effort: as many points each, on the same seeds and settings.
 
-    python benchmarks/tuning.py run FILE [--points first|all|best] [--seeds 0] [--methods NAME ...]
-                                [--settings NAME ...] [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
-    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options]
+    python benchmarks/tuning.py run FILE [--points first|all] [--seeds 0] [--methods NAME ...] [--settings NAME ...]
+                                [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
+    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]
     python benchmarks/tuning.py table FILE
     python benchmarks/tuning.py verdict FILE
 
 A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
-after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids, ``best`` for each
-method the point with the highest mean accuracy over the settings and seeds that all its points were run on.
+after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids.
 
-``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` runs the best points of TUNING_FILE, on seeds 20 to 29 only:
-ours, the control, and in each setting the rivals that did best there in TUNING_FILE.
-docs/decisions/0018-protocol.md says why, and by what rule ``verdict`` judges.
+``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` takes seeds 20 to 29 only; TUNING_FILE, which must be
+complete, says who is confirmed where and at which points. docs/decisions/0018-protocol.md says why, and by what rule
+``verdict`` judges.
 """
 
 import argparse
@@ -30,20 +29,19 @@ import numpy as np
 
 from fedbac.presets.tasks import TASKS
 from fedbac_paper import confirmed
-from fedbac_paper.confirmed import CONTROL, MARGINS, OURS, Point, means
+from fedbac_paper.confirmed import CONTROLS, KIN, MARGINS, ONE, OURS, UNUSED, WIDE, Point, means
 from fedbac_paper.settings import CALIBRATED
 
 SEEDS = {"run": range(12), "confirm": range(20, 30)}
-CONTROLLED = "fedavg-ft"
-"""The rival that is the control with a network of twice the weights, as ours sums two: how much is owed to size."""
 CONTROL_SEEDS = range(20, 23)
-WIDER = "task.network.width=1.41"
-RANKED_ON = 0
-"""The seed whose runs say which rivals are confirmed."""
-GO_ON = {"accuracy": 3, "edge_min": 2}
+CONTROLLED = "fedavg-ft"
+MADE = {WIDE: (CONTROLLED, "task.network.width=1.41"), ONE: (OURS, "method.personalization.networks=1")}
+"""How controls are made of a method. One has twice the weights, as ours sums two networks; the other is ours with one
+network. Both say how much is owed to size."""
+RANKED_ON, GRIDS_ON = 0, ("svhn-severe", "fashion-mnist-severe")
+"""The seed and the settings on which grids are run."""
+GO_ON = {"accuracy": 2, "edge_min": 1}
 """By measure, how many rivals are confirmed in a setting."""
-BEHIND = {"accuracy": 2.0, "edge_min": 3.0}
-"""By measure, how many points a rival may be behind the best one to be among them."""
 
 
 def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
@@ -86,9 +84,7 @@ GRIDS: dict[str, list[tuple[str, ...]]] = {
     "hierfavg": _grid(f"{SCHEME}.proximal", 0.001, 0.01, 0.1),
     "local": [],
 }
-"""By method, the points beside the preset as it is. HierFAVG and edges alone have less to tune, and the control is
-tuned with the rival that it controls."""
-GRIDS[CONTROL] = []
+"""By method, the points beside the preset as it is. HierFAVG and edges alone have less to tune."""
 PER_CLASS = "task.partition.mode=per_class"
 SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     name: (name, CALIBRATED[TASKS[name].dataset])
@@ -123,10 +119,10 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
 
     torch.set_num_threads(1)
     task, common = SETTINGS[job.setting]
-    method, network = (CONTROLLED, (WIDER,)) if job.method == CONTROL else (job.method, ())
+    method, *made = MADE.get(job.method, (job.method,))
     began = time.time()
     run = fedbac.run(
-        method, task, seed=job.seed, settings=[*common, *network, *extra, *job.point], device=device, data_folder=data,
+        method, task, seed=job.seed, settings=[*common, *made, *extra, *job.point], device=device, data_folder=data,
         workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters", "bytes_total")}
@@ -146,52 +142,68 @@ def lines(path: Path) -> dict[Job, dict[str, Any]]:
     return found
 
 
-def best_points(found: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the best point of each method's grid, by its mean over settings and seeds that all its points have."""
-    accuracy = means(found, "accuracy")
-    best = {}
-    for method in {method for method, _ in accuracy}:
-        points = [point for point in [(), *GRIDS[method]] if (method, point) in accuracy]
-        runs = [{(s, seed) for s, by in accuracy[method, p].items() for seed in by} for p in points]
-        common = set.intersection(*runs) or set.union(*runs)
-
-        def mean(point: tuple[str, ...], method: str = method, common: set[tuple[str, int]] = common) -> float:
-            by = accuracy[method, point]
-            values = [by[setting][seed] for setting, seed in common if seed in by.get(setting, {})]
-            return float(np.mean(values)) if values else -np.inf
-
-        best[method] = max(points, key=mean)
+def best_points(found: Iterable[dict[str, Any]]) -> dict[str, Point]:
+    """Return the best point of each method, by its mean accuracy over the settings with grids."""
+    accuracy = means((row for row in found if row["seed"] == RANKED_ON), "accuracy")
+    best: dict[str, Point] = {}
+    for method, grid in GRIDS.items():
+        runs = {point: [accuracy[method, point].get(setting, {}) for setting in GRIDS_ON] for point in [(), *grid]}
+        mean = {point: sum(by[RANKED_ON] for by in some) for point, some in runs.items() if all(some)}
+        if mean:
+            best[method] = max(mean, key=lambda point: mean[point])
     return best
 
 
+def missing(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the runs without which it is not known who is confirmed."""
+    done = {(row["method"], tuple(row["point"]), row["setting"]) for row in found if row["seed"] == RANKED_ON}
+    wanted: list[tuple[str, Point, str]] = [(method, (), setting) for method in GRIDS for setting in SETTINGS]
+    wanted += [(method, point, setting) for method, grid in GRIDS.items() for point in grid for setting in GRIDS_ON]
+    return [
+        " ".join([method, setting, *point]) for method, point, setting in wanted if (method, point, setting) not in done
+    ]
+
+
+class Ranking:
+    """The runs of all points of all methods in one setting, on the seed that ranks."""
+
+    def __init__(self, found: Iterable[dict[str, Any]], setting: str) -> None:
+        self.rows: dict[str, dict[Point, dict[str, Any]]] = defaultdict(dict)
+        for row in found:
+            method, point = row["method"], tuple(row["point"])
+            if (row["setting"], row["seed"]) == (setting, RANKED_ON) and point in [(), *GRIDS.get(method, [])]:
+                self.rows[method][point] = row
+
+    def top(self, measure: str, method: str) -> Point:
+        """Return the best point of a method."""
+        return max(self.rows[method], key=lambda point: self.rows[method][point][measure])
+
+    def first(self, measure: str, count: int) -> list[tuple[str, Point]]:
+        """Return so many rivals with their best points, best first."""
+        top = {method: self.top(measure, method) for method in self.rows if method not in (OURS, KIN, *CONTROLS)}
+        order = sorted(top, key=lambda method: -self.rows[method][top[method]][measure])
+        return [(method, top[method]) for method in order[:count]]
+
+
 def going_on(found: Iterable[dict[str, Any]]) -> Going:
-    """Return by setting who is confirmed at which points: ours, the control, and for each measure the best rivals.
+    """Return by setting who is confirmed at which points: ours, its kin, the controls, and the best rivals.
 
     A rival is ranked by the best of its points that were run in the setting, and confirmed at that one. Where its grid
-    was not run, it is also confirmed at its best point over all settings.
+    was not run, it is confirmed at its preset and at its best point over the settings with grids.
     """
-    found = [row for row in found if row["seed"] == RANKED_ON]
+    found = list(found)
     best, going = best_points(found), {}
     for setting in SETTINGS:
-        chosen = {OURS: [best.get(OURS, ())], CONTROL: [best.get(CONTROLLED, ())]}
-        for name, behind in BEHIND.items():
-            rivals: dict[str, dict[Point, float]] = defaultdict(dict)
-            for (method, point), by in means(found, name).items():
-                if method not in (OURS, CONTROL) and point in [(), *GRIDS[method]] and by.get(setting):
-                    rivals[method][point] = by[setting][RANKED_ON]
-            top = {method: max(points, key=lambda point: points[point]) for method, points in rivals.items()}
-            order = sorted(rivals, key=lambda method: -rivals[method][top[method]])
-            for method in order[: GO_ON[name]]:
-                if rivals[method][top[method]] >= rivals[order[0]][top[order[0]]] - behind:
-                    also = [best[method]] if len(rivals[method]) == 1 else []
-                    chosen[method] = list(dict.fromkeys([*chosen.get(method, []), top[method], *also]))
+        here = Ranking(found, setting)
+        chosen = {OURS: [best[OURS]], ONE: [best[OURS]], WIDE: [here.top("accuracy", CONTROLLED)]}
+        rivals = [(KIN, here.top("accuracy", KIN))]
+        for measure, count in GO_ON.items():
+            rivals += here.first(measure, count)
+        for method, point in rivals:
+            also = [best[method]] if setting not in GRIDS_ON else []
+            chosen[method] = list(dict.fromkeys([*chosen.get(method, []), point, *also]))
         going[setting] = chosen
     return going
-
-
-def _points(which: str, grid: Sequence[Point], best: Point) -> Sequence[Point]:
-    points: dict[str, Sequence[Point]] = {"first": [()], "all": [(), *grid], "best": [best]}
-    return points[which]
 
 
 def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
@@ -199,15 +211,14 @@ def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterat
     if options.what == "confirm":
         going = going_on(lines(options.tuned).values())
     else:
-        best = best_points(done.values())
-        grids: dict[str, Sequence[Point]] = {
-            method: _points(options.points, grid, best.get(method, ())) for method, grid in GRIDS.items()
-        }
+        grids = {method: [(), *grid] if options.points == "all" else [()] for method, grid in GRIDS.items()}
+        grids |= {control: [()] for control in MADE}
         going = dict.fromkeys(SETTINGS, grids)
     for seed in options.seeds:
         for setting in options.settings:
             for method in (method for method in options.methods if method in going[setting]):
-                if options.what == "confirm" and method == CONTROL and seed not in CONTROL_SEEDS:
+                spared = (setting, seed) in UNUSED or (method in CONTROLS and seed not in CONTROL_SEEDS)
+                if options.what == "confirm" and spared:
                     continue
                 for point in going[setting][method]:
                     job = Job(method, point, setting, seed)
@@ -221,8 +232,11 @@ def run(options: argparse.Namespace) -> None:
     options.seeds = options.seeds or [allowed.start]
     if not set(options.seeds) <= set(allowed):
         raise SystemExit(f"--seeds: {options.what} takes {allowed.start} to {allowed.stop - 1} only; see the protocol")
-    if options.what == "confirm" and options.tuned is None:
-        raise SystemExit("--tuned: name the file of the runs that chose")
+    if options.what == "confirm":
+        if options.tuned is None:
+            raise SystemExit("--tuned: name the file of the runs that chose")
+        if absent := missing(lines(options.tuned).values()):
+            raise SystemExit(f"{options.tuned} lacks {len(absent)} runs of seed {RANKED_ON}, such as: {absent[0]}")
     began, todo = time.monotonic(), list(jobs(options, lines(options.file)))
     waiting, live = iter(todo), {}
     finished = 0
@@ -276,7 +290,7 @@ def verdict(options: argparse.Namespace) -> None:
     found = confirmed.parts(confirmed.read(options.file))
     for part in found:
         word, mean, half = part.judged
-        beside = "" if part.control is None else f"; control {part.control:+.2f}"
+        beside = "".join(f"; {name} {less:+.2f}" for name, less in part.controls.items())
         sys.stdout.write(
             f"{part.measure:9} {part.setting:22}{part.ours:6.2f} {mean:+6.2f} ± {half:4.2f} {word:13} "
             f"best of {part.rivals}: {part.best} ({part.seeds} seeds){beside}\n"
@@ -290,9 +304,9 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "confirm", "table", "verdict"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--tuned", type=Path)
-    parser.add_argument("--points", choices=("first", "all", "best"), default="first")
+    parser.add_argument("--points", choices=("first", "all"), default="first")
     parser.add_argument("--seeds", type=int, nargs="+")
-    parser.add_argument("--methods", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    parser.add_argument("--methods", nargs="+", choices=[*GRIDS, *MADE], default=[*GRIDS, *MADE])
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--set", nargs="+", default=[], help="settings of every run, for a quick look")
     parser.add_argument("--limit", type=float, default=1e9)

@@ -37,7 +37,7 @@ def _is_preset(row: dict[str, Any]) -> bool:
 
 
 def _label(row: dict[str, Any]) -> str:
-    return f"`{row['method']}`{', no blend' if row['point'] else ''}"
+    return f"`{row['method']}`{', before the blend' if row['point'] else ''}"
 
 
 def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:

@@ -36,14 +36,14 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
     better = ("method.personalization.strength=0.3",)
     runs = [
         *of(confirmed.OURS, 0.8, range(20, 30)),
-        *of("ditto-edges", 0.7, range(20, 28)),
-        *of("ditto-edges", 0.79, range(20, 29), point=better),
-        *of(confirmed.CONTROL, 0.9, range(20, 23)),
+        *of("ditto-edges", 0.7, range(20, 30)),
+        *of("ditto-edges", 0.79, range(20, 32), point=better),
+        *of(confirmed.WIDE, 0.9, range(20, 23)),
     ]
     mean, worst = confirmed.parts(runs)
-    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (8, 2, "ditto-edges strength=0.3", "ahead")
+    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (10, 2, "ditto-edges strength=0.3", "ahead")
     assert mean.judged.mean == pytest.approx(1.0)
-    assert mean.control == pytest.approx(-10.0)
+    assert mean.controls == {confirmed.WIDE: pytest.approx(-10.0)}
     assert worst.measure == "edge_min"
 
 
@@ -53,15 +53,18 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
         (0.01, (), "holds: 18 ahead"),
         (-0.02, (), "does not hold: 16 ahead, 2 behind"),
         (0.01, ("noisy",), "is not clear: 16 ahead, 2 not run"),
+        (None, (), "is not clear: 16 ahead, 2 too few seeds"),
     ],
 )
-def test_the_claim_holds_if_no_part_is_missing_or_worse_than_level(
-    above: float, missing: tuple[str, ...], verdict: str
+def test_the_claim_holds_if_no_part_is_missing_or_short_of_seeds_or_worse_than_level(
+    above: float | None, missing: tuple[str, ...], verdict: str
 ) -> None:
     runs = []
     for setting in confirmed.SETTINGS:
         if setting not in missing:
-            runs += of(confirmed.OURS, 0.7 + (above if setting == "planted" else 0.01), setting=setting)
+            ours = 0.7 + above if above is not None and setting == "planted" else 0.71
+            seeds = range(21, 29 if above is None and setting == "planted" else 30)
+            runs += of(confirmed.OURS, ours, seeds if setting == "planted" else range(20, 30), setting=setting)
             runs += of("local", 0.7, setting=setting)
     parts = sorted(confirmed.parts(runs), key=lambda part: part.setting == "planted")
     assert confirmed.claim(parts) == f"The claim {verdict}."
@@ -74,6 +77,7 @@ def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path:
     file.write_text("\n".join(map(json.dumps, [*runs, *of("local", 0.75, setting="noisy")])), encoding="utf-8")
     page = confirmed.table(file)
     assert "**The claim is not clear: 4 ahead, 14 not run.** (10 seeds)" in page
+    assert "Without `planted` and `noisy`, which we made, 2 of 2 parts are level or ahead." in page
     assert "| SVHN, 0.5 | 80.00 | +10.00 ± 0.00 | ahead | `local` | 70.00 | +10.00 ± 0.00 | ahead | `local` |" in page
     confirmed.draw(file, figure)
     assert marks.current(figure, file)

@@ -20,12 +20,11 @@ def line(method: str, point: tuple[str, ...], setting: str, seed: int, accuracy:
 
 
 def test_grids_have_the_same_size_and_their_points_differ() -> None:
-    few = {"hierfavg": 3, "local": 0, confirmed.CONTROL: 0}
+    few = {"hierfavg": 3, "local": 0}
     for method, grid in tuning.GRIDS.items():
         assert len(grid) == few.get(method, 5), method
         task, common = tuning.SETTINGS["planted"]
-        preset = tuning.CONTROLLED if method == confirmed.CONTROL else method
-        found = [configure(preset, task, settings=[*common, *point]) for point in [(), *grid]]
+        found = [configure(method, task, settings=[*common, *point]) for point in [(), *grid]]
         assert len({one.model_dump_json() for one in found}) == len(found), method
 
 
@@ -38,81 +37,101 @@ def test_seeds_that_confirm_never_choose(tmp_path: Path, what: str, seed: int) -
     assert not (tmp_path / "x.jsonl").exists()
 
 
-def test_the_best_point_is_chosen_on_runs_that_all_points_have(tmp_path: Path) -> None:
-    """The preset has one more run, on an easy setting, which must not count."""
-    file = tmp_path / "tuning.jsonl"
-    other = tuning.GRIDS["local"] + tuning.GRIDS["ditto-edges"][:1]
-    rows = [
-        line("ditto-edges", (), "cifar10", 0, 0.5),
-        line("ditto-edges", (), "svhn", 0, 0.99),
-        line("ditto-edges", other[0], "cifar10", 0, 0.6),
+def rows(method: str, accuracy: dict[tuple[str, ...], float], *settings: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line(method, point, setting, 0, value)) for point, value in accuracy.items() for setting in settings
     ]
-    file.write_text("\n".join(rows), encoding="utf-8")
-    assert tuning.best_points(tuning.lines(file).values()) == {"ditto-edges": other[0]}
 
 
-def going_on(tmp_path: Path, rows: list[dict[str, Any]], seed: int = 20) -> set[tuple[str, str, tuple[str, ...]]]:
-    """Return what is confirmed of rivals and of the control in two settings."""
+def complete(**changed: float) -> list[dict[str, Any]]:
+    """Return all runs that are needed to confirm, all alike but for the presets that are named."""
+    found = []
+    for method, grid in tuning.GRIDS.items():
+        found += rows(method, {(): changed.get(method.replace("-", "_"), 0.5)}, *tuning.SETTINGS)
+        found += rows(method, dict.fromkeys(grid, 0.4), *tuning.GRIDS_ON)
+    return found
+
+
+def test_the_best_point_is_chosen_on_the_settings_with_grids() -> None:
+    """The preset has one more run, on an easy setting, which must not count; nor does a point outside the grid."""
+    first, second = tuning.GRIDS["ditto-edges"][:2]
+    found = rows("ditto-edges", {(): 0.5, first: 0.6, ("task.rounds=1",): 0.9}, *tuning.GRIDS_ON)
+    found += rows("ditto-edges", {(): 0.99}, "cifar10")
+    found += rows("ditto-edges", {second: 0.9}, tuning.GRIDS_ON[0])  # not complete
+    assert tuning.best_points(found) == {"ditto-edges": first}
+
+
+def going_on(
+    tmp_path: Path, found: list[dict[str, Any]], setting: str, seed: int = 29
+) -> set[tuple[str, tuple[str, ...]]]:
+    """Return who is confirmed in a setting beside ours and its kin."""
     tuned = tmp_path / "tuning.jsonl"
-    tuned.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    tuned.write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
     options = argparse.Namespace(
-        what="confirm", tuned=tuned, seeds=[seed], settings=["svhn", "noisy"], methods=list(tuning.GRIDS)
+        what="confirm", tuned=tuned, seeds=[seed], settings=[setting], methods=[*tuning.GRIDS, *tuning.MADE]
     )
-    found = {(job.setting, job.method, job.point) for job in tuning.jobs(options, {})}
-    assert {(setting, confirmed.OURS, ()) for setting in options.settings} <= found
-    return {one for one in found if one[1] != confirmed.OURS}
+    jobs = {(job.method, job.point) for job in tuning.jobs(options, {})}
+    if jobs:
+        assert {(confirmed.OURS, ()), (confirmed.KIN, ())} <= jobs
+    return {job for job in jobs if job[0] not in (confirmed.OURS, confirmed.KIN)}
 
 
 def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
-    """Six rivals: of the three most accurate, the two that are not far behind; and one more for its worst edge."""
-    accuracy = {"fedper": 0.9, "fedrod": 0.89, "ditto-edges": 0.87, "local": 0.6, "fedala": 0.5}
-    rows = [json.loads(line(rival, (), "svhn", 0, value)) for rival, value in accuracy.items()]
-    rows[3]["edge_min"] = 0.82
-    found = going_on(tmp_path, rows, seed=29)
-    assert found == {("svhn", rival, ()) for rival in ("fedper", "fedrod", "local")}
-    control = {(setting, confirmed.CONTROL, ()) for setting in ("svhn", "noisy")}
-    assert going_on(tmp_path, rows, seed=20) == found | control, "which runs on three seeds"
+    """The two most accurate, and one more for its worst edge; our earlier method takes nobody's place."""
+    found = complete(fedbac_plus=0.99, fedper=0.9, fedrod=0.89, ditto_edges=0.87)
+    for one in found:
+        if (one["method"], one["setting"]) == ("local", "svhn"):
+            one["edge_min"] = 0.85
+    assert going_on(tmp_path, found, "svhn") == {("fedper", ()), ("fedrod", ()), ("local", ())}
+    assert going_on(tmp_path, found, "noisy") == {("fedper", ()), ("fedrod", ())}
+
+
+def test_controls_run_on_three_seeds_and_a_seed_that_was_used_is_left_out(tmp_path: Path) -> None:
+    found = complete(fedper=0.9, fedrod=0.8)
+    controls = {(confirmed.WIDE, ()), (confirmed.ONE, ())}
+    assert controls <= going_on(tmp_path, found, "svhn", seed=20)
+    assert controls <= going_on(tmp_path, found, "planted", seed=21)
+    assert not controls & going_on(tmp_path, found, "planted", seed=23)
+    assert going_on(tmp_path, found, "planted", seed=20) == set()
 
 
 def test_a_rival_is_confirmed_at_its_best_point_of_the_setting_or_at_preset_and_best_point(tmp_path: Path) -> None:
-    """Its grid was run on SVHN, where two points are best by one measure each; on noisy data only the preset was."""
-    first, second, third = tuning.GRIDS["ditto-edges"][:3]
-    rows = [
-        json.loads(line("ditto-edges", point, "svhn", 0, value))
-        for point, value in (((), 0.5), (first, 0.8), (second, 0.7), (third, 0.6))
-    ]
-    rows[2]["edge_min"] = 0.75
-    rows.append(json.loads(line("ditto-edges", (), "noisy", 0, 0.5)))
-    assert going_on(tmp_path, rows, seed=29) == {
-        ("svhn", "ditto-edges", first),
-        ("svhn", "ditto-edges", second),
-        ("noisy", "ditto-edges", ()),
-        ("noisy", "ditto-edges", first),
-    }
+    """Its grid was run on SVHN at 0.1, where two points are best by one measure each; elsewhere only the preset was."""
+    first, second = tuning.GRIDS["ditto-edges"][:2]
+    found = complete(ditto_edges=0.6, fedper=0.55)
+    for one in found:
+        if one["method"] == "ditto-edges" and tuple(one["point"]) == first:
+            one["accuracy"] = 0.8
+        if (one["method"], one["setting"], tuple(one["point"])) == ("ditto-edges", "svhn-severe", second):
+            one["edge_min"] = 0.75
+    ditto = {job for job in going_on(tmp_path, found, "svhn-severe") if job[0] == "ditto-edges"}
+    assert ditto == {("ditto-edges", first), ("ditto-edges", second)}
+    ditto = {job for job in going_on(tmp_path, found, "noisy") if job[0] == "ditto-edges"}
+    assert ditto == {("ditto-edges", ()), ("ditto-edges", first)}
 
 
-def test_points_outside_the_grid_choose_nothing(tmp_path: Path) -> None:
-    rows = [
-        json.loads(line("local", ("task.rounds=1",), "svhn", 0, 0.9)),
-        json.loads(line("local", (), "svhn", 0, 0.5)),
-    ]
-    assert going_on(tmp_path, rows, seed=29) == {("svhn", "local", ())}
+def test_nothing_is_confirmed_before_all_that_chooses_has_been_run(tmp_path: Path) -> None:
+    tuned = tmp_path / "tuning.jsonl"
+    found = complete()
+    tuned.write_text("\n".join(map(json.dumps, found[:-1])), encoding="utf-8")
+    command = [sys.executable, tuning.__file__, "confirm", str(tmp_path / "x.jsonl"), "--tuned", str(tuned)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lacks 1 runs of seed 0, such as: " in done.stderr
+    assert not tuning.missing(found)
 
 
-def test_the_best_point_of_the_rivals_is_judged_and_the_control_is_shown_but_is_no_rival(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "confirmed.jsonl"
-    better = ("task.rounds=1",)
-    accuracy = {(confirmed.OURS, ()): 0.8, ("local", ()): 0.6, ("local", better): 0.7, (confirmed.CONTROL, ()): 0.9}
-    rows = [
-        line(method, point, setting, seed, value + 0.001 * seed)
-        for (method, point), value in accuracy.items()
+    accuracy = {confirmed.OURS: 0.8, "local": 0.7, confirmed.WIDE: 0.9}
+    runs = [
+        line(method, (), setting, seed, value)
+        for method, value in accuracy.items()
         for setting in tuning.SETTINGS
-        for seed in (20, 21)
+        for seed in range(20, 30)
     ]
-    file.write_text("\n".join(rows), encoding="utf-8")
+    file.write_text("\n".join(runs), encoding="utf-8")
     tuning.verdict(argparse.Namespace(file=file))
     told = capsys.readouterr().out
     assert "The claim holds: 18 ahead." in told
-    assert told.count("best of 2: local rounds=1 (2 seeds); control -10.00") == 18
+    assert told.count("best of 1: local (10 seeds); fedavg-ft-wide -10.00") == 18
