@@ -1,13 +1,14 @@
 """Tune every method with the same effort: as many points each, on the same seeds and settings.
 
-    python benchmarks/tuning.py run FILE [--points first|all] [--seeds 0] [--methods NAME ...] [--settings NAME ...]
-                                [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
+    python benchmarks/tuning.py run FILE [--points first|all|missing] [--seeds 0] [--methods NAME ...]
+                                [--settings NAME ...] [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
     python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]
     python benchmarks/tuning.py table FILE
     python benchmarks/tuning.py verdict FILE
 
 A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
-after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids.
+after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids, ``missing`` what
+``confirm`` still needs to know; the last takes two passes, as the first may show new rivals to be good.
 
 ``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` takes seeds 20 to 29 only; TUNING_FILE, which must be
 complete, says who is confirmed where and at which points. docs/decisions/0018-protocol.md says why, and by what rule
@@ -40,8 +41,9 @@ MADE = {WIDE: (CONTROLLED, "task.network.width=1.41"), ONE: (OURS, "method.perso
 network. Both say how much is owed to size."""
 RANKED_ON, GRIDS_ON = 0, ("svhn-severe", "fashion-mnist-severe")
 """The seed and the settings on which grids are run."""
-GO_ON = {"accuracy": 2, "edge_min": 1}
-"""By measure, how many rivals are confirmed in a setting."""
+GO_ON, FAR = {"accuracy": 3, "edge_min": 1}, 0.02
+"""By measure, how many rivals are confirmed in a setting; one by each where even the most accurate is so far behind
+ours."""
 
 
 def _grid(path: str, *values: object) -> list[tuple[str, ...]]:
@@ -154,16 +156,6 @@ def best_points(found: Iterable[dict[str, Any]]) -> dict[str, Point]:
     return best
 
 
-def missing(found: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the runs without which it is not known who is confirmed."""
-    done = {(row["method"], tuple(row["point"]), row["setting"]) for row in found if row["seed"] == RANKED_ON}
-    wanted: list[tuple[str, Point, str]] = [(method, (), setting) for method in GRIDS for setting in SETTINGS]
-    wanted += [(method, point, setting) for method, grid in GRIDS.items() for point in grid for setting in GRIDS_ON]
-    return [
-        " ".join([method, setting, *point]) for method, point, setting in wanted if (method, point, setting) not in done
-    ]
-
-
 class Ranking:
     """The runs of all points of all methods in one setting, on the seed that ranks."""
 
@@ -178,36 +170,63 @@ class Ranking:
         """Return the best point of a method."""
         return max(self.rows[method], key=lambda point: self.rows[method][point][measure])
 
-    def first(self, measure: str, count: int) -> list[tuple[str, Point]]:
-        """Return so many rivals with their best points, best first."""
-        top = {method: self.top(measure, method) for method in self.rows if method not in (OURS, KIN, *CONTROLS)}
-        order = sorted(top, key=lambda method: -self.rows[method][top[method]][measure])
-        return [(method, top[method]) for method in order[:count]]
+    def first(self, measure: str, count: int) -> list[str]:
+        """Return so many rivals, best first."""
+        rivals = [method for method in self.rows if method not in (OURS, KIN, *CONTROLS)]
+        return sorted(rivals, key=lambda method: -self.best(measure, method))[:count]
+
+    def best(self, measure: str, method: str) -> float:
+        """Return the number of a method at its best point."""
+        return float(self.rows[method][self.top(measure, method)][measure])
+
+    def picked(self) -> dict[str, list[str]]:
+        """Return the rivals that are confirmed, by the measures for which they are."""
+        (leader,) = self.first("accuracy", 1)
+        far = self.best("accuracy", leader) < self.rows[OURS][()]["accuracy"] - FAR
+        picked = {KIN: ["accuracy"]}
+        for measure, count in GO_ON.items():
+            for method in self.first(measure, 1 if far else count):
+                picked.setdefault(method, []).append(measure)
+        return picked
+
+
+def missing(found: Iterable[dict[str, Any]]) -> list[Job]:
+    """Return the runs without which it is not known who is confirmed, and at which points."""
+    found = list(found)
+    done = {Job(row["method"], tuple(row["point"]), row["setting"], row["seed"]) for row in found}
+    wanted = [Job(method, (), setting, RANKED_ON) for setting in SETTINGS for method in GRIDS]
+    wanted += [Job(m, point, setting, RANKED_ON) for setting in GRIDS_ON for m, grid in GRIDS.items() for point in grid]
+    if set(wanted) <= done:  # a rival that is picked by its preset may do better at the best point of its grid
+        best = best_points(found)
+        wanted = [
+            Job(method, best[method], setting, RANKED_ON)
+            for setting in SETTINGS
+            for method in Ranking(found, setting).picked()
+        ]
+    return [job for job in wanted if job not in done]
 
 
 def going_on(found: Iterable[dict[str, Any]]) -> Going:
     """Return by setting who is confirmed at which points: ours, its kin, the controls, and the best rivals.
 
-    A rival is ranked by the best of its points that were run in the setting, and confirmed at that one. Where its grid
-    was not run, it is confirmed at its preset and at its best point over the settings with grids.
+    A rival is ranked by the best of its points that were run in the setting, and confirmed at that one.
     """
     found = list(found)
-    best, going = best_points(found), {}
+    ours, going = best_points(found)[OURS], {}
     for setting in SETTINGS:
         here = Ranking(found, setting)
-        chosen = {OURS: [best[OURS]], ONE: [best[OURS]], WIDE: [here.top("accuracy", CONTROLLED)]}
-        rivals = [(KIN, here.top("accuracy", KIN))]
-        for measure, count in GO_ON.items():
-            rivals += here.first(measure, count)
-        for method, point in rivals:
-            also = [best[method]] if setting not in GRIDS_ON else []
-            chosen[method] = list(dict.fromkeys([*chosen.get(method, []), point, *also]))
-        going[setting] = chosen
+        going[setting] = {OURS: [ours], ONE: [ours], WIDE: [here.top("accuracy", CONTROLLED)]} | {
+            method: list(dict.fromkeys(here.top(measure, method) for measure in measures))
+            for method, measures in here.picked().items()
+        }
     return going
 
 
 def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterator[Job]:
     """Yield what is to be run, seed by seed and setting by setting, so that a part of it is of use."""
+    if options.what == "run" and options.points == "missing":
+        yield from missing(done.values())
+        return
     if options.what == "confirm":
         going = going_on(lines(options.tuned).values())
     else:
@@ -236,7 +255,10 @@ def run(options: argparse.Namespace) -> None:
         if options.tuned is None:
             raise SystemExit("--tuned: name the file of the runs that chose")
         if absent := missing(lines(options.tuned).values()):
-            raise SystemExit(f"{options.tuned} lacks {len(absent)} runs of seed {RANKED_ON}, such as: {absent[0]}")
+            raise SystemExit(
+                f"{options.tuned} lacks {len(absent)} runs, such as {absent[0].method} in {absent[0].setting}; "
+                f"first: benchmarks/tuning.py run {options.tuned} --points missing"
+            )
     began, todo = time.monotonic(), list(jobs(options, lines(options.file)))
     waiting, live = iter(todo), {}
     finished = 0
@@ -304,7 +326,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "confirm", "table", "verdict"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--tuned", type=Path)
-    parser.add_argument("--points", choices=("first", "all"), default="first")
+    parser.add_argument("--points", choices=("first", "all", "missing"), default="first")
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--methods", nargs="+", choices=[*GRIDS, *MADE], default=[*GRIDS, *MADE])
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
