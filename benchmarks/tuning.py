@@ -8,7 +8,7 @@
 
 A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
 after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every point of the grids, ``missing`` what
-``confirm`` still needs to know; the last takes two passes, as the first may show new rivals to be good.
+``confirm`` still needs to know; the last takes some passes, as one may show what the next has to run.
 
 ``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` takes seeds 20 to 29 only; TUNING_FILE, which must be
 complete, says who is confirmed where and at which points. docs/decisions/0018-protocol.md says why, and by what rule
@@ -179,10 +179,10 @@ class Ranking:
         """Return the number of a method at its best point."""
         return float(self.rows[method][self.top(measure, method)][measure])
 
-    def picked(self) -> dict[str, list[str]]:
-        """Return the rivals that are confirmed, by the measures for which they are."""
+    def picked(self, ours: Point) -> dict[str, list[str]]:
+        """Return the rivals that are confirmed beside ours at a point, with the measures for which they are."""
         (leader,) = self.first("accuracy", 1)
-        far = self.best("accuracy", leader) < self.rows[OURS][()]["accuracy"] - FAR
+        far = self.best("accuracy", leader) < self.rows[OURS][ours]["accuracy"] - FAR
         picked = {KIN: ["accuracy"]}
         for measure, count in GO_ON.items():
             for method in self.first(measure, 1 if far else count):
@@ -196,12 +196,14 @@ def missing(found: Iterable[dict[str, Any]]) -> list[Job]:
     done = {Job(row["method"], tuple(row["point"]), row["setting"], row["seed"]) for row in found}
     wanted = [Job(method, (), setting, RANKED_ON) for setting in SETTINGS for method in GRIDS]
     wanted += [Job(m, point, setting, RANKED_ON) for setting in GRIDS_ON for m, grid in GRIDS.items() for point in grid]
-    if set(wanted) <= done:  # a rival that is picked by its preset may do better at the best point of its grid
+    if set(wanted) <= done:
         best = best_points(found)
+        wanted = [Job(OURS, best[OURS], setting, RANKED_ON) for setting in SETTINGS]
+    if set(wanted) <= done:  # a rival that is picked by its preset may do better at the best point of its grid
         wanted = [
             Job(method, best[method], setting, RANKED_ON)
             for setting in SETTINGS
-            for method in Ranking(found, setting).picked()
+            for method in Ranking(found, setting).picked(best[OURS])
         ]
     return [job for job in wanted if job not in done]
 
@@ -217,7 +219,7 @@ def going_on(found: Iterable[dict[str, Any]]) -> Going:
         here = Ranking(found, setting)
         going[setting] = {OURS: [ours], ONE: [ours], WIDE: [here.top("accuracy", CONTROLLED)]} | {
             method: list(dict.fromkeys(here.top(measure, method) for measure in measures))
-            for method, measures in here.picked().items()
+            for method, measures in here.picked(ours).items()
         }
     return going
 

@@ -137,7 +137,7 @@ def table(file: Path) -> str:
     """Return the verdict, and a row for every setting and every control."""
     judged_parts = parts(read(file))
     if not judged_parts:
-        return "\nNot one of these runs has been made yet.\n\n"
+        return "\nNone of these runs has been done yet.\n\n"
     found = {(part.setting, part.measure): part for part in judged_parts}
     count = [part.seeds for part in judged_parts]
     head = f"{min(count)} to {max(count)} seeds" if min(count) < max(count) else f"{max(count)} seeds"
@@ -190,9 +190,9 @@ def _named(rival: tuple[str, Point]) -> str:
 
 def _without_ours(found: Sequence[Part]) -> str:
     """Return what holds in the settings that others drew."""
-    some = [part for part in found if part.setting not in DRAWN_BY_US]
-    good = sum(part.judged.word in ("level", "ahead") for part in some)
-    return f"Without `planted` and `noisy`, which we made, {good} of {len(some)} parts are level or ahead."
+    good = sum(part.judged.word in ("level", "ahead") for part in found if part.setting not in DRAWN_BY_US)
+    count = len(MEASURES) * (len(SETTINGS) - len(DRAWN_BY_US))
+    return f"Without `planted` and `noisy`, which we made, {good} of {count} parts are level or ahead."
 
 
 def _cells(part: Part | None) -> str:

@@ -140,6 +140,6 @@ def _trust(plus: Results) -> str:
         f"- Seeds 0 to {beyond.HELD_OUT - 1} were used to tune it. Verdict over later seeds alone: {held_out}.\n"
         "- The claim is about this table only. It leaves out personalized rivals such as `fedper`, `ditto-edges` and "
         "`fedavg-ft`. On SVHN at α = 0.1 these three were two points ahead of `fedbac-plus` (one seed).\n"
-        "- `fedbac-plus-2` is our answer to them. It is not confirmed yet: [what is known](docs/plus.md#fedbac-plus-2) "
-        "comes from seed 0, on which it was designed."
+        "- `fedbac-plus-2` is our answer to them. It is [not confirmed yet](docs/plus.md#fedbac-plus-2), and its "
+        "current version has been run on two of nine settings only."
     )
