@@ -2,15 +2,19 @@
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedbac.files import write_whole
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def save(figure: object, to: Path, results: Path) -> None:
-    """Write a figure of matplotlib with the mark of its results."""
+
+def save(figure: "Figure", to: Path, results: Path) -> None:
+    """Write a figure with the mark of its results."""
     from fedbac.report import canvas
 
-    canvas.save(figure, to)  # type: ignore[arg-type]
+    canvas.save(figure, to)
     write_whole(to, to.read_text(encoding="utf-8").replace("</svg>", f"<!-- {_mark(results)} -->\n</svg>"))
 
 
