@@ -299,7 +299,7 @@ def texts() -> dict[Path, str]:
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(
             DOCS / "plus.md",
-            rivals.presets(RESULTS / "rivals" / "tuning.jsonl"),
+            rivals.best_points(RESULTS / "rivals" / "tuning.jsonl"),
             confirmed.table(ROOT / confirmed.KEPT),
         ),
         DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
@@ -322,9 +322,10 @@ def stale() -> list[Path]:
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
     figures = (path.with_suffix(".svg") for path in kept if f"]({path.stem}.svg)" in path.read_text(encoding="utf-8"))
-    for kept_in, drawn in ((ROOT / demo.KEPT, ROOT / demo.FIGURE), (ROOT / confirmed.KEPT, ROOT / confirmed.FIGURE)):
-        if kept_in.exists() and not marks.current(drawn, kept_in):
-            old.append(drawn)
+    drawn_from = {ROOT / demo.FIGURE: ROOT / demo.KEPT}
+    if confirmed.complete(confirmed.read(ROOT / confirmed.KEPT)):
+        drawn_from[ROOT / confirmed.FIGURE] = ROOT / confirmed.KEPT
+    old += [drawn for drawn, kept_in in drawn_from.items() if kept_in.exists() and not marks.current(drawn, kept_in)]
     pictures = {DOCS / "images" / name: data for _, found in books().values() for name, data in found.items()}
     old += [path for path, data in pictures.items() if not path.exists() or path.read_bytes() != data]
     return old + [path for path in figures if not path.exists()]

@@ -104,7 +104,7 @@ def parts(found: Sequence[dict[str, Any]]) -> list[Part]:
                 continue
             best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
             word = judged([ours[seed] - rivals[best][seed] for seed in seeds], margin)
-            if len(seeds) < SEEDS - sum(setting == where for where, _ in UNUSED):
+            if len(seeds) < _wanted(setting):
                 word = word._replace(word="too few seeds")
             controls = {
                 method: float(np.mean([ours[seed] - value for seed, value in by.items() if seed in ours]))
@@ -128,6 +128,23 @@ def claim(found: Sequence[Part]) -> str:
     return f"The claim {whole}: {', '.join(f'{words.count(word)} {word}' for word in dict.fromkeys(words))}."
 
 
+def complete(found: Iterable[dict[str, Any]]) -> bool:
+    """Say whether ours has been run on all seeds of all settings."""
+    seeds = defaultdict(set)
+    for row in found:
+        if row["method"] == OURS:
+            seeds[row["setting"]].add(row["seed"])
+    return all(len(seeds[setting]) == _wanted(setting) for setting in SETTINGS)
+
+
+def in_short(file: Path) -> str:
+    """Return how the test ended, or how far it has come, in one sentence."""
+    found = read(file)
+    if complete(found):
+        return claim(parts(found))
+    return f"The test is not complete: {len(found)} runs are done, and none is judged before all are."
+
+
 def read(file: Path) -> list[dict[str, Any]]:
     """Return the runs of a file, none where there is no file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
@@ -135,9 +152,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def table(file: Path) -> str:
     """Return the verdict, and a row for every setting and every control."""
-    judged_parts = parts(read(file))
-    if not judged_parts:
-        return "\nNone of these runs has been done yet.\n\n"
+    if not complete(runs := read(file)):
+        return f"\n{in_short(file)}\n\n"
+    judged_parts = parts(runs)
     found = {(part.setting, part.measure): part for part in judged_parts}
     count = [part.seeds for part in judged_parts]
     head = f"{min(count)} to {max(count)} seeds" if min(count) < max(count) else f"{max(count)} seeds"
@@ -179,6 +196,11 @@ def draw(file: Path, figure: Path) -> None:
     }
     margins = {MEASURES[measure]: margin for measure, margin in MARGINS.items()}
     marks.save(differences(shown, margins), figure, file)
+
+
+def _wanted(setting: str) -> int:
+    """Return on how many seeds a setting is judged."""
+    return SEEDS - sum(setting == where for where, _ in UNUSED)
 
 
 def _named(rival: tuple[str, Point]) -> str:

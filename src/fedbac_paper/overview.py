@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedbac_paper import confirmed
 from fedbac_paper.artefacts import ARTEFACTS, beyond
 from fedbac_paper.artefacts.ablation import IFCA_EACH, SINGLETONS
 from fedbac_paper.claims import by_id
@@ -97,7 +98,7 @@ def main_result(results_folder: Path) -> str:
         "",
         main_table(results, plus),
         "",
-        *([] if plus is None else [_trust(plus), ""]),
+        *([] if plus is None else [_trust(plus, results_folder), ""]),
     ]
     if read_results("figure-convergence", results_folder) is not None:
         parts += ["![Accuracy over the rounds](docs/reproduce/figure-convergence.svg)", ""]
@@ -128,7 +129,7 @@ def main_table(results: Results, plus: Results | None = None) -> str:
     return f"{text}\n\n{FEW_SEEDS} fewer than {FEWEST_SEEDS} seeds so far" if FEW_SEEDS in text else text
 
 
-def _trust(plus: Results) -> str:
+def _trust(plus: Results, results_folder: Path) -> str:
     """Return how far the row of fedbac-plus is to be trusted: the verdicts by all seeds, and by those not tuned on."""
     claims = by_id(beyond.claims(plus))
     every_seed = in_short(claims[beyond.MATCHES_THE_BEST].verdict)
@@ -140,6 +141,7 @@ def _trust(plus: Results) -> str:
         f"- Seeds 0 to {beyond.HELD_OUT - 1} were used to tune it. Verdict over later seeds alone: {held_out}.\n"
         "- The claim is about this table only. It leaves out personalized rivals such as `fedper`, `ditto-edges` and "
         "`fedavg-ft`. On SVHN at α = 0.1 these three were two points ahead of `fedbac-plus` (one seed).\n"
-        "- `fedbac-plus-2` is our answer to them. It is [not confirmed yet](docs/plus.md#fedbac-plus-2), and its "
-        "current version has been run on two of nine settings only."
+        "- `fedbac-plus-2` is our answer to them. [A protocol](docs/decisions/0018-protocol.md) tests on ten new seeds "
+        "whether it is at least level with the best rival in all of nine settings. "
+        f"[{confirmed.in_short(results_folder / confirmed.KEPT.relative_to('results'))}](docs/plus.md#confirmation)"
     )

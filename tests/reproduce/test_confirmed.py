@@ -18,6 +18,10 @@ def of(method: str, accuracy: float, seeds: range = range(20, 30), **where: Any)
     return [row(method, seed, accuracy, **where) for seed in seeds]
 
 
+def seeds(setting: str) -> range:
+    return range(21, 30) if setting == "planted" else range(20, 30)
+
+
 @pytest.mark.parametrize(
     ("differences", "word"),
     [
@@ -70,11 +74,22 @@ def test_the_claim_holds_if_no_part_is_missing_or_short_of_seeds_or_worse_than_l
     assert confirmed.claim(parts) == f"The claim {verdict}."
 
 
+def test_nothing_is_told_before_ours_has_been_run_on_all_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "confirmed.jsonl"
+    assert "0 runs are done" in confirmed.table(file)
+    runs = [row_ for setting in confirmed.SETTINGS for row_ in of(confirmed.OURS, 0.8, seeds(setting), setting=setting)]
+    file.write_text("\n".join(map(json.dumps, runs[1:])), encoding="utf-8")
+    assert confirmed.table(file).strip() == confirmed.in_short(file)
+    assert f"{len(runs) - 1} runs are done, and none is judged" in confirmed.in_short(file)
+    file.write_text("\n".join(map(json.dumps, runs)), encoding="utf-8")
+    assert confirmed.in_short(file) == "The claim is not clear: 18 not run."
+
+
 def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path: Path) -> None:
     file, figure = tmp_path / "confirmed.jsonl", tmp_path / "rivals.svg"
-    assert "has been done yet" in confirmed.table(file)
-    runs = [*of(confirmed.OURS, 0.8), *of("local", 0.7), *of(confirmed.OURS, 0.8, setting="noisy"), *of("local", 0.7)]
-    file.write_text("\n".join(map(json.dumps, [*runs, *of("local", 0.75, setting="noisy")])), encoding="utf-8")
+    runs = [row_ for setting in confirmed.SETTINGS for row_ in of(confirmed.OURS, 0.8, seeds(setting), setting=setting)]
+    runs += [*of("local", 0.7), *of("local", 0.75, setting="noisy")]
+    file.write_text("\n".join(map(json.dumps, runs)), encoding="utf-8")
     page = confirmed.table(file)
     assert "**The claim is not clear: 4 ahead, 14 not run.** (10 seeds)" in page
     assert "Without `planted` and `noisy`, which we made, 2 of 14 parts are level or ahead." in page
