@@ -201,6 +201,19 @@ def test_scores_are_those_of_the_models_at_that_point() -> None:
         assert record["accuracy_global"] == pytest.approx(sum(everywhere) / 4), "all edges hold 15 test examples"
 
 
+@pytest.mark.parametrize("point", POINTS)
+def test_accuracy_on_all_test_data_is_measured_only_when_it_is_due(point: str) -> None:
+    clustering = Scripted(num_clusters=4, script=((0, 1, 2, 3), (1, 0, 0, 2)))
+    method = Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct"))
+    always, sometimes = (
+        play(method, DATA, SHARDS, training=PLAIN_SGD, evaluation=Evaluation(point=point, global_every=every)).records
+        for every in (1, 2)
+    )
+    assert [record["accuracy_global"] is None for record in sometimes] == [True, False, False], "due, and the last"
+    assert without(sometimes[1:]) == without(always[1:])
+    assert without(sometimes, "accuracy_global") == without(always, "accuracy_global")
+
+
 # ------------------------------------------------------------------------------------------ clusters that merge
 
 

@@ -205,6 +205,9 @@ class Evaluation(Settings):
     """The final accuracy is the mean over this many last rounds."""
     target_patience: Rounds = 3
     """A target counts as reached in the first of this many consecutive rounds at or above it."""
+    global_every: Rounds = 1
+    """``accuracy_global`` is measured in every so manyth round and in the last. It takes each cluster's model over all
+    test data, which with many clusters can cost more than training."""
 
 
 class Experiment(Settings):

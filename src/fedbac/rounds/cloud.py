@@ -111,7 +111,7 @@ class Round:
         shown = after if self.experiment.evaluation.point == "post_reassign" else trained
         record = {
             "round": after.round,
-            **score(self.experiment, self.members, self.edges, judged(self.experiment, self.members, shown), reports),
+            **self._score(shown, reports),
             "loss": _mean_loss(self.sites, reports),
             "notes": self._notes(after),
             "gaps": None if gaps is None else written_gaps(gaps),
@@ -131,6 +131,10 @@ class Round:
             "seconds": time.perf_counter() - began,
         }
         return record, after
+
+    def _score(self, shown: State, reports: Sequence[TrainReport]) -> dict[str, Any]:
+        networks = judged(self.experiment, self.members, shown)
+        return score(self.experiment, self.members, self.edges, self.moment, networks, reports)
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
         return evidence_of(self.experiment, self.members, state, round_, readings)

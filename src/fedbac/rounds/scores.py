@@ -11,6 +11,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.parts import Parts, judged_parts, measured_parts
+from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
@@ -20,7 +21,7 @@ from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted
 
 
 def score(
-    experiment: Experiment, members: Members, edges: Edges, state: State, reports: Sequence[TrainReport]
+    experiment: Experiment, members: Members, edges: Edges, moment: Moment, state: State, reports: Sequence[TrainReport]
 ) -> dict[str, Any]:
     """Return the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
     scheme, sites = experiment.method.personalization, members.sites
@@ -44,6 +45,9 @@ def score(
     else:
         models = {part: state.parts[part] for part in measured}
         rows_M = np.array([[int(own[part].owner_R[0]) for part in measured] for own in held])
+    if moment.round % experiment.evaluation.global_every and moment.round < moment.num_rounds:
+        own = [compact(models, dict(zip(models, row_M[:, None], strict=True))) for row_M in rows_M]
+        return _score_apart(sites, edges, [bank for bank, _ in own], [rows for _, rows in own])
     return _score_sites(sites, edges, models, rows_M)
 
 
@@ -65,7 +69,7 @@ def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: Int
 def _score_apart(
     sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
 ) -> dict[str, Any]:
-    """Judge every edge by the model of its site, which nobody else may have."""
+    """Judge every edge by the model of its site, and by no other."""
     orders = [
         MeasureOrder(m, bank, (Wanted({part: row_N[:1] for part, row_N in rows_.items()}, "test", by="edge"),))
         for m, (bank, rows_) in enumerate(zip(banks, rows, strict=True))
