@@ -126,8 +126,8 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
     method, *made = MADE.get(job.method, (job.method,))
     began = time.time()
     run = fedbac.run(
-        method, task, seed=job.seed, settings=[*common, *made, *SPARING, *extra, *job.point], device=device, data_folder=data,
-        workers=1 if device == "cpu" else None, progress=False,
+        method, task, seed=job.seed, settings=[*common, *made, *SPARING, *extra, *job.point], device=device,
+        data_folder=data, workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters", "bytes_total")}
     last = run.records[-1]
