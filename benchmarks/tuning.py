@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py run FILE [--points first|all|missing] [--seeds 0] [--methods NAME ...]
                                 [--settings NAME ...] [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
-    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]
+    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]   # and planned.jsonl
     python benchmarks/tuning.py table FILE
     python benchmarks/tuning.py verdict FILE
 
@@ -249,6 +249,17 @@ def jobs(options: argparse.Namespace, done: dict[Job, dict[str, Any]]) -> Iterat
                         yield job
 
 
+def keep_plan(options: argparse.Namespace) -> None:
+    """Write down all runs that are to be confirmed, or see that they are still the same."""
+    everything = {"seeds": SEEDS["confirm"], "settings": list(SETTINGS), "methods": [*GRIDS, *MADE]}
+    planned = list(jobs(argparse.Namespace(**vars(options) | everything), {}))
+    file = options.file.with_name(confirmed.PLANNED)
+    if not file.exists():
+        file.write_text("".join(json.dumps(job._asdict()) + "\n" for job in planned), encoding="utf-8")
+    elif set(lines(file)) != set(planned):
+        raise SystemExit(f"{options.tuned} asks for other runs than {file}, which was written before the first of them")
+
+
 def run(options: argparse.Namespace) -> None:
     """Run what is left, several at a time, until the limit."""
     allowed = SEEDS[options.what]
@@ -263,6 +274,7 @@ def run(options: argparse.Namespace) -> None:
                 f"{options.tuned} lacks {len(absent)} runs, such as {absent[0].method} in {absent[0].setting}; "
                 f"first: benchmarks/tuning.py run {options.tuned} --points missing"
             )
+        keep_plan(options)
     began, todo = time.monotonic(), list(jobs(options, lines(options.file)))
     waiting, live = iter(todo), {}
     finished = 0

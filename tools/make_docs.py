@@ -323,7 +323,7 @@ def stale() -> list[Path]:
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.
     figures = (path.with_suffix(".svg") for path in kept if f"]({path.stem}.svg)" in path.read_text(encoding="utf-8"))
     drawn_from = {ROOT / demo.FIGURE: ROOT / demo.KEPT}
-    if confirmed.complete(confirmed.read(ROOT / confirmed.KEPT)):
+    if confirmed.missing(ROOT / confirmed.KEPT) == 0:
         drawn_from[ROOT / confirmed.FIGURE] = ROOT / confirmed.KEPT
     old += [drawn for drawn, kept_in in drawn_from.items() if kept_in.exists() and not marks.current(drawn, kept_in)]
     pictures = {DOCS / "images" / name: data for _, found in books().values() for name, data in found.items()}

@@ -18,6 +18,8 @@ from scipy.special import stdtrit
 from fedbac_paper import marks
 
 KEPT, FIGURE = Path("results/rivals/confirmed.jsonl"), Path("docs/images/rivals.svg")
+PLANNED = "planned.jsonl"
+"""Beside the runs, the file that names all that are to be done."""
 OURS, KIN = "fedbac-plus-2", "fedbac-plus"
 """Our method, and our earlier one, which counts as a rival."""
 WIDE, ONE = "fedavg-ft-wide", "fedbac-plus-2-one"
@@ -128,21 +130,21 @@ def claim(found: Sequence[Part]) -> str:
     return f"The claim {whole}: {', '.join(f'{words.count(word)} {word}' for word in dict.fromkeys(words))}."
 
 
-def complete(found: Iterable[dict[str, Any]]) -> bool:
-    """Say whether ours has been run on all seeds of all settings."""
-    seeds = defaultdict(set)
-    for row in found:
-        if row["method"] == OURS:
-            seeds[row["setting"]].add(row["seed"])
-    return all(len(seeds[setting]) == _wanted(setting) for setting in SETTINGS)
+def missing(file: Path) -> int | None:
+    """Return how many planned runs are not in a file yet; None before there is a plan."""
+    planned = {_named_run(row) for row in read(file.with_name(PLANNED))}
+    return len(planned - {_named_run(row) for row in read(file)}) if planned else None
 
 
 def in_short(file: Path) -> str:
-    """Return how the test ended, or how far it has come, in one sentence."""
-    found = read(file)
-    if complete(found):
-        return claim(parts(found))
-    return f"The test is not complete: {len(found)} runs are done, and none is judged before all are."
+    """Return how the test ended, or how far it has come, in a sentence or two."""
+    left = missing(file)
+    if left == 0:
+        return claim(parts(read(file)))
+    if left is None:
+        return "The test has not begun."
+    planned = len(read(file.with_name(PLANNED)))
+    return f"The test is not complete: {planned - left} of {planned} runs are done. Nothing is judged before all are."
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -152,9 +154,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 def table(file: Path) -> str:
     """Return the verdict, and a row for every setting and every control."""
-    if not complete(runs := read(file)):
+    if missing(file) != 0:
         return f"\n{in_short(file)}\n\n"
-    judged_parts = parts(runs)
+    judged_parts = parts(read(file))
     found = {(part.setting, part.measure): part for part in judged_parts}
     count = [part.seeds for part in judged_parts]
     head = f"{min(count)} to {max(count)} seeds" if min(count) < max(count) else f"{max(count)} seeds"
@@ -201,6 +203,10 @@ def draw(file: Path, figure: Path) -> None:
 def _wanted(setting: str) -> int:
     """Return on how many seeds a setting is judged."""
     return SEEDS - sum(setting == where for where, _ in UNUSED)
+
+
+def _named_run(row: Mapping[str, Any]) -> tuple[str, Point, str, int]:
+    return row["method"], tuple(row["point"]), row["setting"], row["seed"]
 
 
 def _named(rival: tuple[str, Point]) -> str:

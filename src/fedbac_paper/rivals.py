@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.presets.methods import METHODS
-from fedbac_paper.confirmed import OURS, SETTINGS, read
+from fedbac_paper.confirmed import CONTROLS, OURS, SETTINGS, read
 
 LABELS = dict(zip(SETTINGS, (
     "CIFAR-10, α = 0.5", "0.1", "SVHN, 0.5", "0.1", "Fashion-MNIST, 0.5", "0.1", "0.5, per class", "planted", "noisy",
@@ -14,14 +14,16 @@ NOT_RUN = "–"
 
 
 def best_points(file: Path, seed: int = 0) -> str:
-    """Return a table of all methods: mean over edges / worst edge, in percent, for one seed.
+    """Return a table of all methods and controls: mean over edges / worst edge, in percent, for one seed.
 
     A method is shown with the best of its points that were run in a setting, ours with the same one everywhere.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in read(file):
-        key = f"`{row['method']}`", row["setting"]
-        counts = row["seed"] == seed and row["method"] in METHODS and not (row["method"] == OURS and row["point"])
+        method = row["method"]
+        key = CONTROLS.get(method, f"`{method}`"), row["setting"]
+        shown = method in CONTROLS or (method in METHODS and not (method == OURS and row["point"]))
+        counts = shown and row["seed"] == seed
         if counts and row["accuracy"] > found.get(key, {"accuracy": -1})["accuracy"]:
             found[key] = row
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))

@@ -26,6 +26,11 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     ]
     file.write_text("\n".join(rows), encoding="utf-8")
     told = [row.split(" | ") for row in rivals.best_points(file).strip().splitlines()]
-    assert [row[0] for row in told[2:]] == ["| `ditto-edges`", "| `fedbac-plus-2`", "| `local`"]
-    assert [row[1] for row in told[2:]] == ["**75.0** / 50.0", "70.0 / 45.0", "62.5 / 37.5"]
-    assert [row[-1] for row in told[2:]] == ["– |", "– |", "**62.5** / 37.5 |"]
+    assert [row[0] for row in told[2:]] == [
+        "| `ditto-edges`",
+        "| `fedavg-ft`, a network of twice the weights",
+        "| `fedbac-plus-2`",
+        "| `local`",
+    ]
+    assert [row[1] for row in told[2:]] == ["–", "**75.0** / 50.0", "70.0 / 45.0", "62.5 / 37.5"]
+    assert [row[-1] for row in told[2:]] == ["**75.0** / 50.0 |", "– |", "– |", "62.5 / 37.5 |"]

@@ -132,6 +132,24 @@ def test_nothing_is_confirmed_before_all_that_chooses_has_been_run(tmp_path: Pat
     assert not tuning.missing(found)
 
 
+def test_the_plan_is_written_before_the_first_run_and_holds(tmp_path: Path) -> None:
+    tuned, file = tmp_path / "tuning.jsonl", tmp_path / "confirmed.jsonl"
+    found = complete(local=0.6)
+    tuned.write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
+    options = argparse.Namespace(
+        what="confirm", file=file, tuned=tuned, seeds=[20], settings=["noisy"], methods=["local"]
+    )
+    tuning.keep_plan(options)
+    planned = tuning.lines(tmp_path / confirmed.PLANNED)
+    assert tuning.Job("local", (), "noisy", 29) in planned
+    assert sum(job.method == confirmed.OURS for job in planned) == 10 * len(tuning.SETTINGS) - 1, "one seed of planted"
+    tuning.keep_plan(options)
+    found = complete(local=0.5, fedper=0.8)
+    tuned.write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
+    with pytest.raises(SystemExit, match="asks for other runs"):
+        tuning.keep_plan(options)
+
+
 def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "confirmed.jsonl"
     accuracy = {confirmed.OURS: 0.8, "local": 0.7, confirmed.WIDE: 0.9}
