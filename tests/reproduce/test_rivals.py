@@ -27,8 +27,8 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     file.write_text("\n".join(rows), encoding="utf-8")
     told = [row.split(" | ") for row in rivals.best_points(file).strip().splitlines()]
     assert [row[0] for row in told[2:]] == [
-        "| `ditto-edges`",
         "| `fedavg-ft`, a network of twice the weights",
+        "| `ditto-edges`",
         "| `fedbac-plus-2`",
         "| `local`",
     ]
