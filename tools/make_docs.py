@@ -297,11 +297,8 @@ def texts() -> dict[Path, str]:
         ),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
-        DOCS / "plus.md": block(
-            DOCS / "plus.md",
-            rivals.best_points(RESULTS / "rivals" / "tuning.jsonl"),
-            confirmed.table(ROOT / confirmed.KEPT),
-        ),
+        DOCS / "plus.md": block(DOCS / "plus.md", confirmed.table(ROOT / confirmed.KEPT)),
+        DOCS / "rivals.md": block(DOCS / "rivals.md", rivals.best_points(RESULTS / "rivals" / "tuning.jsonl")),
         DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
