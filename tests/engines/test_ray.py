@@ -65,7 +65,13 @@ def cluster() -> Iterator[Any]:
         warnings.simplefilter("ignore")
         from ray.cluster_utils import Cluster
 
-        nodes = Cluster(initialize_head=True, head_node_args=node | {"_system_config": WATCHFUL})
+        for patience in (2, 1, 0):
+            try:
+                nodes = Cluster(initialize_head=True, head_node_args=node | {"_system_config": WATCHFUL})
+                break
+            except RuntimeError:  # Ray waits for its own processes for a few seconds, too few on a busy machine
+                if not patience:
+                    raise
         nodes.add_node(**node)
         yield nodes
         import ray

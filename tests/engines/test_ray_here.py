@@ -14,6 +14,7 @@ import pytest
 
 from fedbac.config.experiment import Runtime
 from fedbac.data import toy
+from fedbac.errors import EngineError
 from fedbac.federation import assemble
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
@@ -117,3 +118,19 @@ def test_where_ray_listens_to_all_it_is_said(
         with caplog.at_level(logging.WARNING, "fedbac"):
             join(HERE)
         assert ("listens on all networks" in caplog.text) == warned
+
+
+def test_a_ray_that_does_not_start_is_told_in_a_sentence(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedbac.engines.ray import join
+
+    def busy(**_: Any) -> None:
+        raise RuntimeError("Timed out waiting for file gcs_server_port")
+
+    monkeypatch.setattr(here, "is_initialized", lambda: False)
+    monkeypatch.setattr(here, "init", busy)
+    with pytest.raises(
+        EngineError, match=r"^runtime.engine: Ray did not start on this machine: Timed out .* less busy"
+    ):
+        join(HERE)
+    with pytest.raises(EngineError, match=r"^runtime.address: no Ray cluster at 'there:1'"):
+        join(HERE.model_copy(update={"address": "there:1"}))

@@ -49,8 +49,13 @@ def join(runtime: Runtime) -> bool:
                 configure_logging=False,
                 include_dashboard=False,
             )
-    except (ConnectionError, RayError, ValueError) as error:
-        raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        if runtime.address:
+            raise EngineError(f"runtime.address: no Ray cluster at {runtime.address!r}: {error}") from error
+        raise EngineError(
+            f"runtime.engine: Ray did not start on this machine: {error}. Try again when it is less busy, or use "
+            "--engine simulator."
+        ) from error
     if not runtime.address and not ip_address(ray.util.get_node_ip_address()).is_loopback:
         log.warning("Ray listens on all networks of this machine; see docs/scale.md for how to keep strangers out.")
     return True
