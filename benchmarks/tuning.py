@@ -2,7 +2,7 @@
 
     python benchmarks/tuning.py run FILE [--points first|all|missing] [--seeds 0] [--methods NAME ...]
                                 [--settings NAME ...] [--limit SECONDS] [--processes 8] [--device cuda] [--data FOLDER]
-    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]   # and planned.jsonl
+    python benchmarks/tuning.py confirm FILE --tuned TUNING_FILE [the same options but --points]
     python benchmarks/tuning.py table FILE
     python benchmarks/tuning.py verdict FILE
 
@@ -11,7 +11,8 @@ after ``--limit`` seconds. ``first`` runs the presets as they are, ``all`` every
 ``confirm`` still needs to know; the last takes some passes, as one may show what the next has to run.
 
 ``run`` chooses, and takes seeds 0 to 11 only. ``confirm`` takes seeds 20 to 29 only; TUNING_FILE, which must be
-complete, says who is confirmed where and at which points. docs/decisions/0018-protocol.md says why, and by what rule
+complete, says who is confirmed where and at which points. All these runs are named in planned.jsonl, which the first
+pass writes beside FILE and later ones compare with. docs/decisions/0018-protocol.md says why, and by what rule
 ``verdict`` judges.
 """
 
@@ -98,8 +99,6 @@ SETTINGS |= {
     "per-class": ("fashion-mnist", (*CALIBRATED["fashion-mnist"], PER_CLASS)),
 }
 """By name: the task and what is set for every method alike."""
-SPARING = ("evaluation.global_every=1000",)
-"""Saves measurements that nobody reads here."""
 
 
 Going = Mapping[str, Mapping[str, Sequence[Point]]]
@@ -124,9 +123,10 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
     torch.set_num_threads(1)
     task, common = SETTINGS[job.setting]
     method, *made = MADE.get(job.method, (job.method,))
+    spared = "evaluation.global_every=1000"  # nobody reads that accuracy here
     began = time.time()
     run = fedbac.run(
-        method, task, seed=job.seed, settings=[*common, *made, *SPARING, *extra, *job.point], device=device,
+        method, task, seed=job.seed, settings=[*common, *made, spared, *extra, *job.point], device=device,
         data_folder=data, workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters", "bytes_total")}
@@ -257,7 +257,7 @@ def keep_plan(options: argparse.Namespace) -> None:
     if not file.exists():
         file.write_text("".join(json.dumps(job._asdict()) + "\n" for job in planned), encoding="utf-8")
     elif set(lines(file)) != set(planned):
-        raise SystemExit(f"{options.tuned} asks for other runs than {file}, which was written before the first of them")
+        raise SystemExit(f"{options.tuned} asks for other runs than {file}: they may not change any more")
 
 
 def run(options: argparse.Namespace) -> None:

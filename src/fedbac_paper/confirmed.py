@@ -132,8 +132,8 @@ def claim(found: Sequence[Part]) -> str:
 
 def missing(file: Path) -> int | None:
     """Return how many planned runs are not in a file yet; None before there is a plan."""
-    planned = {_named_run(row) for row in read(file.with_name(PLANNED))}
-    return len(planned - {_named_run(row) for row in read(file)}) if planned else None
+    planned = {_key(row) for row in read(file.with_name(PLANNED))}
+    return len(planned - {_key(row) for row in read(file)}) if planned else None
 
 
 def in_short(file: Path) -> str:
@@ -205,7 +205,7 @@ def _wanted(setting: str) -> int:
     return SEEDS - sum(setting == where for where, _ in UNUSED)
 
 
-def _named_run(row: Mapping[str, Any]) -> tuple[str, Point, str, int]:
+def _key(row: Mapping[str, Any]) -> tuple[str, Point, str, int]:
     return row["method"], tuple(row["point"]), row["setting"], row["seed"]
 
 

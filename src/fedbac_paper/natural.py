@@ -18,7 +18,7 @@ from fedbac.models import UserNetwork
 CONTEXT = 32
 """Characters before the one to be told."""
 STRIDE = 3
-"""Every so manyth character is to be told: neighbours say much the same."""
+"""One in this many characters is to be told: neighbours say much the same."""
 SPLITS = (0.7, 0.8)
 """Where in a role's text validation begins, and where the test does."""
 

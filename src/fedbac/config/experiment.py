@@ -206,7 +206,7 @@ class Evaluation(Settings):
     target_patience: Rounds = 3
     """A target counts as reached in the first of this many consecutive rounds at or above it."""
     global_every: Rounds = 1
-    """``accuracy_global`` is measured in every so manyth round and in the last. It takes each cluster's model over all
+    """``accuracy_global`` is measured once in this many rounds, and in the last. It tests each cluster's model on all
     test data, which with many clusters can cost more than training."""
 
 
