@@ -52,6 +52,7 @@ DOCS, RESULTS = ROOT / "docs", ROOT / "results"
 GENERATED = ("settings", "methods", "reproduce")
 """Folders of docs/ that hold nothing but generated pages."""
 SPEED = RESULTS / "performance"
+TUNED = RESULTS / "rivals" / "tuning.jsonl"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
 Group = tuple[str, type[Settings]]
@@ -298,7 +299,9 @@ def texts() -> dict[Path, str]:
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(DOCS / "plus.md", confirmed.table(ROOT / confirmed.KEPT)),
-        DOCS / "rivals.md": block(DOCS / "rivals.md", rivals.best_points(RESULTS / "rivals" / "tuning.jsonl")),
+        DOCS / "rivals.md": block(
+            DOCS / "rivals.md", rivals.best_points(TUNED), rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl")
+        ),
         DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
         DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),

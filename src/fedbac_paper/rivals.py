@@ -11,6 +11,8 @@ LABELS = dict(zip(SETTINGS, (
 ), strict=True))  # fmt: skip
 """The settings in the head of a wide table."""
 NOT_RUN = "–"
+YARDSTICK = "hierfavg"
+"""The method whose total bytes others are compared with."""
 
 
 def best_points(file: Path, seed: int = 0) -> str:
@@ -35,6 +37,31 @@ def best_points(file: Path, seed: int = 0) -> str:
     for method in methods:
         cells = [_cell(found.get((method, setting)), best[setting]) for setting in LABELS]
         lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(["", *lines, "", ""])
+
+
+def cost(*files: Path, seed: int = 0) -> str:
+    """Return a table of the bytes that ours moves in a run, as a multiple of what the yardstick moves in that setting.
+
+    A run that a later file has again counts as that file has it: the first runs did not keep their bytes.
+    """
+    moved = {
+        (row["method"], row["setting"]): row["bytes_total"]
+        for file in files
+        for row in read(file)
+        if row["seed"] == seed and not row["point"] and "bytes_total" in row
+    }
+    times = {
+        setting: moved[OURS, setting] / moved[YARDSTICK, setting]
+        for setting in LABELS
+        if (OURS, setting) in moved and (YARDSTICK, setting) in moved
+    }
+    cells = [f"{times[setting]:.1f}×" if setting in times else NOT_RUN for setting in LABELS]
+    lines = [
+        f"| | {' | '.join(LABELS.values())} |",
+        "|---" * (len(LABELS) + 1) + "|",
+        f"| `{OURS}` | {' | '.join(cells)} |",
+    ]
     return "\n".join(["", *lines, "", ""])
 
 

@@ -34,3 +34,23 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     ]
     assert [row[1] for row in told[2:]] == ["–", "**75.0** / 50.0", "70.0 / 45.0", "62.5 / 37.5"]
     assert [row[-1] for row in told[2:]] == ["**75.0** / 50.0 |", "– |", "– |", "62.5 / 37.5 |"]
+
+
+def moved(method: str, setting: str, bytes_total: int | None, seed: int = 0, point: tuple[str, ...] = ()) -> str:
+    row = json.loads(line(method, setting, 0.5, seed, point))
+    return json.dumps(row if bytes_total is None else row | {"bytes_total": bytes_total})
+
+
+def test_the_cost_is_a_multiple_of_the_yardstick_s_bytes_with_the_defaults_on_one_seed(tmp_path: Path) -> None:
+    first, again = tmp_path / "tuning.jsonl", tmp_path / "bytes.jsonl"
+    rows = [
+        moved("hierfavg", "cifar10", None),
+        moved("fedbac-plus-2", "cifar10", 500),
+        moved("fedbac-plus-2", "cifar10", 900, point=("method.sharing=apart",)),
+        moved("fedbac-plus-2", "cifar10", 800, seed=1),
+        moved("fedbac-plus-2", "svhn", 700),
+    ]
+    first.write_text("\n".join(rows), encoding="utf-8")
+    again.write_text(moved("hierfavg", "cifar10", 200), encoding="utf-8")
+    cells = rivals.cost(first, again).strip().splitlines()[-1].strip("| ").split(" | ")
+    assert cells == ["`fedbac-plus-2`", "2.5×", *["–"] * 8]
