@@ -86,6 +86,12 @@ class Link:
         twins = {part for part in passing if scheme.parts[part].returns_as in passing}
         return {"down": passing & moved, "up": (passing & moving) - twins}
 
+    def again(self) -> "Link":
+        """Return a link like this one that has counted nothing; what passes it and what that costs is known already."""
+        link = Link(self.tier, self._scheme, self._moment, self.codecs)
+        link.passing, link._row_bytes = self.passing, self._row_bytes
+        return link
+
     def send(
         self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
     ) -> Parts:

@@ -8,6 +8,7 @@ from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
 from fedbac.local import one_thread
+from fedbac.rounds.common import Common
 from fedbac.rounds.edge import serve
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 
@@ -50,7 +51,17 @@ class Simulator:
             return self._drive(orders)
 
     def _drive(self, orders: Sequence[Order]) -> list[Report]:
-        work = [serve(order, self.sites[order.site], self.experiment) for order in orders]
+        rounds = {order.round for order in orders if isinstance(order, TrainOrder)}
+        common = {round_: Common(self.experiment, round_) for round_ in rounds}
+        work = [
+            serve(
+                order,
+                self.sites[order.site],
+                self.experiment,
+                common=common[order.round] if isinstance(order, TrainOrder) else None,
+            )
+            for order in orders
+        ]
         reports: dict[int, Report] = {}
         requests: dict[int, Request] = {}
         for i, edge in enumerate(work):

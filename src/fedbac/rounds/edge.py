@@ -10,14 +10,14 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
 from fedbac.core.codecs import Changes
 from fedbac.core.links import DIRECTIONS, Link
-from fedbac.core.parts import Params, Parts, measured_parts
-from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
+from fedbac.core.parts import Params, Parts
+from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.rng import stream
-from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, World
 from fedbac.rounds.attendance import Attendance, attend, everybody, extended
+from fedbac.rounds.common import Common
 from fedbac.rounds.orders import (
     MeasureOrder,
     MeasureReport,
@@ -38,14 +38,15 @@ NUMBERS_PER_UPDATE = 2
 
 
 def serve(
-    order: Order, site: Site, experiment: Experiment, present_N: BoolArray | None = None
+    order: Order, site: Site, experiment: Experiment, present_N: BoolArray | None = None, common: Common | None = None
 ) -> Generator[Request, Result, Report]:
     """Do an order's work, yielding each request to the clients and receiving its result.
 
-    Only clients that are present can be selected; all are when it is not given.
+    Only clients that are present can be selected; all are when it is not given. Who serves many sites may give what
+    they have in ``common``.
     """
     if isinstance(order, TrainOrder):
-        return (yield from Shift(order, site, experiment, present_N).run())
+        return (yield from Shift(order, site, experiment, present_N, common).run())
     return (yield from _measure(order, site, experiment))
 
 
@@ -53,12 +54,17 @@ class Shift:
     """A site's work in one round of the cloud."""
 
     def __init__(
-        self, order: TrainOrder, site: Site, experiment: Experiment, present_N: BoolArray | None = None
+        self,
+        order: TrainOrder,
+        site: Site,
+        experiment: Experiment,
+        present_N: BoolArray | None = None,
+        common: Common | None = None,
     ) -> None:
         self.order, self.site, self.experiment = order, site, experiment
         self.present_N = np.ones(len(site.clients), dtype=bool) if present_N is None else present_N
-        self.moment = Moment(order.round, experiment.task.rounds)
-        self.link = Link("client", experiment.method.personalization, self.moment, experiment.method.links)
+        self.common = common or Common(experiment, order.round)
+        self.link = self.common.clients.again()
         self.links = dict(order.links)
         self.bank = order.bank
         self.weight = {part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()}
@@ -108,9 +114,8 @@ class Shift:
 
         Where the site passes on every client's update, it need not send their average.
         """
-        link = Link("cloud", self.experiment.method.personalization, self.moment, self.experiment.method.links)
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
-        arrived, left, changes = link.upload(averages, self.order.bank, self.links.get("cloud_up", {}))
+        arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, self.links.get("cloud_up", {}))
         self.bank = self.bank | arrived
         self.links["cloud_up"] = left
         return changes
@@ -150,7 +155,7 @@ class Shift:
         told: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
         told |= {query: self.told_N[query] for query in statistics}
         known = known | (yield from self._measured(ask.after, told, site.clients))
-        if last and self.losses:
+        if last and self.losses and order.readings:
             # Asked before selection learns from this round: whom to trust is what was known when it began.
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
             asked = clients_to_ask(self.experiment.method, site, self.selection, trained)
@@ -190,9 +195,8 @@ class Shift:
     def _survey(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Survey]:
         key = (split, () if split == "test" else asked)
         if key not in self.surveys:
-            measured = measured_parts(self.experiment.method.personalization)
-            bank = {part: self.bank[part] for part in measured}
-            row_N = {part: self.order.row_N[part] for part in measured}
+            bank = {part: self.bank[part] for part in self.common.measured}
+            row_N = {part: self.order.row_N[part] for part in self.common.measured}
             found = yield from survey_own(bank, row_N, split, asked, self.site)
             self.surveys[key] = found
             if split != "test" and self.experiment.method.measurement.location == "clients":
@@ -204,14 +208,9 @@ class Shift:
 
     def _durations(self, world: World) -> FloatArray:
         """Return how long every client would take for this round."""
-        passes = sum(
-            self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
-            for phase in self.experiment.method.personalization.phases()
-            if phase.runs(self.moment)
-        )
         down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
         profile = world.profile(self.experiment.seed, self.site.clients)
-        return profile.seconds(passes * self.site.size_N.astype(np.float64), down, up)
+        return profile.seconds(self.common.passes * self.site.size_N.astype(np.float64), down, up)
 
     def _attend(
         self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, address: tuple[int, int, int]
@@ -246,10 +245,10 @@ class Shift:
             row_C={part: row_N[chosen] for part, row_N in order.row_N.items()},
             round=order.round,
             edge_round=edge_round,
-            learning_rate=self.experiment.task.training.rate(order.round),
+            learning_rate=self.common.rate,
             momentum=momentum,
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
-            phases=running_phases(self.experiment.method.personalization, self.moment),
+            phases=self.common.phases,
             teachers=self._teachers(chosen, attendance.started.size),
         )
         left_N = self.links.get("client_up", {})
@@ -273,8 +272,7 @@ class Shift:
         healthy_C = trained.healthy_C
         size_C = np.where(healthy_C, site.size_N[chosen], 0)
         self.surveys, self.informed = {}, set()
-        moving = moving_parts(self.experiment.method.personalization, self.moment)
-        self.bank = {part: arrived[part] if part in moving else stack for part, stack in self.bank.items()}
+        self.bank = {part: arrived[part] if part in self.common.moving else stack for part, stack in self.bank.items()}
         # Who fails later keeps what it had, and its weight.
         self.weight = {part: np.where(new_R > 0, new_R, self.weight[part]) for part, new_R in trained.weight.items()}
         if size_C.any():
