@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import torch
 
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Personalization, Scope
-from fedbac.core.requests import Average, Averaged, Begun, Train, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.data import planted_groups
 from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
@@ -64,6 +64,10 @@ class Ahead(Narrow):
             return trained
 
         return Begun([one.parts_C for one in trained], finish)
+
+    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+        found = self.trainer.evaluate(requests)
+        return lambda: found
 
 
 def questions(federation: Federation, scheme: Personalization) -> list[Average]:

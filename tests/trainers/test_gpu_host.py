@@ -40,7 +40,7 @@ class OnHost(FusedTrainer):
     calls = 0
     network: nn.Module
 
-    def _score(self, split: Any, networks: torch.Tensor, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    def _score(self, split: Any, networks: torch.Tensor, layout: Layout) -> Any:
         self.calls += 1
         pixels, labels = split
         examples, jobs, slots, pairs = layout.examples, layout.jobs, layout.slots, layout.pairs
@@ -59,7 +59,7 @@ class OnHost(FusedTrainer):
             y = labels[torch.from_numpy(examples[first : first + count])].long()
             loss.append(float(F.cross_entropy(score, y, reduction="sum")) if count else 0.0)
             correct.append(float((score.argmax(1) == y).sum()))
-        return np.array(loss), np.array(correct)
+        return lambda: (np.array(loss), np.array(correct))
 
 
 @pytest.fixture

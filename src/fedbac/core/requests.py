@@ -207,3 +207,6 @@ class Beginning(Protocol):
 
     def begin(self, requests: Sequence[Train]) -> Begun:
         """Begin to train the clients of all requests."""
+
+    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+        """Begin to evaluate the models of all requests; what is returned waits for the device."""

@@ -82,14 +82,18 @@ def shaped(matrix_N: Tensor, like_N: Params) -> Params:
 def rows(tree_N: Params) -> Tensor:
     """Return a stack of networks as a matrix, one per row: a view where the weights lie one after another already."""
     first = next(iter(tree_N.values()))
-    num, stride = first.shape[0], _stride(tree_N)
-    if stride is None:
+    num, lying = first.shape[0], _lying(tree_N)
+    if lying is None:
         return torch.cat([value.reshape(num, value.shape[1:].numel()) for value in tree_N.values()], 1)
-    return first.as_strided((num, sum(value.shape[1:].numel() for value in tree_N.values())), (stride, 1))
+    width, stride = lying
+    return first.as_strided((num, width), (stride, 1))
 
 
-def _stride(tree_N: Params) -> int | None:
-    """Return how far apart the networks of a stack are if the weights of each lie one after another, else None."""
+def _lying(tree_N: Params) -> tuple[int, int] | None:
+    """Return the size of a stack's networks, and how far apart they are, if the weights of each lie one after another.
+
+    Else return None.
+    """
     first = next(iter(tree_N.values()))
     num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
     at = begin
@@ -101,9 +105,10 @@ def _stride(tree_N: Params) -> int | None:
         if numbers is None:
             return None
         at += numbers * number
-    stride = (at - begin) // number if num == 1 else stride  # what torch says of a single row means nothing
+    width = (at - begin) // number
+    stride = width if num == 1 else stride  # what torch says of a single row means nothing
     end = first.storage_offset() * number + (num - 1) * stride * number + at - begin
-    return stride if end <= first.untyped_storage().nbytes() else None  # beyond, they are neighbours by chance
+    return (width, stride) if end <= first.untyped_storage().nbytes() else None  # beyond, they are neighbours by chance
 
 
 @lru_cache(maxsize=1024)  # asked for every weight of every average, always about the same few shapes

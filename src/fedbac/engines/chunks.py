@@ -51,8 +51,13 @@ class Chunks:
         self.most: int | None = None
         """Clients in a chunk; None before the first."""
 
-    def average(self, requests: Sequence[Average]) -> list[Averaged]:
-        """Train the clients of all requests and average those of each by the rows that they started from."""
+    def average(
+        self, requests: Sequence[Average], upon: Callable[[list[Parts]], None] = lambda averages: None
+    ) -> list[Averaged]:
+        """Train the clients of all requests and average those of each by the rows that they started from.
+
+        Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them.
+        """
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
         told: list[list[Told]] = [[] for _ in requests]
         if self.most is None:
@@ -60,7 +65,7 @@ class Chunks:
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
-            if self._fold(chunk, requests, averages, told):
+            if self._fold(chunk, requests, averages, told, upon):
                 left = rest
         return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
@@ -78,6 +83,7 @@ class Chunks:
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
         told: Sequence[list[Told]],
+        upon: Callable[[list[Parts]], None],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         mine = [averages[piece.request] for piece in chunk if requests[piece.request].codec is None]
@@ -86,6 +92,9 @@ class Chunks:
         def foresee(parts: Sequence[Parts]) -> None:
             for average, parts_C in zip(mine, parts, strict=True):
                 average.foresee(parts_C)
+            foreseen = [average.ahead.bank for average in averages if average.ahead is not None]
+            if len(foreseen) == len(averages):
+                upon(foreseen)
 
         orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
         trained = self._train(orders, foresee if whole else None)

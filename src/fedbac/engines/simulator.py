@@ -3,10 +3,11 @@
 from collections.abc import Generator, Sequence
 
 from fedbac.config.experiment import Experiment
-from fedbac.core.parts import Scope
+from fedbac.core.parts import Parts, Scope
 from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
+from fedbac.engines.expecting import Expected
 from fedbac.local import one_thread
 from fedbac.rounds.common import Common
 from fedbac.rounds.edge import serve
@@ -29,6 +30,7 @@ class Simulator:
         self.trainer = trainer
         self.hooked = adjusted(trainer, experiment.method.personalization)
         self.chunks = Chunks(self.hooked, None if memory_gib is None else memory_gib * GIB, sharers)
+        self.expected = Expected(self.hooked)
         self.path = trainer.path
         self.device = trainer.device
         self.keeps: frozenset[Scope] = frozenset()
@@ -66,22 +68,29 @@ class Simulator:
         requests: dict[int, Request] = {}
         for i, edge in enumerate(work):
             _advance(i, edge, None, requests, reports)
+        averaged = False
         while requests:
-            results = self._answer(requests)
+            results, averaged = self._answer(requests, averaged)
             requests = {}
             for i, result in results.items():
                 _advance(i, work[i], result, requests, reports)
         return [reports[i] for i in range(len(work))]
 
-    def _answer(self, requests: dict[int, Request]) -> dict[int, Result]:
+    def _answer(self, requests: dict[int, Request], averaged: bool) -> tuple[dict[int, Result], bool]:
+        """Return the results, and whether there are averages among them; whether there were some the time before is
+        given."""
         training = {i: request for i, request in requests.items() if isinstance(request, Average)}
         measuring = {i: request for i, request in requests.items() if isinstance(request, Evaluate)}
         results: dict[int, Result] = {}
         if training:
-            results |= zip(training, self.chunks.average(list(training.values())), strict=True)
+
+            def upon(averages: list[Parts]) -> None:
+                self.expected.begin(dict(zip(training, averages, strict=True)))
+
+            results |= zip(training, self.chunks.average(list(training.values()), upon), strict=True)
         if measuring:
-            results |= zip(measuring, self.hooked.evaluate(list(measuring.values())), strict=True)
-        return results
+            results |= zip(measuring, self.expected.answer(measuring, averaged), strict=True)
+        return results, bool(training)
 
 
 def _advance(

@@ -1,6 +1,6 @@
 """The trainer for the paper's networks on a GPU: all clients in step, through kernels made for the network."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int, c_void_p
 from typing import Any
 
@@ -196,7 +196,11 @@ class FusedTrainer:
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
-        measured: dict[int, Measured] = {}
+        return self.begin_evaluation(requests)()
+
+    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+        """Begin to evaluate: the device has all its work when this returns, and what is returned waits for it."""
+        begun: list[tuple[list[int], Callable[[], list[Measured]]]] = []
         for test in (False, True):
             together: dict[int, tuple[Evaluate, list[IntArray]]] = {}
             scored = 0
@@ -208,19 +212,26 @@ class FusedTrainer:
                 scored += (1 if request.paired else request.num_models) * len(self.anatomy.judged) * examples
                 together[r] = request, groups
                 if scored > SCORED_AT_ONCE:
-                    measured |= zip(together, self._evaluate(list(together.values())), strict=True)
+                    begun.append((list(together), self._evaluate(list(together.values()))))
                     together, scored = {}, 0
-            measured |= zip(together, self._evaluate(list(together.values())), strict=True)
-        return [measured[r] for r in range(len(requests))]
+            begun.append((list(together), self._evaluate(list(together.values()))))
+
+        def finish() -> list[Measured]:
+            measured: dict[int, Measured] = {}
+            for asked, found in begun:
+                measured |= zip(asked, found(), strict=True)
+            return [measured[r] for r in range(len(requests))]
+
+        return finish
 
     def close(self) -> None:
         """Let go of the buffers."""
         self.room, self.layouts = Room(self.plan, 0, self.device), Layouts()
 
-    def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Iterator[Measured]:
-        """Evaluate requests about one split, given with their groups of examples."""
+    def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Callable[[], list[Measured]]:
+        """Begin to evaluate requests about one split, given with their groups of examples."""
         if not requests:
-            return
+            return list
         table = NetworkTable(self.anatomy)
         rows = [np.stack([table.rows(r.bank, r.row_V, n) for n in self.anatomy.judged], 1) for r, _ in requests]
         asked = [(r.split, r.owners, r.level, r.paired, r.max_samples) for r, _ in requests]
@@ -229,16 +240,26 @@ class FusedTrainer:
             lambda: lay_out(requests, rows, self.plan.room, self.device),
         )
         split = self.source["test" if requests[0][0].split == "test" else "train"]
-        loss, correct = self._score(split, self._inside(table.stacked().to(self.device)), layout)
-        begin = 0
-        for shape, count_G in layout.counts:
-            cells = slice(begin, begin + shape[0] * shape[1])
-            begin = cells.stop
-            loss_VG, accuracy_VG = rates(correct[cells].reshape(shape), loss[cells].reshape(shape), count_G)
-            yield Measured(loss_VG, accuracy_VG, count_G)
+        found = self._score(split, self._inside(table.stacked().to(self.device)), layout)
 
-    def _score(self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Layout) -> tuple[FloatArray, FloatArray]:
-        """Return the summed loss and the correct answers of every pair of a model and a group of examples."""
+        def finish() -> list[Measured]:
+            (loss, correct), begin, measured = found(), 0, []
+            for shape, count_G in layout.counts:
+                cells = slice(begin, begin + shape[0] * shape[1])
+                begin = cells.stop
+                loss_VG, accuracy_VG = rates(correct[cells].reshape(shape), loss[cells].reshape(shape), count_G)
+                measured.append(Measured(loss_VG, accuracy_VG, count_G))
+            return measured
+
+        return finish
+
+    def _score(
+        self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Layout
+    ) -> Callable[[], tuple[FloatArray, FloatArray]]:
+        """Have the device sum the loss and the correct answers of every pair of a model and a group of examples.
+
+        What is returned waits for them.
+        """
         there, num_jobs, num_pairs = layout.there, len(layout.jobs), len(layout.pairs)
         at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
         room = ScoringRoom(self.plan, min(num_jobs, at_once), self.device)
@@ -261,8 +282,12 @@ class FusedTrainer:
         values.insert(4, c_int(layout.pairs.shape[1] - 2))
         if num_pairs:
             self.module.launch(self.judge, (num_pairs, 1, 1), 128, 0, stream, pointers(values))
-        found = both.cpu().numpy()
-        return found[: 8 * num_pairs].view(np.float64), found[8 * num_pairs :].view(np.int32).astype(np.float64)
+
+        def read() -> tuple[FloatArray, FloatArray]:
+            found = both.cpu().numpy()
+            return found[: 8 * num_pairs].view(np.float64), found[8 * num_pairs :].view(np.int32).astype(np.float64)
+
+        return read
 
     def _arguments(
         self, visits: NDArray[Any] | Tensor, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbac.core import trees
 from fedbac.core.requests import Evaluate
 from fedbac.core.settings import IntArray
 from fedbac.gpu.network import Plan
@@ -43,7 +44,7 @@ class Layout:
         tables: dict[str, NDArray[Any]] = {
             "visits": self.examples, "jobs": self.jobs, "slots": self.slots, "pairs": self.pairs
         }  # fmt: skip
-        return {name: torch.from_numpy(table).to(self.device) for name, table in tables.items()}
+        return {name: trees.onto(table, self.device) for name, table in tables.items()}
 
 
 class Layouts:

@@ -1,6 +1,7 @@
 """Who of the selected clients brings an update home, and when: devices, dropout and deadlines of a site."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Attendance:
     seconds: float
     """How long the site waits."""
 
-    @property
+    @cached_property
     def started(self) -> IntArray:
         """All that were given the model."""
         return np.sort(np.concatenate([self.present, self.dropped, self.late]))
