@@ -219,26 +219,39 @@ __device__ void convolve(const Buffers& b, int step) {
     }
 }
 
-// A warp lists the winners with a gradient among positions [from, to) of one channel of one example, in order: the
-// gradient, and where the window's corner lies in an input of row stride STRIDE.
-template <int LEVEL, int W, int O, int K, int POSITIONS, int STRIDE>
-__device__ int winners(const Buffers& b, int row, int sample, int channel, int from, int to, int2* list) {
-    constexpr int PW = (W - K + 1) / 2;
+constexpr int TOGETHER = 4;  // winners that a loop takes at once, so that their loads do not wait for one another
+constexpr __device__ int list_room(int positions) { return (positions + TOGETHER - 1) / TOGETHER * TOGETHER; }
+
+// A warp lists the winners with a gradient among SHARE positions of one channel of one example, in order: the gradient,
+// and at which byte of an input of row stride STRIDE the window's corner lies. Entries of no gradient fill the last
+// TOGETHER.
+template <int LEVEL, int W, int O, int K, int POSITIONS, int STRIDE, int SHARE>
+__device__ int winners(const Buffers& b, int row, int sample, int channel, int from, int2* list) {
+    constexpr int PW = (W - K + 1) / 2, AHEAD = SHARE > 96 ? 4 : (SHARE + 31) / 32;  // loads in flight
     size_t base = ((size_t)row * BATCH + sample) * (O * POSITIONS) + channel * POSITIONS;
-    int lane = threadIdx.x % 32, count = 0;
-    for (int at = from + lane; at - lane < to; at += 32) {
-        float g = 0;
-        int winner = 4;
-        if (at < to) winner = b.winner[LEVEL][base + at], g = b.back[LEVEL][base + at];
-        bool counts = winner < 4 && g != 0;
-        unsigned who = __ballot_sync(~0u, counts);
-        if (counts) {
-            int py = at / PW, px = at - py * PW;
-            int corner = (2 * py + winner / 2) * STRIDE + 2 * px + winner % 2;
-            list[count + __popc(who & ((1u << lane) - 1))] = make_int2(__float_as_int(g), corner);
+    int lane = threadIdx.x % 32, count = 0, to = min(from + SHARE, POSITIONS);
+    for (int begin = from; begin < to; begin += 32 * AHEAD) {
+        float g[AHEAD];
+        int winner[AHEAD];
+        #pragma unroll
+        for (int n = 0; n < AHEAD; ++n) {
+            int at = begin + 32 * n + lane;
+            g[n] = at < to ? b.back[LEVEL][base + at] : 0;
+            winner[n] = at < to ? b.winner[LEVEL][base + at] : 4;
         }
-        count += __popc(who);
+        #pragma unroll
+        for (int n = 0; n < AHEAD; ++n) {
+            bool counts = winner[n] < 4 && g[n] != 0;
+            unsigned who = __ballot_sync(~0u, counts);
+            if (counts) {
+                int at = begin + 32 * n + lane, py = at / PW, px = at - py * PW;
+                int corner = (2 * py + winner[n] / 2) * STRIDE + 2 * px + winner[n] % 2;
+                list[count + __popc(who & ((1u << lane) - 1))] = make_int2(__float_as_int(g[n]), 4 * corner);
+            }
+            count += __popc(who);
+        }
     }
+    if (lane < list_room(count) - count) list[count + lane] = make_int2(0, 0);
     __syncwarp();
     return count;
 }
@@ -252,7 +265,7 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
     constexpr int SHARE = (POSITIONS + SPLIT - 1) / SPLIT, FAN = C * TAPS;
     extern __shared__ float4 shared[];
     float* input = (float*)shared;
-    int2* lists = (int2*)(input + even(C * H * STRIDE));
+    int2* lists = (int2*)(input + (C * H * STRIDE + 3) / 4 * 4);
     int row = blockIdx.x, part = row % b.parts, first = blockIdx.y * CHUNK;
     Window win = window(b, row / b.parts, step);
     if (first >= win.count || !rule.moves(part, AT, (FAN + 1) * OP)) return;
@@ -260,34 +273,43 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
     int unit = (blockIdx.z * WARPS + warp) / SPLIT, split = warp % SPLIT;
     bool works = unit < O * INPUT_TILES;
     int channel = unit / INPUT_TILES, c0 = unit % INPUT_TILES * INPUTS;
-    int2* list = lists + warp * SHARE;
+    int2* list = lists + warp * list_room(SHARE);
     float sum[PER_LANE][INPUTS] = {}, bias = 0;
-    int tap[PER_LANE];
+    const float* tap[PER_LANE];  // where it lies for a window at the origin
     #pragma unroll
     for (int t = 0; t < PER_LANE; ++t) {
         int k = min(lane + 32 * t, TAPS - 1);
-        tap[t] = k / K * STRIDE + k % K + c0 * H * STRIDE;
+        tap[t] = input + k / K * STRIDE + k % K + c0 * H * STRIDE;
     }
     for (int sample = first; sample < min(first + CHUNK, win.count); ++sample) {
         __syncthreads();
         stage<LEVEL - 1, C, H, W, STRIDE>(b, win, row, sample, 1, input);
         int count = 0;
         if (works)
-            count = winners<LEVEL, W, O, K, POSITIONS, STRIDE>(
-                b, row, sample, channel, split * SHARE, min((split + 1) * SHARE, POSITIONS), list);
+            count = winners<LEVEL, W, O, K, POSITIONS, STRIDE, SHARE>(b, row, sample, channel, split * SHARE, list);
         __syncthreads();
+        for (int i = lane; i < count; i += 32) bias += __int_as_float(list[i].x);
         #pragma unroll 2
-        for (int i = 0; i < count; ++i) {
-            int2 one = list[i];
-            float g = __int_as_float(one.x);
+        for (int i = 0; i < count; i += TOGETHER) {
+            int4 two[TOGETHER / 2];
             #pragma unroll
-            for (int t = 0; t < PER_LANE; ++t)
+            for (int n = 0; n < TOGETHER / 2; ++n) two[n] = *(const int4*)(list + i + 2 * n);
+            #pragma unroll
+            for (int n = 0; n < TOGETHER; ++n) {
+                float g = __int_as_float(n % 2 ? two[n / 2].z : two[n / 2].x);
+                int corner = n % 2 ? two[n / 2].w : two[n / 2].y;
+                const float* x[PER_LANE];
                 #pragma unroll
-                for (int c = 0; c < INPUTS; ++c)
-                    if (C % INPUTS == 0 || c0 + c < C) sum[t][c] += g * input[one.y + tap[t] + c * H * STRIDE];
-            bias += g;
+                for (int t = 0; t < PER_LANE; ++t) x[t] = (const float*)((const char*)tap[t] + corner);
+                #pragma unroll
+                for (int t = 0; t < PER_LANE; ++t)
+                    #pragma unroll
+                    for (int c = 0; c < INPUTS; ++c)
+                        if (C % INPUTS == 0 || c0 + c < C) sum[t][c] += g * x[t][c * H * STRIDE];
+            }
         }
     }
+    for (int half = 16; half; half /= 2) bias += __shfl_xor_sync(~0u, bias, half);
     // The warps that shared the positions of a unit add up in order.
     float* totals = input;  // [warp][PER_LANE * INPUTS + 1][32]
     constexpr int NUMBERS = PER_LANE * INPUTS + 1;
@@ -325,12 +347,13 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
     extern __shared__ float4 shared[];
     float* weights = (float*)shared;  // [O][C][TAPS]
     int2* lists = (int2*)(weights + even(O * C * TAPS));
+    constexpr int ROOM = list_room(POSITIONS);
     int row = blockIdx.x, part = row % b.parts;
     Window win = window(b, row / b.parts, step);
     if (blockIdx.y * WARPS >= win.count || !rule.moves(part, 0, AT)) return;  // nothing below it moves
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, sample = blockIdx.y * WARPS + warp;
-    int2* list = lists + warp * POSITIONS;
-    float* sums = (float*)(lists + WARPS * POSITIONS) + warp * C * PLANE;
+    int2* list = lists + warp * ROOM;
+    float* sums = (float*)(lists + WARPS * ROOM) + warp * C * PLANE;
     const float* from = b.weights + (size_t)b.slots[row] * WEIGHTS + AT;
     for (int i = threadIdx.x; i < C * TAPS * O; i += blockDim.x) {
         int tap = i / O, channel = i - tap * O;
@@ -348,7 +371,7 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
         tap[t] = k / K * STRIDE + k % K;
     }
     for (int channel = 0; channel < O; ++channel) {
-        int count = winners<LEVEL, W, O, K, POSITIONS, STRIDE>(b, row, sample, channel, 0, POSITIONS, list);
+        int count = winners<LEVEL, W, O, K, POSITIONS, STRIDE, POSITIONS>(b, row, sample, channel, 0, list);
         #pragma unroll 1
         for (int c0 = 0; c0 < C; c0 += INPUTS) {
             float w[PER_LANE][INPUTS];
@@ -363,7 +386,7 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
                 #pragma unroll
                 for (int t = 0; t < PER_LANE; ++t) {
                     if (!mine[t]) continue;
-                    float* at = sums + c0 * PLANE + one.y + tap[t];
+                    float* at = (float*)((char*)(sums + c0 * PLANE + tap[t]) + one.y);
                     float old[INPUTS];
                     #pragma unroll
                     for (int c = 0; c < INPUTS; ++c)

@@ -12,6 +12,8 @@ from fedbac.native import Layers
 MAX_PARTS = 4
 GROUP, PITCH = 16, 20
 """As in ``kernels.cu``: the examples that a block of the head works on, and their stride in shared memory."""
+TOGETHER = 4
+"""As in ``kernels.cu``: the lists of a backward pass have room for a multiple of so many winners."""
 CHUNK = 8
 """Examples over which one block sums the gradient of a convolution's weights."""
 SLICE = 4096
@@ -117,14 +119,14 @@ class Convolution:
 
     def weights_shared(self) -> int:
         """Bytes of shared memory of the weights' gradient."""
-        share = -(-self.positions // self.split)
+        share = _up(-(-self.positions // self.split), TOGETHER)
         numbers = -(-(self.kernel**2) // 32) * self.inputs + 1
-        work = 4 * _up(self.channels * self.height * self.stride, 2) + 8 * self.warps * share
+        work = 4 * _up(self.channels * self.height * self.stride, 4) + 8 * self.warps * share
         return max(work, 4 * self.warps * numbers * 32)
 
     def back_shared(self, warps: int) -> int:
         """Bytes of shared memory of the input's gradient."""
-        own = 8 * self.positions + 4 * self.channels * self.height * self.stride
+        own = 8 * _up(self.positions, TOGETHER) + 4 * self.channels * self.height * self.stride
         return 4 * _up(self.outputs * self.channels * self.kernel**2, 2) + warps * own
 
 
