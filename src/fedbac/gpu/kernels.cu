@@ -409,23 +409,88 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
 // ------------------------------------------------------------------------------------------------------------- linear
 
 constexpr int GROUP = 16, PITCH = GROUP + 4;  // examples of a block of the head, and their stride in shared memory
+constexpr int AHEAD = 4;                      // rows of weights that a thread of the head loads before it needs them
 
+// How many threads share the sum of an output; they add up in order.
+constexpr __device__ int shares(int outputs) {
+    int most = HEAD_THREADS / (outputs * GROUP / 16);
+    return most < 1 ? 1 : most > 8 ? 8 : most;
+}
+
+// The output of a layer. A thread sums a share of the inputs for four outputs of four examples: two vector loads serve
+// sixteen products. The shares lie in `work`, which may be where the input is.
 template <int I, int OP, bool RELU>
-__device__ void linear(const float* weights, const float* from, float* to) {
-    for (int unit = threadIdx.x; unit < 2 * OP; unit += blockDim.x) {
-        int o = unit % OP, half = unit / OP * 8;
-        float sum[8], bias = weights[I * OP + o];
-        #pragma unroll
-        for (int s = 0; s < 8; ++s) sum[s] = bias;
-        #pragma unroll 16
-        for (int i = 0; i < I; ++i) {
-            float w = weights[i * OP + o];
-            float4 x = *(const float4*)(from + i * PITCH + half), y = *(const float4*)(from + i * PITCH + half + 4);
-            sum[0] += w * x.x, sum[1] += w * x.y, sum[2] += w * x.z, sum[3] += w * x.w;
-            sum[4] += w * y.x, sum[5] += w * y.y, sum[6] += w * y.z, sum[7] += w * y.w;
+__device__ void linear(const float* weights, const float* from, float* to, float4* work) {
+    constexpr int QUADS = OP / 4, UNITS = QUADS * (GROUP / 4), SHARES = shares(OP);
+    constexpr int STEP = 2 * AHEAD, SHARE = (I + SHARES * STEP - 1) / (SHARES * STEP) * STEP;
+    constexpr int ROUNDS = SHARES > 1 ? 1 : (UNITS + HEAD_THREADS - 1) / HEAD_THREADS;  // shared sums need only one
+    for (int round = 0; round < ROUNDS; ++round) {
+        int unit = threadIdx.x + round * HEAD_THREADS, share = unit / UNITS;
+        unit -= share * UNITS;
+        int o = unit % QUADS * 4, s = unit / QUADS * 4;
+        bool works = share < SHARES;
+        float sum[4][4] = {};
+        if (works) {
+            int end = min(I, (share + 1) * SHARE);
+            float4 one[AHEAD], other[AHEAD];
+            auto load = [&](float4 (&into)[AHEAD], int i) {
+                #pragma unroll
+                for (int n = 0; n < AHEAD; ++n) {  // never past the row of biases
+                    int at = I % STEP ? min(i + n, I) : min(i, I + 1 - AHEAD) + n;
+                    into[n] = *(const float4*)(weights + at * OP + o);
+                }
+            };
+            auto add = [&](const float4 (&w)[AHEAD], int i) {
+                #pragma unroll
+                for (int n = 0; n < AHEAD; ++n) {
+                    if (I % STEP != 0 && i + n >= I) break;
+                    float4 x = *(const float4*)(from + (i + n) * PITCH + s);
+                    float a[4] = {w[n].x, w[n].y, w[n].z, w[n].w}, c[4] = {x.x, x.y, x.z, x.w};
+                    #pragma unroll
+                    for (int p = 0; p < 4; ++p)
+                        #pragma unroll
+                        for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
+                }
+            };
+            load(one, share * SHARE);
+            #pragma unroll 1
+            for (int i = share * SHARE; i < end; i += STEP) {
+                load(other, i + AHEAD);
+                add(one, i);
+                load(one, i + STEP);
+                add(other, i + AHEAD);
+            }
         }
+        auto finish = [&](int output, int example, float4 value) {
+            float bias = weights[I * OP + output];
+            value.x += bias, value.y += bias, value.z += bias, value.w += bias;
+            if (RELU) {
+                value.x = value.x <= 0 ? 0 : value.x, value.y = value.y <= 0 ? 0 : value.y;
+                value.z = value.z <= 0 ? 0 : value.z, value.w = value.w <= 0 ? 0 : value.w;
+            }
+            *(float4*)(to + output * PITCH + example) = value;
+        };
+        if (SHARES == 1) {
+            #pragma unroll
+            for (int p = 0; p < 4; ++p)
+                if (works) finish(o + p, s, make_float4(sum[p][0], sum[p][1], sum[p][2], sum[p][3]));
+            continue;
+        }
+        __syncthreads();  // nobody needs the input any more
         #pragma unroll
-        for (int s = 0; s < 8; ++s) to[o * PITCH + half + s] = RELU && sum[s] <= 0 ? 0.0f : sum[s];
+        for (int p = 0; p < 4; ++p)
+            if (works) work[(share * 4 + p) * UNITS + unit] = make_float4(sum[p][0], sum[p][1], sum[p][2], sum[p][3]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < 4 * UNITS; i += HEAD_THREADS) {
+            float4 total = work[i];
+            #pragma unroll
+            for (int n = 1; n < SHARES; ++n) {
+                float4 more = work[n * 4 * UNITS + i];
+                total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+            }
+            int mine = i % UNITS;
+            finish(mine % QUADS * 4 + i / UNITS, mine / QUADS * 4, total);
+        }
     }
     __syncthreads();
 }
@@ -473,8 +538,8 @@ __device__ float linear_input(const Buffers& b, Window win, int row, int sample,
 // All linear layers forwards; training keeps what the way back needs.
 __device__ void head(const Buffers& b, int step, bool learns) {
     extern __shared__ float4 shared[];
-    float* wide = (float*)shared;                  // the first layer's input
-    float* even_ = wide + LINEAR_INPUT * PITCH;    // outputs of the layers, in turn
+    float* wide = (float*)shared;                  // the first layer's input, and shares of sums
+    float* even_ = wide + HEAD_WIDE * PITCH;       // outputs of the layers, in turn
     float* odd_ = even_ + WIDEST * PITCH;
     int row = blockIdx.x, job = row / b.parts, first = blockIdx.y * GROUP;
     Window win = window(b, job, step);
@@ -482,15 +547,19 @@ __device__ void head(const Buffers& b, int step, bool learns) {
     int count = min(GROUP, win.count - first);
     size_t example = (size_t)row * BATCH + first;
     const float* weights = b.weights + (size_t)b.slots[row] * WEIGHTS;
-    for (int i = threadIdx.x; i < GROUP * LINEAR_INPUT; i += blockDim.x) {
-        int sample = i / LINEAR_INPUT, at = i - sample * LINEAR_INPUT;
-        wide[at * PITCH + sample] = sample < count ? linear_input(b, win, row, first + sample, at) : 0.0f;
+    #pragma unroll 2
+    for (int i = threadIdx.x; i < GROUP / 4 * LINEAR_INPUT; i += HEAD_THREADS) {
+        int s = i / LINEAR_INPUT * 4, at = i - s / 4 * LINEAR_INPUT;
+        float x[4];
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) x[q] = s + q < count ? linear_input(b, win, row, first + s + q, at) : 0.0f;
+        *(float4*)(wide + at * PITCH + s) = make_float4(x[0], x[1], x[2], x[3]);
     }
     __syncthreads();
     const float* from = wide;
     float* to = even_;
 #define FORWARD(NUMBER, LEVEL, I, OP, AT, RELU)                                                        \
-    linear<I, OP, RELU>(weights + AT, from, to);                                                       \
+    linear<I, OP, RELU>(weights + AT, from, to, shared);                                               \
     if (learns)                                                                                        \
         for (int i = threadIdx.x; i < count * OP; i += blockDim.x)                                     \
             b.out[LEVEL][example * OP + i] = to[i % OP * PITCH + i / OP];                              \
@@ -632,8 +701,8 @@ CONVOLUTION_LIST(CONVOLUTION)
     }
 CONVOLUTION_BACK_LIST(CONVOLUTION_BACK)
 
-extern "C" __global__ void __launch_bounds__(256) head_train(Buffers b, Rule rule, int step) { head(b, step, true); }
-extern "C" __global__ void __launch_bounds__(256) head_score(Buffers b, Rule rule, int step) { head(b, step, false); }
+extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_train(Buffers b, Rule rule, int step) { head(b, step, true); }
+extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_score(Buffers b, Rule rule, int step) { head(b, step, false); }
 extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Rule rule, int step) { descend(b, rule, step); }
 
 extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Rule rule, int step) {

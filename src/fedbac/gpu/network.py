@@ -14,6 +14,8 @@ GROUP, PITCH = 16, 20
 """As in ``kernels.cu``: the examples that a block of the head works on, and their stride in shared memory."""
 TOGETHER = 4
 """As in ``kernels.cu``: the lists of a backward pass have room for a multiple of so many winners."""
+HEAD_THREADS = 512
+"""Threads of a block of the head forwards."""
 CHUNK = 8
 """Examples over which one block sums the gradient of a convolution's weights."""
 SLICE = 4096
@@ -250,7 +252,12 @@ class Plan:
         ]
 
     def _head(self, name: str) -> Launch:
-        return Launch(name, self.groups, 1, 256, 4 * (self.linear_input + 2 * self._widest()) * PITCH)
+        return Launch(name, self.groups, 1, HEAD_THREADS, 4 * (self._head_wide() + 2 * self._widest()) * PITCH)
+
+    def _head_wide(self) -> int:
+        """Return the rows of shared memory for the first layer's input, or the shares of a layer's sums."""
+        shares = max(min(HEAD_THREADS, 8 * linear.padded) for linear in self.linears)
+        return max(self.linear_input, -(-shares * GROUP // PITCH))
 
     def _widest(self) -> int:
         return max(linear.padded for linear in self.linears)
@@ -274,6 +281,8 @@ class Plan:
             "CONVOLUTIONS": len(self.convolutions),
             "LINEAR_INPUT": self.linear_input,
             "WIDEST": self._widest(),
+            "HEAD_WIDE": self._head_wide(),
+            "HEAD_THREADS": HEAD_THREADS,
             "LAST_LEVEL": last.level,
             "MAX_LEVELS": len(self.levels),
             "MAX_PARTS": MAX_PARTS,
