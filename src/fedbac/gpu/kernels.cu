@@ -738,19 +738,25 @@ extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Rule rule, i
     Window win = window(b, row / b.parts, step);
     int chunks = (win.count + CHUNK - 1) / CHUNK, anchor = b.anchor ? b.anchor[row] : -1;
     float penalty = rule.penalty[part], sum = 0;
-    for (int i = from + threadIdx.x; i < end; i += blockDim.x) {
-        float* at = b.gradient + (size_t)row * WEIGHTS + i;
-        float g;
+    for (int i = from + 4 * threadIdx.x; i < end; i += 4 * blockDim.x) {  // layers begin at multiples of four
+        float4* at = (float4*)(b.gradient + (size_t)row * WEIGHTS + i);
+        float4 g = make_float4(0, 0, 0, 0);
         if (i < CONV_WEIGHTS) {
-            g = 0;
-            for (int c = 0; c < chunks; ++c) g += b.partial[((size_t)row * CHUNKS + c) * CONV_WEIGHTS + i];
+            const float* chunk = b.partial + (size_t)row * CHUNKS * CONV_WEIGHTS + i;
+            #pragma unroll 8
+            for (int c = 0; c < chunks; ++c) {
+                float4 more = *(const float4*)(chunk + c * CONV_WEIGHTS);
+                g.x += more.x, g.y += more.y, g.z += more.z, g.w += more.w;
+            }
         } else g = *at;
         if (penalty != 0) {
-            float w = b.weights[(size_t)row * WEIGHTS + i];
-            g += penalty * (anchor < 0 ? w : w - b.anchors[(size_t)anchor * WEIGHTS + i]);
+            float4 w = *(const float4*)(b.weights + (size_t)row * WEIGHTS + i), to = make_float4(0, 0, 0, 0);
+            if (anchor >= 0) to = *(const float4*)(b.anchors + (size_t)anchor * WEIGHTS + i);
+            g.x += penalty * (w.x - to.x), g.y += penalty * (w.y - to.y);
+            g.z += penalty * (w.z - to.z), g.w += penalty * (w.w - to.w);
         }
         if (i < CONV_WEIGHTS || penalty != 0) *at = g;
-        sum += g * g;
+        sum += g.x * g.x + g.y * g.y + g.z * g.z + g.w * g.w;
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) b.squares[row * SLICES + blockIdx.y] = sum;
