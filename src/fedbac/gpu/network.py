@@ -16,7 +16,7 @@ TOGETHER = 4
 """As in ``kernels.cu``: the lists of a backward pass have room for a multiple of so many winners."""
 HEAD_THREADS = 512
 """Threads of a block of the head forwards."""
-CHUNK = 8
+CHUNK = 4
 """Examples over which one block sums the gradient of a convolution's weights."""
 SLICE = 4096
 """Weights that one block updates."""
