@@ -362,13 +362,11 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
     for (int i = lane; i < C * PLANE; i += 32) sums[i] = 0;
     __syncthreads();
     if (sample >= win.count) return;
-    int tap[PER_LANE];
-    bool mine[PER_LANE];
+    int tap[PER_LANE], at[PER_LANE];
     #pragma unroll
     for (int t = 0; t < PER_LANE; ++t) {
-        int k = min(lane + 32 * t, TAPS - 1);
-        mine[t] = lane + 32 * t < TAPS;
-        tap[t] = k / K * STRIDE + k % K;
+        tap[t] = min(lane + 32 * t, TAPS - 1);  // lanes that are left over do the same as the last, without a branch
+        at[t] = tap[t] / K * STRIDE + tap[t] % K;
     }
     for (int channel = 0; channel < O; ++channel) {
         int count = winners<LEVEL, W, O, K, POSITIONS, STRIDE, POSITIONS>(b, row, sample, channel, 0, list);
@@ -379,22 +377,27 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
             for (int t = 0; t < PER_LANE; ++t)
                 #pragma unroll
                 for (int c = 0; c < INPUTS; ++c)
-                    w[t][c] = mine[t] && c0 + c < C ? weights[(channel * C + c0 + c) * TAPS + lane + 32 * t] : 0;
+                    w[t][c] = c0 + c < C ? weights[(channel * C + c0 + c) * TAPS + tap[t]] : 0;
+            int2 next = list[0];
             for (int i = 0; i < count; ++i) {
-                int2 one = list[i];
+                int2 one = next;
+                next = list[min(i + 1, count - 1)];
                 float g = __int_as_float(one.x);
+                float* to[PER_LANE];
+                float old[PER_LANE][INPUTS];
                 #pragma unroll
                 for (int t = 0; t < PER_LANE; ++t) {
-                    if (!mine[t]) continue;
-                    float* at = (float*)((char*)(sums + c0 * PLANE + tap[t]) + one.y);
-                    float old[INPUTS];
+                    to[t] = (float*)((char*)(sums + c0 * PLANE + at[t]) + one.y);
                     #pragma unroll
                     for (int c = 0; c < INPUTS; ++c)
-                        if (C % INPUTS == 0 || c0 + c < C) old[c] = at[c * PLANE];
-                    #pragma unroll
-                    for (int c = 0; c < INPUTS; ++c)
-                        if (C % INPUTS == 0 || c0 + c < C) at[c * PLANE] = old[c] + g * w[t][c];
+                        if (C % INPUTS == 0 || c0 + c < C) old[t][c] = to[t][c * PLANE];
                 }
+                __syncwarp();  // all have read before the first writes
+                #pragma unroll
+                for (int t = 0; t < PER_LANE; ++t)
+                    #pragma unroll
+                    for (int c = 0; c < INPUTS; ++c)
+                        if (C % INPUTS == 0 || c0 + c < C) to[t][c * PLANE] = old[t][c] + g * w[t][c];
                 __syncwarp();
             }
         }

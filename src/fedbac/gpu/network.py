@@ -263,7 +263,7 @@ class Plan:
         return max(linear.padded for linear in self.linears)
 
     def _back_warps(self, c: Convolution) -> int:
-        warps = 8
+        warps = 4
         while warps > 1 and c.back_shared(warps) > SHARED_AIM:
             warps //= 2
         return warps
