@@ -643,7 +643,7 @@ __device__ void descend(const Buffers& b, const Rule& rule, int step) {
     LINEARS_BACK(BACKWARD)
 }
 
-constexpr int DEPTH = 16, WIDTH = 68;  // examples of a tile, and the stride of their 64 inputs or outputs
+constexpr int DEPTH = 16, WIDTH = 68;  // examples of a tile, 16 threads each; stride of their 64 inputs or outputs
 
 // Gradient of one linear layer's weights over the batch: tiles of 64 inputs by 64 outputs, 4 x 4 per thread.
 template <int NUMBER, int LEVEL, int I, int OP, int AT>
@@ -651,24 +651,32 @@ __device__ void linear_weights(const Buffers& b, Window win, int row, int tile, 
     constexpr int ACROSS = (OP + 63) / 64;
     int i0 = tile / ACROSS * 64, o0 = tile % ACROSS * 64;
     int ti = threadIdx.x / 16 * 4, to = threadIdx.x % 16 * 4;
-    float sum[4][4] = {};
+    float sum[4][4] = {}, in[4], out[4];
+    int mine = threadIdx.x / 16, i = i0 + to, o = o0 + to;  // the example, inputs and outputs that this thread loads
+    auto load = [&](int sample) {
+        bool there = sample < win.count;
+        size_t example = (size_t)row * BATCH + sample;
+        auto four = [&](float (&into)[4], bool any, const float* from) {
+            float4 value = any ? *(const float4*)from : make_float4(0, 0, 0, 0);
+            into[0] = value.x, into[1] = value.y, into[2] = value.z, into[3] = value.w;
+        };
+        four(out, there && o < OP, b.back[LEVEL] + example * OP + o);
+        if (NUMBER > 0 || (CONVOLUTIONS > 0 && I % 4 == 0))
+            four(in, there && i < I, b.out[LEVEL > 0 ? LEVEL - 1 : 0] + example * ((I + 3) / 4 * 4) + i);
+        else
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) in[q] = there && i + q < I ? linear_input(b, win, row, sample, i + q) : 0;
+        #pragma unroll
+        for (int q = 0; q < 4; ++q)
+            if (i + q >= I) in[q] = there && i + q == I;  // the input of the bias
+    };
+    load(mine);
     for (int first = 0; first < win.count; first += DEPTH) {
         __syncthreads();
-        for (int k = threadIdx.x; k < DEPTH * 64; k += blockDim.x) {
-            int s = k / 64, i = i0 + k % 64, o = o0 + k % 64, sample = first + s;
-            float in = 0, out = 0;
-            if (sample < win.count) {
-                if (i == I) in = 1;
-                else if (i < I) {
-                    if (NUMBER == 0) in = linear_input(b, win, row, sample, i);
-                    else in = b.out[LEVEL > 0 ? LEVEL - 1 : 0][((size_t)row * BATCH + sample) * ((I + 3) / 4 * 4) + i];
-                }
-                if (o < OP) out = b.back[LEVEL][((size_t)row * BATCH + sample) * OP + o];
-            }
-            x[s * WIDTH + k % 64] = in;
-            g[s * WIDTH + k % 64] = out;
-        }
+        *(float4*)(x + mine * WIDTH + to) = make_float4(in[0], in[1], in[2], in[3]);
+        *(float4*)(g + mine * WIDTH + to) = make_float4(out[0], out[1], out[2], out[3]);
         __syncthreads();
+        load(first + DEPTH + mine);  // while this tile is added up
         #pragma unroll
         for (int s = 0; s < DEPTH; ++s) {
             float4 u = *(const float4*)(x + s * WIDTH + ti), v = *(const float4*)(g + s * WIDTH + to);
@@ -708,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_train(Buffers
 extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_score(Buffers b, Rule rule, int step) { head(b, step, false); }
 extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Rule rule, int step) { descend(b, rule, step); }
 
-extern "C" __global__ void __launch_bounds__(256) linear_gradient(Buffers b, Rule rule, int step) {
+extern "C" __global__ void __launch_bounds__(256, 4) linear_gradient(Buffers b, Rule rule, int step) {
     int row = blockIdx.x, part = row % b.parts, tile = blockIdx.y;
     if (!rule.moves(part)) return;
     Window win = window(b, row / b.parts, step);
