@@ -81,41 +81,47 @@ __device__ float pixel(const Buffers& b, int visit, int channel, int y, int x) {
 #endif
 }
 
+// The threads of a block fetch and put items of a range; a thread fetches COUNT before it puts the first, so that it waits
+// for memory once. No branch is around a fetch: what is beyond the range is the last item again, and is not put.
+template <int COUNT, class Fetch, class Put>
+__device__ void carry(int items, Fetch fetch, Put put) {
+    for (int begin = threadIdx.x; begin < items; begin += COUNT * blockDim.x) {
+        decltype(fetch(0)) held[COUNT];
+        #pragma unroll
+        for (int n = 0; n < COUNT; ++n) held[n] = fetch(min(begin + n * (int)blockDim.x, items - 1));
+        #pragma unroll
+        for (int n = 0; n < COUNT; ++n)
+            if (begin + n * (int)blockDim.x < items) put(begin + n * (int)blockDim.x, held[n]);
+    }
+}
+
 // Copy inputs of `samples` examples into shared memory [sample][channel][H][STRIDE]; examples beyond the batch are zero.
-template <int LEVEL, int C, int H, int W, int STRIDE>
+template <int LEVEL, int C, int H, int W, int STRIDE, int COUNT>
 __device__ void stage(const Buffers& b, Window win, int row, int first, int samples, float* to) {
+    constexpr int SIZE = C * H * W;
+    int last = win.count - 1 - first, full = min(samples, last + 1);
+    const float* from = LEVEL < 0 ? nullptr : b.out[LEVEL < 0 ? 0 : LEVEL] + ((size_t)row * BATCH + first) * SIZE;
     if (LEVEL < 0 && !FLOAT_PIXELS && W % 4 == 0 && !b.crop) {  // four pixels at a time
-        for (int i = threadIdx.x; i < samples * C * H * (W / 4); i += blockDim.x) {
-            int line = i / (W / 4), x = (i - line * (W / 4)) * 4, sample = line / (C * H), y = line - sample * (C * H);
-            float four[4] = {};
-            if (first + sample < win.count) {
-                size_t at = ((size_t)b.visits[win.first + first + sample] * (C * H) + y) * W + x;
-                uchar4 raw = *(const uchar4*)((const u8*)b.pixels + at);
-                float2 seen = b.seen[y / H];
-                four[0] = raw.x * seen.x + seen.y, four[1] = raw.y * seen.x + seen.y;
-                four[2] = raw.z * seen.x + seen.y, four[3] = raw.w * seen.x + seen.y;
-            }
-            #pragma unroll
-            for (int q = 0; q < 4; ++q) to[line * STRIDE + x + q] = four[q];
-        }
-        return;
-    }
-    if (LEVEL >= 0 && STRIDE == W && C * H * W % 4 == 0) {  // as it lies in memory
-        const float4* from = (const float4*)(b.out[LEVEL < 0 ? 0 : LEVEL] + ((size_t)row * BATCH + first) * (C * H * W));
-        int full = min(samples, win.count - first) * (C * H * W / 4);
-        for (int i = threadIdx.x; i < samples * (C * H * W / 4); i += blockDim.x)
-            ((float4*)to)[i] = i < full ? from[i] : make_float4(0, 0, 0, 0);
-        return;
-    }
-    for (int i = threadIdx.x; i < samples * C * H * W; i += blockDim.x) {
-        int sample = i / (C * H * W), rest = i - sample * (C * H * W);
-        int channel = rest / (H * W), at = rest - channel * (H * W), y = at / W, x = at - y * W;
-        float value = 0;
-        if (first + sample < win.count) {
-            if (LEVEL < 0) value = pixel(b, win.first + first + sample, channel, y, x);
-            else value = b.out[LEVEL < 0 ? 0 : LEVEL][((size_t)row * BATCH + first + sample) * (C * H * W) + rest];
-        }
-        to[((sample * C + channel) * H + y) * STRIDE + x] = value;
+        carry<COUNT>(samples * (SIZE / 4), [&](int i) {
+            int sample = i / (SIZE / 4), visit = b.visits[win.first + first + min(sample, last)];
+            return ((const uchar4*)b.pixels)[(size_t)visit * (SIZE / 4) + (i - sample * (SIZE / 4))];
+        }, [&](int i, uchar4 raw) {
+            float* at = to + i / (W / 4) * STRIDE + i % (W / 4) * 4;
+            float2 seen = b.seen[i / (H * W / 4) % C];
+            if (i >= full * (SIZE / 4)) seen.x = seen.y = 0;
+            at[0] = raw.x * seen.x + seen.y, at[1] = raw.y * seen.x + seen.y;
+            at[2] = raw.z * seen.x + seen.y, at[3] = raw.w * seen.x + seen.y;
+        });
+    } else if (LEVEL >= 0 && STRIDE == W && SIZE % 4 == 0) {  // as it lies in memory
+        carry<COUNT>(samples * (SIZE / 4), [&](int i) { return ((const float4*)from)[min(i, full * (SIZE / 4) - 1)]; },
+            [&](int i, float4 four) { ((float4*)to)[i] = i < full * (SIZE / 4) ? four : make_float4(0, 0, 0, 0); });
+    } else {
+        carry<COUNT>(samples * SIZE, [&](int i) {
+            i = min(i, full * SIZE - 1);
+            if (LEVEL >= 0) return from[i];
+            int sample = i / SIZE, line = i / W, y = line % H;
+            return pixel(b, win.first + first + sample, line / H % C, y, i - line * W);
+        }, [&](int i, float value) { to[i / W * STRIDE + i % W] = i < full * SIZE ? value : 0.0f; });
     }
 }
 
@@ -137,8 +143,8 @@ __device__ void convolve(const Buffers& b, int step) {
     Window win = window(b, row / b.parts, step);
     if (first >= win.count) return;
     const float4* from = (const float4*)(b.weights + (size_t)b.slots[row] * WEIGHTS + AT);
-    for (int i = threadIdx.x; i < (FAN + 1) * OP / 4; i += blockDim.x) shared[i] = from[i];
-    stage<LEVEL - 1, C, H, W, STRIDE>(b, win, row, first, SAMPLES, input);
+    carry<4>((FAN + 1) * OP / 4, [&](int i) { return from[i]; }, [&](int i, float4 four) { shared[i] = four; });
+    stage<LEVEL - 1, C, H, W, STRIDE, 8>(b, win, row, first, SAMPLES, input);
     __syncthreads();
     for (int item = threadIdx.x; item < TILES * PAIRS * POSITIONS; item += blockDim.x) {
         int tile = item / (PAIRS * POSITIONS), rest = item - tile * (PAIRS * POSITIONS);
@@ -282,11 +288,11 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
         tap[t] = input + k / K * STRIDE + k % K + c0 * H * STRIDE;
     }
     for (int sample = first; sample < min(first + CHUNK, win.count); ++sample) {
-        __syncthreads();
-        stage<LEVEL - 1, C, H, W, STRIDE>(b, win, row, sample, 1, input);
         int count = 0;
-        if (works)
+        if (works)  // a warp's list is its own: it need not wait for the others
             count = winners<LEVEL, W, O, K, POSITIONS, STRIDE, SHARE>(b, row, sample, channel, split * SHARE, list);
+        __syncthreads();
+        stage<LEVEL - 1, C, H, W, STRIDE, 3>(b, win, row, sample, 1, input);
         __syncthreads();
         for (int i = lane; i < count; i += 32) bias += __int_as_float(list[i].x);
         #pragma unroll 2
