@@ -15,6 +15,7 @@ from fedbac.core.parts import Personalization, Scope
 from fedbac.core.requests import Average, Averaged, Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.data import planted_groups
 from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
+from fedbac.engines.pausing import through
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
@@ -104,12 +105,12 @@ def work(
     federation = federate(DATA, SHARDS, training=TRAINING)
     trainer = kind(LoopTrainer(federation.network, scheme, federation.examples), room, error)
     chunks, asked = Chunks(trainer, memory, 1), questions(federation, scheme)
-    first = chunks.average(asked)
+    first = through(chunks.average(asked))
     again = [
         replace(request, train=replace(request.train, round=9, bank=done.bank, momentum=done.momentum))
         for request, done in zip(asked, first, strict=True)
     ]
-    return [*first, *chunks.average(again)], trainer
+    return [*first, *through(chunks.average(again))], trainer
 
 
 def client_bytes(averaged: Averaged) -> float:
@@ -149,7 +150,7 @@ def test_rows_that_nobody_started_from_stay_and_weigh_nothing() -> None:
     rows = {"global": np.zeros(4, dtype=int), "cluster": np.ones(4, dtype=int)}
     asked = replace(asked, train=replace(asked.train, row_C=rows))
     trainer = LoopTrainer(federation.network, scheme, federation.examples)
-    (averaged,) = Chunks(trainer, None, 1).average([asked])
+    (averaged,) = through(Chunks(trainer, None, 1).average([asked]))
     assert averaged.weight["cluster"].tolist() == [0, int(asked.size_C.sum())]
     for name, value in averaged.bank["cluster"].items():
         assert torch.equal(value[0], asked.train.bank["cluster"][name][0])
@@ -202,7 +203,7 @@ def test_a_chunk_is_let_go_of_before_the_next_is_trained() -> None:
             return trained
 
     federation = federate(DATA, SHARDS)
-    Chunks(Watched(), 1.0, 1).average(questions(federation, Additive()))
+    through(Chunks(Watched(), 1.0, 1).average(questions(federation, Additive())))
     assert len(Watched.results) == 12
 
 

@@ -9,11 +9,12 @@ import pytest
 from fedbac.clustering import Fixed, LinUCB
 from fedbac.config.experiment import Experiment, Method, Training
 from fedbac.core.parts import Personalization
-from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trainer
+from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.state import State
 from fedbac.core.world import World
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
+from fedbac.engines.pausing import through
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Additive
@@ -37,12 +38,21 @@ class Counting(Ahead):
         self.begun: list[int] = []
         self.used: list[int] = []
         self.round = 0
+        self.trains = False
 
     def begin(self, requests: Sequence[Train]) -> Begun:
-        self.round = requests[0].round
-        return super().begin(requests)
+        self.round, self.trains = requests[0].round, True
+        begun = super().begin(requests)
+
+        def finish() -> list[Trained]:
+            self.trains = False
+            return begun.finish()
+
+        return replace(begun, finish=finish)
 
     def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+        if not self.trains:  # upon asking
+            return super().begin_evaluation(requests)
         self.begun.append(self.round)
         finish, round_ = super().begin_evaluation(requests), self.round
 
@@ -112,10 +122,12 @@ def test_what_was_begun_is_no_answer_to_another_question() -> None:
     first = {part: {name: value[:1] for name, value in stack.items()} for part, stack in parts.items()}
     other = {part: dict(stack) for part, stack in first.items()}
     asked = Evaluate(first, {part: np.zeros(1, dtype=np.int64) for part in first}, "train", (0, 1))
+    trainer.trains = True  # what is begun now is begun ahead
     for _ in range(2):
         expected.begin({0: first})
-        expected.answer({0: asked}, after_averages=True)
-    assert not trainer.begun
+        assert not trainer.begun
+        through(expected.answer({0: asked}, after_averages=True))
+        trainer.begun = []
     for question, right in (
         (asked, True),
         (replace(asked, owners=(0, 2)), False),
@@ -125,7 +137,9 @@ def test_what_was_begun_is_no_answer_to_another_question() -> None:
         expected.asked, expected.steady = {0: replace(asked, bank={})}, True
         trainer.begun, trainer.used = [], []
         expected.begin({0: first})
-        (found,) = expected.answer({0: question}, after_averages=True)
+        trainer.trains = False
+        (found,) = through(expected.answer({0: question}, after_averages=True))
+        trainer.trains = True
         (wanted,) = trainer.evaluate([question])
         np.testing.assert_array_equal(found.loss_VG, wanted.loss_VG)
         assert (len(trainer.begun), len(trainer.used)) == (1, int(right))

@@ -14,6 +14,7 @@ from fedbac.core.aggregation import EdgeAverage, look
 from fedbac.core.codecs import passed
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Beginning, Train, Trained, Trainer
+from fedbac.engines.pausing import Pausing
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
 
@@ -53,7 +54,7 @@ class Chunks:
 
     def average(
         self, requests: Sequence[Average], upon: Callable[[list[Parts]], None] = lambda averages: None
-    ) -> list[Averaged]:
+    ) -> Pausing[list[Averaged]]:
         """Train the clients of all requests and average those of each by the rows that they started from.
 
         Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them.
@@ -65,7 +66,7 @@ class Chunks:
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
-            if self._fold(chunk, requests, averages, told, upon):
+            if (yield from self._fold(chunk, requests, averages, told, upon)):
                 left = rest
         return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
@@ -84,7 +85,7 @@ class Chunks:
         averages: Sequence[EdgeAverage],
         told: Sequence[list[Told]],
         upon: Callable[[list[Parts]], None],
-    ) -> bool:
+    ) -> Pausing[bool]:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         mine = [averages[piece.request] for piece in chunk if requests[piece.request].codec is None]
         whole = len(mine) == len(chunk)
@@ -97,7 +98,7 @@ class Chunks:
                 upon(foreseen)
 
         orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
-        trained = self._train(orders, foresee if whole else None)
+        trained = yield from self._train(orders, foresee if whole else None)
         if trained is None:
             for average in mine:
                 average.ahead = None  # it holds on to memory
@@ -114,7 +115,7 @@ class Chunks:
 
     def _train(
         self, requests: list[Train], meanwhile: Callable[[Sequence[Parts]], None] | None = None
-    ) -> list[Trained] | None:
+    ) -> Pausing[list[Trained] | None]:
         """Train a chunk; when memory runs out, return None, and let chunks be half as large from now on.
 
         What is to be done ``meanwhile``, while a device trains, is given what the clients will come back with.
@@ -125,6 +126,7 @@ class Chunks:
                 return self.trainer.train(requests)
             begun = self.trainer.begin(requests)
             meanwhile(begun.parts)
+            yield
             return begun.finish()
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Beginning, Evaluate, Measured, Trainer
+from fedbac.engines.pausing import Pausing
 
 
 class Expected:
@@ -33,7 +34,7 @@ class Expected:
             }
             self.begun = requests, self.beginning.begin_evaluation(list(requests.values()))
 
-    def answer(self, requests: Mapping[int, Evaluate], after_averages: bool) -> list[Measured]:
+    def answer(self, requests: Mapping[int, Evaluate], after_averages: bool) -> Pausing[list[Measured]]:
         """Evaluate the requests of edges; what has been begun need only be waited for."""
         begun, self.begun = self.begun, None
         right = begun is not None and _same(requests, begun[0])
@@ -42,7 +43,13 @@ class Expected:
             # After a wrong guess, such as that all clients are healthy, there is none in the next round.
             self.steady = _same(asked, self.asked) and (right or begun is None)
             self.asked = asked
-        return begun[1]() if begun is not None and right else self.trainer.evaluate(list(requests.values()))
+        if begun is not None and right:
+            return begun[1]()
+        if self.beginning is None:
+            return self.trainer.evaluate(list(requests.values()))
+        finish = self.beginning.begin_evaluation(list(requests.values()))
+        yield
+        return finish()
 
 
 def _same(some: Mapping[int, Evaluate], others: Mapping[int, Evaluate]) -> bool:

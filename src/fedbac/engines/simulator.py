@@ -1,13 +1,14 @@
 """All edges and clients in this process: the edges' work is driven in step and their requests are merged."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.parts import Parts, Scope
-from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
+from fedbac.core.requests import Average, Beginning, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
 from fedbac.engines.expecting import Expected
+from fedbac.engines.pausing import Pausing, begun
 from fedbac.local import one_thread
 from fedbac.rounds.common import Common
 from fedbac.rounds.edge import serve
@@ -31,28 +32,45 @@ class Simulator:
         self.hooked = adjusted(trainer, experiment.method.personalization)
         self.chunks = Chunks(self.hooked, None if memory_gib is None else memory_gib * GIB, sharers)
         self.expected = Expected(self.hooked)
+        self.goes_on = isinstance(self.hooked, Beginning)
         self.path = trainer.path
         self.device = trainer.device
         self.keeps: frozenset[Scope] = frozenset()
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
-        return [report for report in self._run(orders) if isinstance(report, TrainReport)]
+        return self.begin_training(orders)()
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure."""
-        return [report for report in self._run(orders) if isinstance(report, MeasureReport)]
+        return self.begin_measuring(orders)()
+
+    def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+        """Have every edge run its order; what is returned waits for the device, if there is one."""
+        finish = self._begin(orders)
+        return lambda: [report for report in finish() if isinstance(report, TrainReport)]
+
+    def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
+        """Have every edge measure; what is returned waits for the device, if there is one."""
+        finish = self._begin(orders)
+        return lambda: [report for report in finish() if isinstance(report, MeasureReport)]
 
     def close(self) -> None:
         """Release the trainer."""
         self.trainer.close()
 
-    def _run(self, orders: Sequence[Order]) -> list[Report]:
-        """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
+    def _begin(self, orders: Sequence[Order]) -> Callable[[], list[Report]]:
         with one_thread():
-            return self._drive(orders)
+            rest = begun(self._drive(orders))
 
-    def _drive(self, orders: Sequence[Order]) -> list[Report]:
+        def finish() -> list[Report]:
+            with one_thread():
+                return rest()
+
+        return finish
+
+    def _drive(self, orders: Sequence[Order]) -> Pausing[list[Report]]:
+        """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
         rounds = {order.round for order in orders if isinstance(order, TrainOrder)}
         common = {round_: Common(self.experiment, round_) for round_ in rounds}
         work = [
@@ -70,13 +88,13 @@ class Simulator:
             _advance(i, edge, None, requests, reports)
         averaged = False
         while requests:
-            results, averaged = self._answer(requests, averaged)
+            results, averaged = yield from self._answer(requests, averaged)
             requests = {}
             for i, result in results.items():
                 _advance(i, work[i], result, requests, reports)
         return [reports[i] for i in range(len(work))]
 
-    def _answer(self, requests: dict[int, Request], averaged: bool) -> tuple[dict[int, Result], bool]:
+    def _answer(self, requests: dict[int, Request], averaged: bool) -> Pausing[tuple[dict[int, Result], bool]]:
         """Return the results, and whether there are averages among them; whether there were some the time before is
         given."""
         training = {i: request for i, request in requests.items() if isinstance(request, Average)}
@@ -87,9 +105,11 @@ class Simulator:
             def upon(averages: list[Parts]) -> None:
                 self.expected.begin(dict(zip(training, averages, strict=True)))
 
-            results |= zip(training, self.chunks.average(list(training.values()), upon), strict=True)
+            found = yield from self.chunks.average(list(training.values()), upon)
+            results |= zip(training, found, strict=True)
         if measuring:
-            results |= zip(measuring, self.expected.answer(measuring, averaged), strict=True)
+            measured = yield from self.expected.answer(measuring, averaged)
+            results |= zip(measuring, measured, strict=True)
         return results, bool(training)
 
 

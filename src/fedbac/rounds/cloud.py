@@ -5,7 +5,7 @@ One loop serves every method. It sees the columns of a method only through their
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts
-from fedbac.core.policies import Believing, Comparing, Gaps, Noting, Teaching
+from fedbac.core.policies import Comparing, Gaps, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -49,22 +49,60 @@ from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import Holding, holdings
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
-from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
-from fedbac.rounds.scores import score
+from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport, go_on, training
+from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
-from fedbac.rounds.writing import written, written_gaps
+from fedbac.rounds.writing import beliefs, notes, written_gaps
 
 
 def rounds(
     experiment: Experiment, sites: Sequence[Site], edges: Edges, state: State
 ) -> Iterator[tuple[dict[str, Any], State]]:
-    """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands."""
-    while state.round < experiment.task.rounds:
+    """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands.
+
+    Where a device does the work, it has begun with the next round when a record is yielded: it trains while the host
+    makes the record, and while the caller keeps it.
+    """
+    ahead, began = go_on(edges), time.perf_counter()
+    played: Played | None = None
+    while played is not None or state.round < experiment.task.rounds:
+        begun: Begun | None = None
         try:
-            record, state = Round(experiment, sites, edges, state.round + 1).play(state)
+            if state.round < experiment.task.rounds and (ahead or played is None):
+                current = Round(experiment, sites, edges, state.round + 1)
+                begun = current.begin(state)
+        finally:  # a round that is done is told, even if the next cannot begin
+            if played is not None:
+                record = played.record() | {"seconds": time.perf_counter() - began}
+                played = None  # its networks are not needed any more
+                yield record, state
+                began = time.perf_counter()
+        if begun is None:
+            continue
+        try:
+            played = current.finish(begun)
         except TooFewSitesError:  # nothing of the round counts, and the edges wait for more sites before the next try
             continue
-        yield record, state
+        state = played.after
+
+
+class Begun(NamedTuple):
+    """A round whose sites have their orders."""
+
+    before: State
+    sent: Parts
+    asked: "Asked"
+    orders: list[TrainOrder]
+    memories: list[Remembered]
+    reports: Callable[[], list[TrainReport]]
+
+
+class Played(NamedTuple):
+    """A round that is over."""
+
+    after: State
+    record: Callable[[], dict[str, Any]]
+    """Returns what is to be told of it, but for how long it took; waits for the scores."""
 
 
 class Asked(NamedTuple):
@@ -96,26 +134,32 @@ class Round:
         self.traffic = Ledger()
         """What passed between clients and their sites."""
 
-    def play(self, before: State) -> tuple[dict[str, Any], State]:
-        """Play the round and return its record and the state after it."""
-        began = time.perf_counter()
+    def begin(self, before: State) -> Begun:
+        """Give the sites their orders."""
         before, sent, teaching = self._exchange(before)
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
-        reports, links_M = self._received(orders, self.edges.train(orders), memories)
+        return Begun(before, sent, asked, orders, memories, training(self.edges, orders))
+
+    def finish(self, begun: Begun) -> Played:
+        """Play the round to its end."""
+        before, sent, asked, orders, memories, trained_by_sites = begun
+        reports, links_M = self._received(orders, trained_by_sites(), memories)
         averaged = replace(self._average(before, reports), links_M=links_M)
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
         after, gaps = self._reassign(trained, asked, readings)
+        scores = self._score(after if self.experiment.evaluation.point == "post_reassign" else trained, reports)
+        return Played(after, lambda: {"round": after.round, **scores(), **self._told(trained, after, reports, gaps)})
+
+    def _told(self, trained: State, after: State, reports: Sequence[TrainReport], gaps: Gaps | None) -> dict[str, Any]:
+        """Return what is to be told of the round besides its scores."""
         labels, moved_N = trained.label_N, after.label_N != trained.label_N
-        shown = after if self.experiment.evaluation.point == "post_reassign" else trained
-        record = {
-            "round": after.round,
-            **self._score(shown, reports),
+        return {
             "loss": _mean_loss(self.sites, reports),
-            "notes": self._notes(after),
+            "notes": notes(self.method, after),
             "gaps": None if gaps is None else written_gaps(gaps),
-            "beliefs": self._beliefs(after),
+            "beliefs": beliefs(self.method, after),
             "assignment": labels.tolist(),
             "assignment_next": after.label_N.tolist(),
             "moves": int(moved_N.sum()),
@@ -128,13 +172,15 @@ class Round:
             "absent": [m for m, report in enumerate(reports) if report.absent],
             "simulated_seconds": self._simulated_seconds(reports),
             "bytes": self._bytes(),
-            "seconds": time.perf_counter() - began,
         }
-        return record, after
 
-    def _score(self, shown: State, reports: Sequence[TrainReport]) -> dict[str, Any]:
+    def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
-        return score(self.experiment, self.members, self.edges, self.moment, networks, reports)
+        scores = score(self.experiment, self.members, self.edges, self.moment, networks, reports)
+        if go_on(self.edges):
+            return scores
+        found = scores()  # sites elsewhere may fail to answer, which is a matter of this round
+        return lambda: found
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
         return evidence_of(self.experiment, self.members, state, round_, readings)
@@ -304,25 +350,6 @@ class Round:
             models = [wanted.num_models for wanted in order.wanted]
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return readings | places.read(answers, averaged.num_clusters)
-
-    def _notes(self, state: State) -> dict[str, float | None]:
-        """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means
-        over sites."""
-        notes: dict[str, Any] = {}
-        for policy, memory in ((self.method.clustering, state.clustering), (self.method.sharing, state.sharing)):
-            if isinstance(policy, Noting):
-                notes |= policy.notes(memory)
-        if isinstance(self.method.selection, Noting):
-            found = [self.method.selection.notes(memory) for memory in state.selection_M]
-            notes |= {name: np.mean([noted[name] for noted in found]) for name in found[0]}
-        return {name: float(value) if np.isfinite(value) else None for name, value in notes.items()}
-
-    def _beliefs(self, state: State) -> list[list[float | None]] | None:
-        """Return what selection expects of each client, by site, if it is a policy that can say so."""
-        policy = self.method.selection
-        if not isinstance(policy, Believing):
-            return None
-        return [written(policy.beliefs(memory)) for memory in state.selection_M]
 
     def _simulated_seconds(self, reports: Sequence[TrainReport]) -> float | None:
         """Return how long the round would have taken: until the slowest site has done, and the cloud heard of it."""

@@ -1,8 +1,9 @@
 """What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -176,3 +177,36 @@ class Edges(Protocol):
 
     def close(self) -> None:
         """Let the sites go."""
+
+
+@runtime_checkable
+class DeviceEdges(Protocol):
+    """Edges whose work a device may do while the host goes on."""
+
+    goes_on: bool
+    """Whether it does. If not, all is done when it has begun."""
+
+    def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+        """Give the device its work; what is returned waits for it."""
+
+    def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
+        """Give the device its work; what is returned waits for it."""
+
+
+def go_on(edges: Edges) -> bool:
+    """Whether the host may go on while the edges' device works."""
+    return isinstance(edges, DeviceEdges) and edges.goes_on
+
+
+def training(edges: Edges, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+    """Have every site run its order: at once where a device does the work, and otherwise when asked for the reports."""
+    if isinstance(edges, DeviceEdges) and edges.goes_on:
+        return edges.begin_training(orders)
+    return partial(edges.train, orders)
+
+
+def measuring(edges: Edges, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
+    """Have every site measure: at once where a device does the work, and otherwise when asked for the reports."""
+    if isinstance(edges, DeviceEdges) and edges.goes_on:
+        return edges.begin_measuring(orders)
+    return partial(edges.measure, orders)

@@ -3,7 +3,7 @@
 The bytes of it are not counted: the reported accuracy is the experimenter's instrument, not part of a method.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,16 @@ from fedbac.core.state import State
 from fedbac.rounds import metrics
 from fedbac.rounds.holdings import compact, holdings
 from fedbac.rounds.members import Members
-from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted
+from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted, measuring
+
+Scores = Callable[[], dict[str, Any]]
+"""Returns the numbers of a round, when the device has measured them."""
 
 
 def score(
     experiment: Experiment, members: Members, edges: Edges, moment: Moment, state: State, reports: Sequence[TrainReport]
-) -> dict[str, Any]:
-    """Return the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
+) -> Scores:
+    """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
     scheme, sites = experiment.method.personalization, members.sites
     measured = measured_parts(scheme)
     held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(sites)]
@@ -51,32 +54,42 @@ def score(
     return _score_sites(sites, edges, models, rows_M)
 
 
-def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: IntArray) -> dict[str, Any]:
+def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: IntArray) -> Scores:
     """Judge every edge by the model of its site; and the mean of these models on all test data."""
     rows_V, column_M = np.unique(rows_M, axis=0, return_inverse=True)
     bank, row_V = compact(models, dict(zip(models, rows_V.T, strict=True)))
     orders = [MeasureOrder(m, bank, (Wanted(row_V, "test", by="edge"),)) for m in range(len(sites))]
-    found = [report.readings[0] for report in edges.measure(orders)]
-    accuracy_VE = np.concatenate([reading.accuracy_VG for reading in found], axis=1)
-    count_E = np.concatenate([reading.count_G for reading in found])
-    column_E = np.concatenate([[column] * len(site.edges) for column, site in zip(column_M, sites, strict=True)])
-    answered_E = count_E > 0
-    everywhere_V = np.average(accuracy_VE[:, answered_E], axis=1, weights=count_E[answered_E])
-    accuracy_E = accuracy_VE[column_E, np.arange(count_E.size)]
-    return _scores(sites, accuracy_E, count_E, float(everywhere_V[column_E].mean()))
+    measured = measuring(edges, orders)
+
+    def read() -> dict[str, Any]:
+        found = [report.readings[0] for report in measured()]
+        accuracy_VE = np.concatenate([reading.accuracy_VG for reading in found], axis=1)
+        count_E = np.concatenate([reading.count_G for reading in found])
+        column_E = np.concatenate([[column] * len(site.edges) for column, site in zip(column_M, sites, strict=True)])
+        answered_E = count_E > 0
+        everywhere_V = np.average(accuracy_VE[:, answered_E], axis=1, weights=count_E[answered_E])
+        accuracy_E = accuracy_VE[column_E, np.arange(count_E.size)]
+        return _scores(sites, accuracy_E, count_E, float(everywhere_V[column_E].mean()))
+
+    return read
 
 
 def _score_apart(
     sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
-) -> dict[str, Any]:
+) -> Scores:
     """Judge every edge by the model of its site, and by no other."""
     orders = [
         MeasureOrder(m, bank, (Wanted({part: row_N[:1] for part, row_N in rows_.items()}, "test", by="edge"),))
         for m, (bank, rows_) in enumerate(zip(banks, rows, strict=True))
     ]
-    found = [report.readings[0] for report in edges.measure(orders)]
-    accuracy_E = np.concatenate([reading.accuracy_VG[0] for reading in found])
-    return _scores(sites, accuracy_E, np.concatenate([reading.count_G for reading in found]), None)
+    measured = measuring(edges, orders)
+
+    def read() -> dict[str, Any]:
+        found = [report.readings[0] for report in measured()]
+        accuracy_E = np.concatenate([reading.accuracy_VG[0] for reading in found])
+        return _scores(sites, accuracy_E, np.concatenate([reading.count_G for reading in found]), None)
+
+    return read
 
 
 def by_clients(method: Method) -> bool:
@@ -87,7 +100,7 @@ def by_clients(method: Method) -> bool:
 
 def _score_clients(
     sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
-) -> dict[str, Any]:
+) -> Scores:
     """Judge every client by its own model on its share of its edge's test data; an edge by the mean over its examples.
 
     There may be as many models as clients, so none is measured on all test data.
@@ -96,17 +109,19 @@ def _score_clients(
         MeasureOrder(m, bank, (Wanted(row_N, "test", by="client"),))
         for m, (bank, row_N) in enumerate(zip(banks, rows, strict=True))
     ]
-    found = [report.readings[0] for report in edges.measure(orders)]
-    accuracy, count = [], []
-    for site, reading in zip(sites, found, strict=True):
-        for edge in site.edges:
-            mine = np.flatnonzero((site.edge_N == edge) & (reading.count_G > 0))
-            count.append(int(reading.count_G[mine].sum()))
-            answered = mine.size > 0
-            accuracy.append(
-                float(np.average(reading.accuracy_VG[0, mine], weights=reading.count_G[mine])) if answered else np.nan
-            )
-    return _scores(sites, np.array(accuracy), np.array(count), None)
+    measured = measuring(edges, orders)
+
+    def read() -> dict[str, Any]:
+        accuracy, count = [], []
+        for site, report in zip(sites, measured(), strict=True):
+            accuracy_N, count_N = report.readings[0].accuracy_VG[0], report.readings[0].count_G
+            for edge in site.edges:
+                mine = np.flatnonzero((site.edge_N == edge) & (count_N > 0))
+                count.append(int(count_N[mine].sum()))
+                accuracy.append(float(np.average(accuracy_N[mine], weights=count_N[mine])) if mine.size else np.nan)
+        return _scores(sites, np.array(accuracy), np.array(count), None)
+
+    return read
 
 
 def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywhere: float | None) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""How arrays of policies are written into the record of a round: short, and without what JSON cannot hold."""
+"""How what policies say is written into the record of a round: short, and without what JSON cannot hold."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from fedbac.core.policies import Gaps
+from fedbac.config.experiment import Method
+from fedbac.core.policies import Believing, Gaps, Noting
+from fedbac.core.state import State
 
 DIGITS = 4
 
@@ -22,3 +24,24 @@ def written_gaps(gaps: Gaps) -> dict[str, Any]:
         "gap": [written(row) for row in gaps.gap_GG],
         "limit": round(float(gaps.limit), DIGITS),
     }
+
+
+def notes(method: Method, state: State) -> dict[str, float | None]:
+    """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means over
+    sites."""
+    found: dict[str, Any] = {}
+    for policy, memory in ((method.clustering, state.clustering), (method.sharing, state.sharing)):
+        if isinstance(policy, Noting):
+            found |= policy.notes(memory)
+    if isinstance(method.selection, Noting):
+        by_site = [method.selection.notes(memory) for memory in state.selection_M]
+        found |= {name: np.mean([noted[name] for noted in by_site]) for name in by_site[0]}
+    return {name: float(value) if np.isfinite(value) else None for name, value in found.items()}
+
+
+def beliefs(method: Method, state: State) -> list[list[float | None]] | None:
+    """Return what selection expects of each client, by site, if it is a policy that can say so."""
+    policy = method.selection
+    if not isinstance(policy, Believing):
+        return None
+    return [written(policy.beliefs(memory)) for memory in state.selection_M]
