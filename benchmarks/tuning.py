@@ -336,7 +336,7 @@ def verdict(options: argparse.Namespace) -> None:
     sys.stdout.write(f"{confirmed.claim(found)}\n")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run or tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "confirm", "table", "verdict"))
@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     {"run": run, "confirm": run, "table": table, "verdict": verdict}[options.what](options)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,8 @@ def test_grids_have_the_same_size_and_their_points_differ() -> None:
 
 @pytest.mark.parametrize(("what", "seed"), [("run", 12), ("run", 20), ("confirm", 0), ("confirm", 100)])
 def test_seeds_that_confirm_never_choose(tmp_path: Path, what: str, seed: int) -> None:
-    command = [sys.executable, tuning.__file__, what, str(tmp_path / "x.jsonl"), "--seeds", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "see the protocol" in done.stderr
+    with pytest.raises(SystemExit, match="see the protocol"):
+        tuning.main([what, str(tmp_path / "x.jsonl"), "--seeds", str(seed)])
     assert not (tmp_path / "x.jsonl").exists()
 
 
@@ -125,10 +122,8 @@ def test_nothing_is_confirmed_before_all_that_chooses_has_been_run(tmp_path: Pat
     tuned = tmp_path / "tuning.jsonl"
     found = complete()
     tuned.write_text("\n".join(map(json.dumps, found[:-1])), encoding="utf-8")
-    command = [sys.executable, tuning.__file__, "confirm", str(tmp_path / "x.jsonl"), "--tuned", str(tuned)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "lacks 1 runs, such as local in per-class; first: " in done.stderr
+    with pytest.raises(SystemExit, match="lacks 1 runs, such as local in per-class; first: "):
+        tuning.main(["confirm", str(tmp_path / "x.jsonl"), "--tuned", str(tuned)])
     assert not tuning.missing(found)
 
 
