@@ -1,18 +1,22 @@
 """A device begins with the next round before the record of the one before it is told: nothing else changes by that."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedbac.config.experiment import Experiment
+from fedbac.core.codecs import Links, TopK
 from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.engines import Simulator
 from fedbac.engines.pausing import begun, through
 from fedbac.federation import Federation
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.orders import TrainOrder, TrainReport
 from tests.engines.test_chunks import Ahead
 from tests.engines.test_expecting import loop, played, setting
 
@@ -56,8 +60,10 @@ def edges_of(experiment: Experiment, federation: Federation, trainer: Trainer) -
     return Simulator(experiment, federation.sites, trainer)
 
 
-def test_the_device_trains_while_a_record_is_made_and_told() -> None:
+@pytest.mark.parametrize("links", [Links(), Links(client_up=TopK(keep=0.3))], ids=["plain", "compressed"])
+def test_the_device_trains_while_a_record_is_made_and_told(links: Links) -> None:
     experiment, federation = setting()
+    experiment = experiment.model_copy(update={"method": experiment.method.model_copy(update={"links": links})})
     diary = Diary(loop(experiment, federation))
     state = start(experiment, federation.build, federation.sites)
     for record, _ in rounds(experiment, federation.sites, edges_of(experiment, federation, diary), state):
@@ -91,17 +97,48 @@ def test_whoever_stops_after_a_record_can_resume_from_its_state() -> None:
     assert rest == plain[3:]
 
 
-def test_the_caller_s_time_is_not_the_round_s() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_caller_s_time_counts_only_where_a_device_trains_in_it(ahead: bool) -> None:
     experiment, federation = setting()
-    edges = edges_of(experiment, federation, Diary(loop(experiment, federation)))
+    trainer = Diary(loop(experiment, federation)) if ahead else loop(experiment, federation)
     state = start(experiment, federation.build, federation.sites)
-    slept, began, seconds = 0.0, time.perf_counter(), 0.0
-    for record, _ in rounds(experiment, federation.sites, edges, state):
-        seconds += record["seconds"]
+    slept, began, seconds = 0.0, time.perf_counter(), []
+    for record, _ in rounds(experiment, federation.sites, edges_of(experiment, federation, trainer), state):
+        seconds.append(record["seconds"])
         before = time.perf_counter()
         time.sleep(0.05)
         slept += time.perf_counter() - before
-    assert seconds <= time.perf_counter() - began - slept
+    whole = time.perf_counter() - began
+    if ahead:
+        assert min(seconds[1:]) >= 0.05
+        assert sum(seconds) <= whole
+    else:
+        assert sum(seconds) <= whole - slept
+
+
+def test_networks_that_came_back_are_gone_when_the_next_round_begins() -> None:
+    experiment, federation = setting()
+    alive: list[int] = []
+    banks: list[weakref.ref[torch.Tensor]] = []
+
+    class Watching(Simulator):
+        def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+            alive.append(sum(bank() is not None for bank in banks))
+            finish = super().begin_training(orders)
+
+            def watched() -> list[TrainReport]:
+                reports = finish()
+                stacks = [part for report in reports for part in report.bank.values()]
+                banks[:] = [weakref.ref(value) for stack in stacks for value in stack.values()]
+                return reports
+
+            return watched
+
+    edges = Watching(experiment, federation.sites, Diary(loop(experiment, federation)))
+    for _ in rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites)):
+        pass
+    assert banks
+    assert alive == [0] * 6
 
 
 def test_work_goes_to_its_first_pause_and_from_there_to_its_end() -> None:

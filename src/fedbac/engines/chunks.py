@@ -122,10 +122,11 @@ class Chunks:
         """
         count = sum(len(request.clients) for request in requests)
         try:
-            if meanwhile is None or not isinstance(self.trainer, Beginning):
+            if not isinstance(self.trainer, Beginning):
                 return self.trainer.train(requests)
             begun = self.trainer.begin(requests)
-            meanwhile(begun.parts)
+            if meanwhile is not None:
+                meanwhile(begun.parts)
             yield
             return begun.finish()
         except (MemoryError, RuntimeError) as error:

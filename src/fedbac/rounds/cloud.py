@@ -61,7 +61,8 @@ def rounds(
     """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands.
 
     Where a device does the work, it has begun with the next round when a record is yielded: it trains while the host
-    makes the record, and while the caller keeps it.
+    makes the record, and while the caller keeps it. So there the time of a round is that from record to record;
+    elsewhere it is without the caller's.
     """
     ahead, began = go_on(edges), time.perf_counter()
     played: Played | None = None
@@ -74,14 +75,15 @@ def rounds(
         finally:  # a round that is done is told, even if the next cannot begin
             if played is not None:
                 record = played.record() | {"seconds": time.perf_counter() - began}
-                played = None  # its networks are not needed any more
+                played, began = None, time.perf_counter()
                 yield record, state
-                began = time.perf_counter()
+                began = began if ahead else time.perf_counter()
         if begun is None:
             continue
         try:
             played = current.finish(begun)
         except TooFewSitesError:  # nothing of the round counts, and the edges wait for more sites before the next try
+            began = time.perf_counter()
             continue
         state = played.after
 
@@ -150,11 +152,16 @@ class Round:
         trained = self._share(averaged, asked, readings)
         after, gaps = self._reassign(trained, asked, readings)
         scores = self._score(after if self.experiment.evaluation.point == "post_reassign" else trained, reports)
-        return Played(after, lambda: {"round": after.round, **scores(), **self._told(trained, after, reports, gaps)})
+        # The next round has begun when this one is told: networks that came back must not take up its memory.
+        reports = [replace(report, bank={}, updates={}, momentum=None, links={}, changes={}) for report in reports]
+        labels = trained.label_N
+        return Played(after, lambda: {"round": after.round, **scores(), **self._told(labels, after, reports, gaps)})
 
-    def _told(self, trained: State, after: State, reports: Sequence[TrainReport], gaps: Gaps | None) -> dict[str, Any]:
+    def _told(
+        self, labels: IntArray, after: State, reports: Sequence[TrainReport], gaps: Gaps | None
+    ) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
-        labels, moved_N = trained.label_N, after.label_N != trained.label_N
+        moved_N = after.label_N != labels
         return {
             "loss": _mean_loss(self.sites, reports),
             "notes": notes(self.method, after),

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
@@ -17,7 +19,7 @@ from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import Edges
+from fedbac.rounds.orders import Edges, go_on
 from fedbac.runs.configure import Inputs, experiment_in
 from fedbac.runs.models import Models, models_of
 from fedbac.runs.provenance import written
@@ -111,7 +113,8 @@ def conduct(
                 records.append(record)
                 state = after
                 if folder is not None:
-                    folder.append(record, after, frozen)
+                    with _beside(edges):
+                        folder.append(record, after, frozen)
                 tracking.log(record)
                 yield record
                 if stop is not None and stop.wanted:
@@ -126,6 +129,16 @@ def conduct(
     kept = {experiment.method.personalization.parts[p].scope for p in judged_parts(experiment.method.personalization)}
     models = None if kept & edges.keeps else models_of(experiment, federation, state, records)
     return Run(folder.path if folder else None, config, records, summary, models)
+
+
+def _beside(edges: Edges) -> AbstractContextManager[object]:
+    """Return where copies from the edges' device need not wait for the training that it has begun with.
+
+    That is safe for what the round loop yields: its scores have been read, so its networks are done.
+    """
+    if not go_on(edges) or edges.device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(edges.device))  # type: ignore[no-untyped-call]
 
 
 def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
