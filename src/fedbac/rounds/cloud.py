@@ -49,7 +49,7 @@ from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import Holding, holdings
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
-from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport, go_on, training
+from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport, on_device, training
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
 from fedbac.rounds.writing import beliefs, notes, written_gaps
@@ -64,7 +64,7 @@ def rounds(
     makes the record, and while the caller keeps it. So there the time of a round is that from record to record;
     elsewhere it is without the caller's.
     """
-    ahead, began = go_on(edges), time.perf_counter()
+    ahead, began = on_device(edges) is not None, time.perf_counter()
     played: Played | None = None
     while played is not None or state.round < experiment.task.rounds:
         begun: Begun | None = None
@@ -77,7 +77,8 @@ def rounds(
                 record = played.record() | {"seconds": time.perf_counter() - began}
                 played, began = None, time.perf_counter()
                 yield record, state
-                began = began if ahead else time.perf_counter()
+                if not ahead:
+                    began = time.perf_counter()
         if begun is None:
             continue
         try:
@@ -184,7 +185,7 @@ class Round:
     def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
         scores = score(self.experiment, self.members, self.edges, self.moment, networks, reports)
-        if go_on(self.edges):
+        if on_device(self.edges) is not None:
             return scores
         found = scores()  # sites elsewhere may fail to answer, which is a matter of this round
         return lambda: found

@@ -193,20 +193,18 @@ class DeviceEdges(Protocol):
         """Give the device its work; what is returned waits for it."""
 
 
-def go_on(edges: Edges) -> bool:
-    """Whether the host may go on while the edges' device works."""
-    return isinstance(edges, DeviceEdges) and edges.goes_on
+def on_device(edges: Edges) -> DeviceEdges | None:
+    """Return the edges if the host may go on while their device works."""
+    return edges if isinstance(edges, DeviceEdges) and edges.goes_on else None
 
 
 def training(edges: Edges, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
     """Have every site run its order: at once where a device does the work, and otherwise when asked for the reports."""
-    if isinstance(edges, DeviceEdges) and edges.goes_on:
-        return edges.begin_training(orders)
-    return partial(edges.train, orders)
+    device = on_device(edges)
+    return partial(edges.train, orders) if device is None else device.begin_training(orders)
 
 
 def measuring(edges: Edges, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
     """Have every site measure: at once where a device does the work, and otherwise when asked for the reports."""
-    if isinstance(edges, DeviceEdges) and edges.goes_on:
-        return edges.begin_measuring(orders)
-    return partial(edges.measure, orders)
+    device = on_device(edges)
+    return partial(edges.measure, orders) if device is None else device.begin_measuring(orders)

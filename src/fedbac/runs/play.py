@@ -19,7 +19,7 @@ from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import Edges, go_on
+from fedbac.rounds.orders import Edges, on_device
 from fedbac.runs.configure import Inputs, experiment_in
 from fedbac.runs.models import Models, models_of
 from fedbac.runs.provenance import written
@@ -136,7 +136,7 @@ def _beside(edges: Edges) -> AbstractContextManager[object]:
 
     That is safe for what the round loop yields: its scores have been read, so its networks are done.
     """
-    if not go_on(edges) or edges.device.type != "cuda":
+    if on_device(edges) is None or edges.device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(edges.device))  # type: ignore[no-untyped-call]
 
