@@ -6,6 +6,7 @@ draws the figure anew from results/rivals/confirmed.jsonl.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,9 @@ def claim(found: Sequence[Part]) -> str:
         whole = "holds"
     elif "behind" in words:
         whole = "does not hold"
-    return f"The claim {whole}: {', '.join(f'{words.count(word)} {word}' for word in dict.fromkeys(words))}."
+    counts = [f"{word} in {words.count(word)}" for word in dict.fromkeys(words)]
+    counts[0] += f" of {len(words)} comparisons"
+    return f"The claim {whole}: {', '.join(counts)}."
 
 
 def missing(file: Path) -> int | None:
@@ -140,7 +143,8 @@ def in_short(file: Path) -> str:
     """Return how the test ended, or how far it has come, in a sentence or two."""
     left = missing(file)
     if left == 0:
-        return claim(parts(read(file)))
+        found = parts(read(file))
+        return f"{claim(found)[:-1]} ({_seeds(found)} each)."
     if left is None:
         return "The test has not begun."
     planned = len(read(file.with_name(PLANNED)))
@@ -158,30 +162,22 @@ def table(file: Path) -> str:
         return f"\n{in_short(file)}\n\n"
     judged_parts = parts(read(file))
     found = {(part.setting, part.measure): part for part in judged_parts}
-    count = [part.seeds for part in judged_parts]
-    head = f"{min(count)} to {max(count)} seeds" if min(count) < max(count) else f"{max(count)} seeds"
-    cells = "ours | less the best rival | | best rival"
     lines = [
-        f"**{claim(judged_parts)}** ({head}) {_without_ours(judged_parts)}",
+        f"**{in_short(file)}** {_without_ours(judged_parts)}",
         "",
         f"![Ours less the best rival]({FIGURE.relative_to('docs')})",
         "",
-        f"| | {' | '.join(f'{title}: {cells}' for title in MEASURES.values())} |",
-        "|---" * 9 + "|",
-        *(
-            f"| {title} | {' | '.join(_cells(found.get((setting, measure))) for measure in MEASURES)} |"
-            for setting, title in SETTINGS.items()
-        ),
-        "",
-        "Ours less two controls, in points, mean over edges / worst edge:",
-        "",
-        f"| | {' | '.join(SETTINGS.values())} |",
-        "|---" * (len(SETTINGS) + 1) + "|",
-        *(
-            f"| {title} | {' | '.join(_less(name, setting, found) for setting in SETTINGS)} |"
-            for name, title in CONTROLS.items()
-        ),
     ]
+    heads = ["ours, %", *(f"{title}: less the best rival" for title in MEASURES.values())]
+    heads += [f"less {title}" for title in CONTROLS.values()]
+    lines += [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for setting, title in SETTINGS.items():
+        both = [found.get((setting, measure)) for measure in MEASURES]
+        cells = [" / ".join(f"{part.ours:.2f}" for part in both if part), *map(_cell, both)]
+        cells += [
+            " / ".join(f"{part.controls[c]:+.2f}" for part in both if part and c in part.controls) for c in CONTROLS
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(["", *lines, "", ""])
 
 
@@ -200,6 +196,11 @@ def draw(file: Path, figure: Path) -> None:
     marks.save(differences(shown, margins), figure, file)
 
 
+def _seeds(found: Sequence[Part]) -> str:
+    count = [part.seeds for part in found]
+    return f"{min(count)} to {max(count)} seeds" if min(count) < max(count) else f"{max(count)} seeds"
+
+
 def _wanted(setting: str) -> int:
     """Return on how many seeds a setting is judged."""
     return SEEDS - sum(setting == where for where, _ in UNUSED)
@@ -210,29 +211,22 @@ def _key(row: Mapping[str, Any]) -> tuple[str, Point, str, int]:
 
 
 def _named(rival: tuple[str, Point]) -> str:
-    """Return a method with its settings, whose names are short for their paths."""
+    """Return a method with its settings: the last name of each path, and of a policy its number."""
     method, point = rival
     pairs = (setting.partition("=") for setting in point)
-    return " ".join([method, *(f"{path.rpartition('.')[2]}={value}" for path, _, value in pairs)])
+    texts = [f"{path.rpartition('.')[2]}={value}" for path, _, value in pairs]
+    return " ".join([method, *(re.sub(r"\w+={kind: \w+, (\w+): ([^}]*)}", r"\1=\2", text) for text in texts)])
 
 
 def _without_ours(found: Sequence[Part]) -> str:
     """Return what holds in the settings that others drew."""
     good = sum(part.judged.word in ("level", "ahead") for part in found if part.setting not in DRAWN_BY_US)
     count = len(MEASURES) * (len(SETTINGS) - len(DRAWN_BY_US))
-    return f"Without `planted` and `noisy`, which we made, {good} of {count} parts are level or ahead."
+    return f"Without `planted` and `noisy`, which we made, it is level or ahead in {good} of {count}."
 
 
-def _cells(part: Part | None) -> str:
-    if part is None:
-        return "– | | | "
-    word, mean, half = part.judged
-    return f"{part.ours:.2f} | {mean:+.2f} ± {half:.2f} | {word} | `{part.best}`"
-
-
-def _less(control: str, setting: str, found: Mapping[tuple[str, str], Part]) -> str:
-    both = [found.get((setting, measure)) for measure in MEASURES]
-    return " / ".join("–" if part is None else f"{part.controls.get(control, np.nan):+.2f}" for part in both)
+def _cell(part: Part | None) -> str:
+    return f"{part.judged.mean:+.2f} ± {part.judged.half:.2f}, {part.judged.word} (`{part.best}`)" if part else "–"
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def _trust(plus: Results, results_folder: Path) -> str:
         "- The claim is about clustered methods. Personalized rivals such as `fedper`, `ditto-edges` and `fedavg-ft` "
         "are above `fedbac-plus` on SVHN at α = 0.1 ([by how much](docs/rivals.md)).\n"
         "- `fedbac-plus-2` is our answer to them. [A protocol](docs/decisions/0018-protocol.md) tests on new seeds "
-        "whether it is level with the best rival or ahead, in all nine settings. "
+        "whether it is level with the best rival or ahead in nine settings, in mean accuracy and at the worst edge. "
         f"{confirmed.in_short(results_folder / confirmed.KEPT.relative_to('results'))} "
         "([Details](docs/plus.md#confirmation).)"
     )

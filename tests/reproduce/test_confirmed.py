@@ -33,7 +33,7 @@ def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -
 
 
 def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_all_have() -> None:
-    better = ("method.personalization.strength=0.3",)
+    better = ("method.personalization.strength=0.3", "method.sharing={kind: towards_mean, share: 0.3}")
     runs = [
         *of(confirmed.OURS, 0.8, range(20, 30)),
         *of("ditto-edges", 0.7, range(20, 30)),
@@ -41,7 +41,12 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
         *of(confirmed.WIDE, 0.9, range(20, 23)),
     ]
     mean, worst = confirmed.parts(runs)
-    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (10, 2, "ditto-edges strength=0.3", "ahead")
+    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (
+        10,
+        2,
+        "ditto-edges strength=0.3 share=0.3",
+        "ahead",
+    )
     assert mean.judged.mean == pytest.approx(1.0)
     assert mean.controls == {confirmed.WIDE: pytest.approx(-10.0)}
     assert worst.measure == "edge_min"
@@ -50,10 +55,10 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
 @pytest.mark.parametrize(
     ("above", "missing", "verdict"),
     [
-        (0.01, (), "holds: 18 ahead"),
-        (-0.02, (), "does not hold: 16 ahead, 2 behind"),
-        (0.01, ("noisy",), "is not clear: 16 ahead, 2 not run"),
-        (None, (), "is not clear: 16 ahead, 2 too few seeds"),
+        (0.01, (), "holds: ahead in 18 of 18 comparisons"),
+        (-0.02, (), "does not hold: ahead in 16 of 18 comparisons, behind in 2"),
+        (0.01, ("noisy",), "is not clear: ahead in 16 of 18 comparisons, not run in 2"),
+        (None, (), "is not clear: ahead in 16 of 18 comparisons, too few seeds in 2"),
     ],
 )
 def test_the_claim_holds_if_no_part_is_missing_or_short_of_seeds_or_worse_than_level(
@@ -85,7 +90,10 @@ def test_nothing_is_told_before_all_planned_runs_are_done(tmp_path: Path) -> Non
     write(file, [*runs[:-1], *of("local", 0.7, range(29, 30))])
     assert "19 of 20 runs are done" in confirmed.in_short(file), "another point"
     write(file, runs)
-    assert confirmed.in_short(file) == "The claim is not clear: 2 ahead, 16 not run."
+    assert (
+        confirmed.in_short(file)
+        == "The claim is not clear: ahead in 2 of 18 comparisons, not run in 16 (10 seeds each)."
+    )
 
 
 def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path: Path) -> None:
@@ -94,9 +102,10 @@ def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path:
     for name in (file, tmp_path / confirmed.PLANNED):
         write(name, [*runs, *of("local", 0.75, setting="noisy")])
     page = confirmed.table(file)
-    assert "**The claim is not clear: 4 ahead, 14 not run.** (10 seeds)" in page
-    assert "Without `planted` and `noisy`, which we made, 2 of 14 parts are level or ahead." in page
-    assert "| SVHN, 0.5 | 80.00 | +10.00 ± 0.00 | ahead | `local` | 70.00 | +10.00 ± 0.00 | ahead | `local` |" in page
+    assert "**The claim is not clear: ahead in 4 of 18 comparisons, not run in 14 (10 seeds each).**" in page
+    assert "Without `planted` and `noisy`, which we made, it is level or ahead in 2 of 14." in page
+    judged = "+10.00 ± 0.00, ahead (`local`)"
+    assert f"| SVHN, 0.5 | 80.00 / 70.00 | {judged} | {judged} |  |  |" in page
     confirmed.draw(file, figure)
     assert marks.current(figure, file)
     assert "Fashion" not in figure.read_text(encoding="utf-8")

@@ -156,5 +156,5 @@ def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text("\n".join(runs), encoding="utf-8")
     tuning.verdict(argparse.Namespace(file=file))
     told = capsys.readouterr().out
-    assert "The claim holds: 18 ahead." in told
+    assert "The claim holds: ahead in 18 of 18 comparisons." in told
     assert told.count("best of 1: local (10 seeds); fedavg-ft-wide -10.00") == 18
