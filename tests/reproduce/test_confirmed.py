@@ -44,12 +44,28 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
     assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (
         10,
         2,
-        "ditto-edges strength=0.3 share=0.3",
+        "ditto-edges strength=0.3 towards_mean(0.3)",
         "ahead",
     )
     assert mean.judged.mean == pytest.approx(1.0)
     assert mean.controls == {confirmed.WIDE: pytest.approx(-10.0)}
     assert worst.measure == "edge_min"
+
+
+def test_leads_that_remain_after_a_correction_for_many_tests_are_counted_in_order_of_their_chance() -> None:
+    def part(*difference: float) -> confirmed.Part:
+        return confirmed.Part("svhn", "accuracy", 3, 80.0, "local", 1, confirmed.judged(difference, 0.3), {})
+
+    sure, likely, none = part(1.0, 1.01, 0.99), part(1.0, 1.5, 0.5), part(-0.1, 0.1, 0.0)
+    assert [confirmed.still_ahead([sure]), confirmed.still_ahead([likely]), confirmed.still_ahead([none])] == [1, 1, 0]
+    assert confirmed.still_ahead([likely, none, sure]) == 1, "0.037 would have to be at most 0.05 / 2"
+    assert confirmed.still_ahead([likely, sure]) == 2
+
+
+def test_a_rival_may_be_left_out() -> None:
+    runs = [*of(confirmed.OURS, 0.8), *of(confirmed.KIN, 0.81), *of("local", 0.7)]
+    assert confirmed.parts(runs)[0].best == confirmed.KIN
+    assert confirmed.parts(runs, but=confirmed.KIN)[0].best == "local"
 
 
 @pytest.mark.parametrize(
