@@ -24,9 +24,9 @@ from fedbac import Dataset, configure
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.gpu.driver import current_stream, pointers
-from fedbac.local.fused import FusedTrainer, Sums
+from fedbac.local.fused import FusedTrainer, Moves
 from fedbac.local.networks import Fleet
-from fedbac.local.stages import Stage, span
+from fedbac.local.room import Sums
 from fedbac.local.visits import VisitTable
 from fedbac.presets.tasks import TASKS
 from fedbac.runs.configure import Inputs
@@ -59,15 +59,15 @@ def measure_phases(turns: int, found: dict[str, float]) -> None:
     play_phase = FusedTrainer._run
 
     def run(
-        self: FusedTrainer, stage: Stage, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: Sums,
+        self: FusedTrainer, moves: Moves, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: Sums,
         last: bool,
     ) -> None:  # fmt: skip
-        parts, rows = len(stage.networks), rate_J.size * len(stage.networks)
-        table, start_JP = fleet.start(stage.networks)
+        networks = moves.stage.networks
+        parts, rows = len(networks), rate_J.size * len(networks)
+        table, start_JP = fleet.start(networks)
         self.room.weights[:rows] = table[torch.from_numpy(start_JP).to(self.device)].flatten(0, 1)
-        spans = [span(stage, network, self.like) for network in stage.networks]
         there = self._tables(batches, 0 * rate_J, (), fleet)
-        given = [self._lane(lane.jobs, parts, there, fleet, sums, self._rule(spans)) for lane in batches.lanes]
+        given = [self._lane(lane.jobs, parts, there, fleet, sums, moves.rule) for lane in batches.lanes]
         arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
 
         def step(number: int, share: int = 1) -> None:
@@ -96,7 +96,7 @@ def measure_phases(turns: int, found: dict[str, float]) -> None:
         for kernel in self.plan.training:
             alone = partial(self._launch, [kernel], first, stream, arguments[0])
             found[kernel.name] = microseconds(alone, PER_KERNEL)
-        play_phase(self, stage, fleet, batches, rate_J, sums, last)
+        play_phase(self, moves, fleet, batches, rate_J, sums, last)
 
     FusedTrainer._run = run  # type: ignore[method-assign]
 

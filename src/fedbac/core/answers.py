@@ -11,6 +11,8 @@ from fedbac.core.queries import Accuracy, Ask, Loss, Query
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
 
+QUERIES = get_args(Query)
+
 
 def checked_ask(
     column: str, policy: Any, answer: Any, before: Collection[str] = (), after: Collection[str] = ()
@@ -26,7 +28,7 @@ def checked_ask(
     if not isinstance(needs, frozenset):
         raise PolicyError(f"{who}: needs() must return a frozenset of queries, not a {type(needs).__name__}")
     for name, queries in (("before", answer.before), ("after", answer.after)):
-        if not isinstance(queries, tuple) or not all(isinstance(query, get_args(Query)) for query in queries):
+        if not isinstance(queries, tuple) or not all(isinstance(query, QUERIES) for query in queries):
             raise PolicyError(f"{who}: ask() must give {name} as a tuple of queries, not {queries!r}")
     undeclared = {*answer.before, *answer.after} - needs
     if undeclared:
@@ -41,7 +43,7 @@ def checked_ask(
 
 def checked_queries(policy: Any, answer: Any) -> tuple[Any, ...]:
     """Return what a sharing policy asks for if it is a plain tuple of queries."""
-    if not isinstance(answer, tuple) or not all(isinstance(query, get_args(Query)) for query in answer):
+    if not isinstance(answer, tuple) or not all(isinstance(query, QUERIES) for query in answer):
         raise PolicyError(f"{_named('sharing', policy)}: ask() must return a tuple of queries, not {answer!r}")
     return answer
 

@@ -45,6 +45,8 @@ class Chunks:
 
     def __init__(self, trainer: Trainer, memory: float | None, sharers: int) -> None:
         self.trainer = trainer
+        self.beginning = trainer if isinstance(trainer, Beginning) else None
+        """The trainer, if it can go on while its device works."""
         self.memory = memory
         """Bytes; ``default_memory`` when not given."""
         self.sharers = sharers
@@ -122,9 +124,9 @@ class Chunks:
         """
         count = sum(len(request.clients) for request in requests)
         try:
-            if not isinstance(self.trainer, Beginning):
+            if self.beginning is None:
                 return self.trainer.train(requests)
-            begun = self.trainer.begin(requests)
+            begun = self.beginning.begin(requests)
             if meanwhile is not None:
                 meanwhile(begun.parts)
             yield

@@ -33,6 +33,8 @@ class Simulator:
         self.chunks = Chunks(self.hooked, None if memory_gib is None else memory_gib * GIB, sharers)
         self.expected = Expected(self.hooked)
         self.goes_on = isinstance(self.hooked, Beginning)
+        self.following: Common | None = None
+        """The round after the one that the device is busy with."""
         self.path = trainer.path
         self.device = trainer.device
         self.keeps: frozenset[Scope] = frozenset()
@@ -47,8 +49,15 @@ class Simulator:
 
     def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
         """Have every edge run its order; what is returned waits for the device, if there is one."""
-        finish = self._begin(orders)
-        return lambda: [report for report in finish() if isinstance(report, TrainReport)]
+        common = self._common(orders[0].round)
+        finish = self._begin(orders, common)
+
+        def reports() -> list[TrainReport]:
+            if self.goes_on and common.round < self.experiment.task.rounds:
+                self.following = common.following()  # before the host waits for the device
+            return [report for report in finish() if isinstance(report, TrainReport)]
+
+        return reports
 
     def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
         """Have every edge measure; what is returned waits for the device, if there is one."""
@@ -59,9 +68,13 @@ class Simulator:
         """Release the trainer."""
         self.trainer.close()
 
-    def _begin(self, orders: Sequence[Order]) -> Callable[[], list[Report]]:
+    def _common(self, round_: int) -> Common:
+        known, self.following = self.following, None
+        return known if known is not None and known.round == round_ else Common(self.experiment, round_)
+
+    def _begin(self, orders: Sequence[Order], common: Common | None = None) -> Callable[[], list[Report]]:
         with one_thread():
-            rest = begun(self._drive(orders))
+            rest = begun(self._drive(orders, common))
 
         def finish() -> list[Report]:
             with one_thread():
@@ -69,19 +82,9 @@ class Simulator:
 
         return finish
 
-    def _drive(self, orders: Sequence[Order]) -> Pausing[list[Report]]:
+    def _drive(self, orders: Sequence[Order], common: Common | None) -> Pausing[list[Report]]:
         """Drive the edges' generators in step: collect what each asks for, answer all at once, repeat."""
-        rounds = {order.round for order in orders if isinstance(order, TrainOrder)}
-        common = {round_: Common(self.experiment, round_) for round_ in rounds}
-        work = [
-            serve(
-                order,
-                self.sites[order.site],
-                self.experiment,
-                common=common[order.round] if isinstance(order, TrainOrder) else None,
-            )
-            for order in orders
-        ]
+        work = [serve(order, self.sites[order.site], self.experiment, common=common) for order in orders]
         reports: dict[int, Report] = {}
         requests: dict[int, Request] = {}
         for i, edge in enumerate(work):

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbac.core import trees
 from fedbac.gpu.network import MAX_PARTS
 
 
@@ -34,18 +31,16 @@ class Arguments:
     """The arguments of a row of launches, and the tensors they point to."""
 
     buffers: Any
-    device: torch.device
 
     def __post_init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor | None] = {}
         self.rule = Rule()
         self.step = c_int32(0)
 
-    def keep(self, name: str, values: NDArray[Any] | Tensor | None) -> None:
-        """Bring an array to the device and point a field to it; without values the kernels do without."""
-        if values is not None:
-            self.kept[name] = values if isinstance(values, Tensor) else trees.onto(values, self.device)
-            setattr(self.buffers, name, self.kept[name].data_ptr())
+    def keep(self, name: str, values: Tensor | None) -> None:
+        """Point a field to a tensor and keep that; without one the kernels do without."""
+        self.kept[name] = values
+        setattr(self.buffers, name, None if values is None else values.data_ptr())
 
     def point(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Point the entries of an array of fields to tensors, one per layer."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,7 +66,9 @@ class Examples:
         largest = max((mine.size for mine in self.shards.train), default=1)
         return min(self.training.batch_size, max(largest, USUAL_BATCH))
 
-    def distortions(self, client: int, round_: int, edge_round: int, visits: IntArray) -> tuple[Tensor, Tensor] | None:
+    def distortions(
+        self, client: int, round_: int, edge_round: int, visits: NDArray[Any]
+    ) -> tuple[Tensor, Tensor] | None:
         """Return crop offsets and flips for every visit, or None without augmentation."""
         if self.augment is None:
             return None

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedbac.core.requests import Train
-from fedbac.core.settings import IntArray
 from fedbac.local.examples import Examples
 
 FEW = 4
@@ -15,16 +17,16 @@ class Foresight:
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples
-        self.drawn: dict[tuple[int, int, int, int], IntArray] = {}
+        self.drawn: dict[tuple[int, int, int, int], NDArray[np.int32]] = {}
         self.moment: tuple[int, int] | None = None
         """The round and edge round that was drawn for."""
         self.last_edge_round = 0
         """Of those seen so far."""
 
-    def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> IntArray:
-        """Return the examples of a client in order of visit, as ``Examples`` draws them."""
+    def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> NDArray[np.int32]:
+        """Return the examples of a client in order of visit, as ``Examples`` draws them, in the kernels' numbers."""
         found = self.drawn.get((client, round_, edge_round, epochs))
-        return self.examples.visits(client, round_, edge_round, epochs) if found is None else found
+        return self._draw(client, round_, edge_round, epochs) if found is None else found
 
     def look_ahead(self, requests: Sequence[Train], epochs: Collection[int]) -> None:
         """Draw for the moment that probably follows; to be called when the device has all its work."""
@@ -38,4 +40,7 @@ class Foresight:
         if num_clients <= FEW * sum(len(request.clients) for request in requests):
             for client in range(num_clients):
                 for count in epochs:
-                    self.drawn[client, *moment, count] = self.examples.visits(client, *moment, count)
+                    self.drawn[client, *moment, count] = self._draw(client, *moment, count)
+
+    def _draw(self, client: int, round_: int, edge_round: int, epochs: int) -> NDArray[np.int32]:
+        return self.examples.visits(client, round_, edge_round, epochs).astype(np.int32)

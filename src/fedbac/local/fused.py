@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +11,18 @@ from torch import Tensor, nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Begun, Evaluate, Kept, Measured, Train, Trained
+from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers, to_host
 from fedbac.gpu.network import Launch, Plan
 from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
 from fedbac.local.foresight import Foresight
-from fedbac.local.losses import Losses, kept
+from fedbac.local.losses import kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.room import Room, Sums
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
-from fedbac.local.stages import Span, Stage, places, span, stages_now, stages_of
+from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
 from fedbac.local.visits import LANES, VisitTable
 from fedbac.native import Layers
 
@@ -40,6 +41,16 @@ def plan_for(layers: Layers, examples: Examples) -> Plan:
     return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
 
 
+class Moves(NamedTuple):
+    """How weights move in a phase, as the kernels are told."""
+
+    stage: Stage
+    spans: list[Span]
+    rule: Rule
+    shared: dict[Copy, list[slice]]
+    """Where weights lie that networks share."""
+
+
 class FusedTrainer:
     """Trains the clients of all requests in step: those with most batches first, so that the active ones lead."""
 
@@ -52,6 +63,7 @@ class FusedTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, network, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
+        self.moves = [self._moves(stage) for stage in self.stages]
         self.streams = Streams(LANES, device)
         self.module = Module(plan.source)
         self.kernels = {
@@ -101,9 +113,10 @@ class FusedTrainer:
         sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in running.values()))
         for number, stage in running.items():
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
-            self._run(stage, fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
+            self._run(self.moves[number], fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
         place = np.argsort(order)
+        told = sums.begin(next(iter(batches.values())).used_J, place)
         now = self._outside({n: fleet.now(n) for n in networks}, place)
         moving = None if before is None else self._outside({n: fleet.velocity_JD[n] for n in networks}, place)
         ends = np.cumsum([len(request.clients) for request in requests]).tolist()
@@ -112,7 +125,7 @@ class FusedTrainer:
 
         def finish() -> list[Trained]:
             self.ahead.look_ahead(requests, batches)  # before the host waits for the device
-            losses, out = sums.losses(next(iter(batches.values())).used_J, place), []
+            losses, out = told(), []
             for request, jobs, parts_C in zip(requests, mine, parts, strict=True):
                 momentum = None if moving is None or request.momentum is None else self._parts(moving, jobs)
                 out.append(losses.of(request, jobs, parts_C, momentum))
@@ -120,16 +133,22 @@ class FusedTrainer:
 
         return Begun(parts, finish)
 
+    def _moves(self, stage: Stage) -> Moves:
+        spans = [span(stage, network, self.like) for network in stage.networks]
+        shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
+        return Moves(stage, spans, self._rule(spans), shared)
+
     def _run(
         self,
-        stage: Stage,
+        moves: Moves,
         fleet: Fleet,
         batches: VisitTable,
         rate_J: NDArray[np.float32],
-        sums: "Sums",
+        sums: Sums,
         last: bool,
     ) -> None:
         """Run a phase of all jobs."""
+        stage, spans, rule, shared = moves
         parts, room, num_jobs = len(stage.networks), self.room, rate_J.size
         table, start_JP = fleet.start(stage.networks)
         weights, velocity = (
@@ -141,8 +160,7 @@ class FusedTrainer:
             velocity.zero_()
         else:
             velocity.copy_(before)
-        spans = [span(stage, network, self.like) for network in stage.networks]
-        rule, there = self._rule(spans), self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
+        there = self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
         given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
         arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
         with self.streams.fork() as streams:
@@ -151,7 +169,6 @@ class FusedTrainer:
                     if step < len(lane.active):
                         one.step.value = step
                         self._launch(self.plan.training, parts * lane.active[step], stream, values)
-        shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
         if not last:  # the next phase needs the room
             weights, velocity = weights.clone(), velocity.clone()
         fleet.move(stage, weights, velocity, shared)
@@ -161,7 +178,7 @@ class FusedTrainer:
     ) -> dict[str, Tensor]:
         """Return what a phase's kernels are told of all jobs, on the device."""
         told: dict[str, NDArray[Any] | None] = {
-            "visits": batches.visits.astype(np.int32),
+            "visits": batches.visits,
             "crop": batches.crop,
             "flip": batches.flip,
             "jobs": batches.jobs,
@@ -174,24 +191,31 @@ class FusedTrainer:
         return {name: trees.onto(values, self.device) for name, values in told.items() if values is not None}
 
     def _lane(
-        self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: "Sums", rule: Rule
+        self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: Sums, rule: Rule
     ) -> Arguments:
         """Return the arguments with which some jobs are trained: their kernels count rows from the first of them."""
-        room, rows = self.room, slice(parts * jobs.start, parts * jobs.stop)
-        split, batch = self.source["train"], self.examples.training.batch_size
-        given = self._arguments(there["visits"], split, room.weights[rows], parts, batch)
-        for name in ("velocity", "gradient", "partial", "squares"):
-            setattr(given.buffers, name, getattr(room, name)[rows].data_ptr())
+        room = self.room
+        if (key := (parts, jobs.start, jobs.stop)) not in room.given:
+            room.given[key] = self._lasting(slice(parts * jobs.start, parts * jobs.stop), parts)
+        given = room.given[key]
         sums.point(given.buffers, jobs)
-        for name in ("out", "back", "winner"):
-            given.point(name, [level[rows] for level in getattr(room, name)])
-        for name in ("crop", "flip"):
+        for name in ("visits", "crop", "flip"):
             given.keep(name, there.get(name))
         for name in ("jobs", "rates", "anchor"):
             given.keep(name, there[name][jobs] if name in there else None)
-        given.keep("slots", room.slots)
         given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
         given.rule = rule
+        return given
+
+    def _lasting(self, rows: slice, parts: int) -> Arguments:
+        """Return arguments that point to some rows of the room, which stay where they are from round to round."""
+        room, split, batch = self.room, self.source["train"], self.examples.training.batch_size
+        given = self._arguments(split, room.weights[rows], parts, batch)
+        for name in ("velocity", "gradient", "partial", "squares"):
+            setattr(given.buffers, name, getattr(room, name)[rows].data_ptr())
+        for name in ("out", "back", "winner"):
+            given.point(name, [level[rows] for level in getattr(room, name)])
+        given.keep("slots", room.slots)
         return given
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
@@ -264,7 +288,8 @@ class FusedTrainer:
         at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
         room = ScoringRoom(self.plan, min(num_jobs, at_once), self.device)
         logits = torch.empty((layout.num_scored, self.plan.linears[-1].outputs), device=self.device)
-        given = self._arguments(there["visits"], split, networks, 1, self.plan.room)
+        given = self._arguments(split, networks, 1, self.plan.room)
+        given.keep("visits", there["visits"])
         given.point("out", room.out)
         given.point("winner", room.winner)
         given.buffers.logits = logits.data_ptr()
@@ -291,11 +316,8 @@ class FusedTrainer:
 
         return read
 
-    def _arguments(
-        self, visits: NDArray[Any] | Tensor, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int
-    ) -> Arguments:
-        given = Arguments(buffers_type(len(self.plan.levels))(), self.device)
-        given.keep("visits", visits)
+    def _arguments(self, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int) -> Arguments:
+        given = Arguments(buffers_type(len(self.plan.levels))())
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
             setattr(given.buffers, name, tensor.data_ptr())
         given.buffers.parts, given.buffers.batch = parts, batch
@@ -334,49 +356,3 @@ class FusedTrainer:
     def _parts(self, stacks: Mapping[str, Tensor], jobs: slice) -> Parts:
         """Return the networks of some jobs as parts."""
         return parts_of(self.anatomy, {network: stack[jobs] for network, stack in stacks.items()}, self.like)
-
-
-class Room:
-    """The clients' weights and everything computed on the way, in buffers that stay where they are."""
-
-    def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
-        self.rows, self.plan = rows, plan
-
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros((rows, *shape), dtype=dtype, device=device)
-
-        self.weights, self.velocity, self.gradient = (room(plan.size) for _ in range(3))
-        self.partial = room(plan.chunks, plan.conv_size)
-        self.squares = room(plan.slices)
-        self.slots = torch.arange(rows, dtype=torch.int32, device=device)
-        self.loss = room(plan.groups, dtype=torch.float64)
-        self.out = [room(plan.room, size) for size in plan.levels]
-        self.back = [room(plan.room, size) for size in plan.levels]
-        self.winner = [room(plan.room, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
-
-
-class Sums:
-    """Losses of the clients, summed while they are trained; blocks of a client's examples have sums of their own."""
-
-    def __init__(self, room: Room, keep: frozenset[Kept], num_jobs: int, num_epochs: int) -> None:
-        self.num_epochs, self.begun = num_epochs, 0
-        """Epochs of all phases, and of those that are done."""
-        self.loss = room.loss[:num_jobs].zero_()
-        self.square = torch.zeros_like(self.loss) if "square" in keep else None
-        shape = (num_jobs, num_epochs, room.loss.shape[1])
-        self.epoch_loss = self.loss.new_zeros(shape) if "epochs" in keep else None
-
-    def point(self, buffers: Any, jobs: slice) -> None:
-        """Point a phase's kernels to the sums that are wanted of some jobs."""
-        for name in ("loss", "square", "epoch_loss"):
-            if (sums := getattr(self, name)) is not None:
-                setattr(buffers, name, sums[jobs].data_ptr())
-        buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
-
-    def losses(self, used_J: IntArray, place: IntArray) -> Losses:
-        """Return the means, given the examples of an epoch, with the jobs in these places."""
-        used_J = np.maximum(used_J, 1)
-        seen_J = self.num_epochs * used_J
-        square_J = None if self.square is None else (self.square.sum(1).cpu().numpy() / seen_J)[place]
-        epoch_JE = None if self.epoch_loss is None else (self.epoch_loss.sum(2).cpu().numpy() / used_J[:, None])[place]
-        return Losses((self.loss.sum(1).cpu().numpy() / seen_J)[place], square_J, epoch_JE)

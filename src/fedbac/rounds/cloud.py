@@ -46,13 +46,13 @@ from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
-from fedbac.rounds.holdings import Holding, holdings
+from fedbac.rounds.holdings import Holding
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport, on_device, training
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
-from fedbac.rounds.writing import beliefs, notes, written_gaps
+from fedbac.rounds.writing import Heard, beliefs, notes, written_gaps
 
 
 def rounds(
@@ -136,6 +136,13 @@ class Round:
         self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
+        self._held: dict[bytes, list[dict[str, Holding]]] = {}
+
+    def _holdings(self, label_N: IntArray) -> list[dict[str, Holding]]:
+        """Return what every site holds of each part; it is asked several times about the same labels."""
+        if (key := label_N.tobytes()) not in self._held:
+            self._held[key] = self.members.holdings(self.method.personalization.parts, label_N)
+        return self._held[key]
 
     def begin(self, before: State) -> Begun:
         """Give the sites their orders."""
@@ -147,24 +154,22 @@ class Round:
     def finish(self, begun: Begun) -> Played:
         """Play the round to its end."""
         before, sent, asked, orders, memories, trained_by_sites = begun
-        reports, links_M = self._received(orders, trained_by_sites(), memories)
+        reports = trained_by_sites()
+        links_M = self._received(orders, reports, memories)
         averaged = replace(self._average(before, reports), links_M=links_M)
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
         after, gaps = self._reassign(trained, asked, readings)
         scores = self._score(after if self.experiment.evaluation.point == "post_reassign" else trained, reports)
         # The next round has begun when this one is told: networks that came back must not take up its memory.
-        reports = [replace(report, bank={}, updates={}, momentum=None, links={}, changes={}) for report in reports]
-        labels = trained.label_N
-        return Played(after, lambda: {"round": after.round, **scores(), **self._told(labels, after, reports, gaps)})
+        heard, labels = Heard.of(reports), trained.label_N
+        return Played(after, lambda: {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)})
 
-    def _told(
-        self, labels: IntArray, after: State, reports: Sequence[TrainReport], gaps: Gaps | None
-    ) -> dict[str, Any]:
+    def _told(self, labels: IntArray, after: State, heard: Heard, gaps: Gaps | None) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
         moved_N = after.label_N != labels
         return {
-            "loss": _mean_loss(self.sites, reports),
+            "loss": heard.loss([site.size for site in self.sites]),
             "notes": notes(self.method, after),
             "gaps": None if gaps is None else written_gaps(gaps),
             "beliefs": beliefs(self.method, after),
@@ -173,18 +178,15 @@ class Round:
             "moves": int(moved_N.sum()),
             "entered_empty": int(sum(k not in labels for k in after.label_N[moved_N])),
             "active_clusters": int(np.unique(labels).size),
-            "selected": [list(report.selected) for report in reports],
-            "failed": [client for report in reports for client in report.failed],
-            "dropped": [client for report in reports for client in report.dropped],
-            "late": [client for report in reports for client in report.late],
-            "absent": [m for m, report in enumerate(reports) if report.absent],
-            "simulated_seconds": self._simulated_seconds(reports),
+            **heard.clients(),
+            "simulated_seconds": self._simulated_seconds(heard),
             "bytes": self._bytes(),
         }
 
     def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
-        scores = score(self.experiment, self.members, self.edges, self.moment, networks, reports)
+        held = self._holdings(networks.label_N)
+        scores = score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
         if on_device(self.edges) is not None:
             return scores
         found = scores()  # sites elsewhere may fail to answer, which is a matter of this round
@@ -219,9 +221,9 @@ class Round:
         wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
         orders, memories = [], []
-        for m, site in enumerate(self.sites):
-            held = holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
-            bank = {part: trees.select(sent[part], own.owner_R) for part, own in held.items()}
+        rows: dict[tuple[str, bytes], Params] = {}
+        for m, held in enumerate(self._holdings(state.label_N)):
+            bank = {part: _rows(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
             bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"))
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
@@ -247,19 +249,18 @@ class Round:
 
     def _received(
         self, orders: Sequence[TrainOrder], reports: Sequence[TrainReport], memories: Sequence[Remembered]
-    ) -> tuple[list[TrainReport], tuple[Memory, ...]]:
-        """Return what arrives of the reports, and what the links remember."""
-        arrived, after = [], []
+    ) -> tuple[Memory, ...]:
+        """Count what the sites sent, and return what the links remember."""
+        after = []
         for order, report, memory in zip(orders, reports, memories, strict=True):
             self.traffic.merge(report.traffic)
             tellers = len(report.selected) if self.members.unit == "client" else 1
             self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
             averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
-            bank = self.link.send("up", "train", averages)
-            updates = self.link.send("up", "train", report.updates)
-            arrived.append(replace(report, bank=report.bank | bank, updates=updates))
+            self.link.send("up", "train", averages)
+            self.link.send("up", "train", report.updates)
             after.append(memory.with_(report.links))
-        return arrived, tuple(after)
+        return tuple(after)
 
     def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
@@ -267,10 +268,7 @@ class Round:
             self.method.personalization, self.moment
         )  # a mean of what keeps still would only round it
         parts, trained = {}, {}
-        held = [
-            holdings(self.method.personalization.parts, site, self.members.labels(state.label_N, m))
-            for m, site in enumerate(self.sites)
-        ]
+        held = self._holdings(state.label_N)
         for part, stack in state.parts.items():
             rows, weight_R, owner_R = self._contributions(part, [own[part] for own in held], reports)
             parts[part] = average_by_owner(stack, rows, weight_R, owner_R) if part in moving else stack
@@ -304,11 +302,11 @@ class Round:
         weights, owners = [], []
         for site, own, report in zip(self.sites, held, reports, strict=True):
             trained_R = report.weight[part].astype(np.float64)
-            weight_R = {
-                "total": np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size),
-                "selected": trained_R,
-                "uniform": np.ones_like(trained_R),
-            }[self.method.cloud_weight]
+            weight_R = trained_R
+            if self.method.cloud_weight == "total":
+                weight_R = np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size).astype(np.float64)
+            elif self.method.cloud_weight == "uniform":
+                weight_R = np.ones_like(trained_R)
             weights.append(np.where(trained_R > 0, weight_R, 0.0))
             owners.append(own.owner_R)
         return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
@@ -359,14 +357,14 @@ class Round:
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return readings | places.read(answers, averaged.num_clusters)
 
-    def _simulated_seconds(self, reports: Sequence[TrainReport]) -> float | None:
+    def _simulated_seconds(self, heard: Heard) -> float | None:
         """Return how long the round would have taken: until the slowest site has done, and the cloud heard of it."""
         world = self.experiment.task.world
         if world is None:
             return None
         num_bytes = sum(self.link.traffic.entries.values()) if self.method.topology.tiers == 3 else 0
         passing = BITS * num_bytes / len(self.sites) / (MEGA * world.megabits_cloud)
-        return max(report.seconds or 0.0 for report in reports) + passing
+        return max(heard.seconds_M) + passing
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
@@ -389,11 +387,8 @@ def _steps(experiment: Experiment, sites: Sequence[Site]) -> float:
     return epochs * float(training.steps(np.concatenate([site.size_N for site in sites])).mean())
 
 
-def _mean_loss(sites: Sequence[Site], reports: Sequence[TrainReport]) -> float | None:
-    """Return the mean training loss over the sites that trained, weighted by their data; None when all failed."""
-    pairs = [(report.loss, site.size) for report, site in zip(reports, sites, strict=True)]
-    pairs = [(loss, size) for loss, size in pairs if np.isfinite(loss)]
-    if not pairs:
-        return None
-    loss_M, size_M = zip(*pairs, strict=True)
-    return float(np.average(loss_M, weights=size_M))
+def _rows(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:
+    """Return a site's rows of a part; sites with the same rows get the same object, and an engine makes use of that."""
+    if (key := (part, own.owner_R.tobytes())) not in known:
+        known[key] = trees.select(bank[part], own.owner_R)
+    return known[key]

@@ -2,11 +2,17 @@
 
 from functools import cached_property
 
+import numpy as np
+
 from fedbac.config.experiment import Experiment
 from fedbac.core.links import Link
 from fedbac.core.parts import measured_parts
 from fedbac.core.queries import Moment
+from fedbac.core.rng import Rng, stream
 from fedbac.core.schemes import moving_parts, running_phases
+from fedbac.core.settings import FloatArray
+from fedbac.core.world import EQUAL
+from fedbac.rounds.orders import Site
 
 
 class Common:
@@ -14,6 +20,7 @@ class Common:
 
     def __init__(self, experiment: Experiment, round_: int) -> None:
         scheme, training = experiment.method.personalization, experiment.task.training
+        self.round = round_
         self.moment = Moment(round_, experiment.task.rounds)
         self.clients = Link("client", scheme, self.moment, experiment.method.links)
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
@@ -27,9 +34,33 @@ class Common:
         )
         """Over the examples of a client."""
         self.rate = training.rate(round_)
-        self._scheme = scheme
+        self._experiment, self._scheme = experiment, scheme
+        self._streams: dict[tuple[str, int, int], Rng | None] = {}
+        """Those that are drawn ahead and those that were given away, by purpose, edge round and site."""
+        self._seconds: dict[tuple[int, int, int], tuple[Site, FloatArray]] = {}
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
         """The parts that whoever measures a model must have."""
         return measured_parts(self._scheme)
+
+    def stream(self, purpose: str, edge_round: int, site: int) -> Rng:
+        """Return the generator for a purpose at a site."""
+        key = purpose, edge_round, site
+        drawn, self._streams[key] = self._streams.get(key), None
+        return stream(self._experiment.seed, purpose, self.round, edge_round, site) if drawn is None else drawn
+
+    def seconds(self, site: Site, down: int, up: int) -> FloatArray:
+        """Return how long every client of a site would take for so many bytes and its training."""
+        if (key := (site.index, down, up)) not in self._seconds:
+            profile = (self._experiment.task.world or EQUAL).profile(self._experiment.seed, site.clients)
+            self._seconds[key] = site, profile.seconds(self.passes * site.size_N.astype(np.float64), down, up)
+        return self._seconds[key][1]
+
+    def following(self) -> "Common":
+        """Return the next round, and work out for it what was asked of this one: sites will ask again."""
+        after = Common(self._experiment, self.round + 1)
+        after._streams = {key: stream(self._experiment.seed, key[0], after.round, *key[1:]) for key in self._streams}
+        for site, down, up in [(site, *key[1:]) for key, (site, _) in self._seconds.items()]:
+            after.seconds(site, down, up)
+        return after

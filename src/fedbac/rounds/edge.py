@@ -13,9 +13,8 @@ from fedbac.core.links import DIRECTIONS, Link
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
-from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.world import EQUAL, World
+from fedbac.core.world import EQUAL
 from fedbac.rounds.attendance import Attendance, attend, everybody, extended
 from fedbac.rounds.common import Common
 from fedbac.rounds.orders import (
@@ -125,7 +124,7 @@ class Shift:
         order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
         world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
         able_N = world.available(seed, site.clients, site.size_N, *address) & self.present_N
-        seconds_N = self._durations(world)
+        seconds_N = self._durations()
         evidence = Evidence(
             round=order.round,
             num_rounds=self.experiment.task.rounds,
@@ -135,7 +134,7 @@ class Shift:
             expected_N=seconds_N,
             moved=order.moved and edge_round == 0,
         )
-        ask = policy.ask(self.selection, evidence, stream(seed, "candidates", *address))
+        ask = policy.ask(self.selection, evidence, self.common.stream("candidates", edge_round, site.index))
         ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
         asked = site.clients
         if ask.among_N is not None:
@@ -143,9 +142,9 @@ class Shift:
             asked = tuple(site.clients[i] for i in np.flatnonzero(among_N))
         known = yield from self._measured(ask.before, {}, asked)
         evidence = replace(evidence, readings=known)
-        mask_N = policy.act(self.selection, evidence, stream(seed, "selection", *address))
+        mask_N = policy.act(self.selection, evidence, self.common.stream("selection", edge_round, site.index))
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
-        attendance = self._attend(mask_N, able_N, seconds_N, address)
+        attendance = self._attend(mask_N, able_N, seconds_N, edge_round)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
         loss_N = yield from self._train_and_average(attendance, edge_round, statistics)
         started_N = np.zeros_like(able_N)
@@ -206,20 +205,17 @@ class Shift:
                 self.informed |= set(found.clients)
         return self.surveys[key]
 
-    def _durations(self, world: World) -> FloatArray:
+    def _durations(self) -> FloatArray:
         """Return how long every client would take for this round."""
         down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
-        profile = world.profile(self.experiment.seed, self.site.clients)
-        return profile.seconds(self.common.passes * self.site.size_N.astype(np.float64), down, up)
+        return self.common.seconds(self.site, down, up)
 
-    def _attend(
-        self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, address: tuple[int, int, int]
-    ) -> Attendance:
+    def _attend(self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int) -> Attendance:
         """Let clients drop out, be late or be too many, as the world of the task has it."""
         world = self.experiment.task.world
         if world is None:
             return everybody(mask_N, seconds_N)
-        rng = stream(self.experiment.seed, "attendance", *address)
+        rng = self.common.stream("attendance", edge_round, self.site.index)
         more_N = extended(world, mask_N, able_N, rng)
         attendance = attend(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
         self.seconds += attendance.seconds

@@ -1,11 +1,13 @@
 """Who is clustered: sites with all their clients, or every client for itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
+from fedbac.core.parts import Part
 from fedbac.core.settings import IntArray
+from fedbac.rounds.holdings import Holding, holdings
 from fedbac.rounds.orders import Site
 
 Unit = Literal["edge", "client"]
@@ -34,6 +36,10 @@ class Members:
     def at(self, m: int) -> list[int]:
         """Return the members at a site, in the order of its clients."""
         return [m] if self.unit == "edge" else list(self.sites[m].clients)
+
+    def holdings(self, parts: Mapping[str, Part], label_N: IntArray) -> list[dict[str, Holding]]:
+        """Return what every site holds of each part."""
+        return [holdings(parts, site, self.labels(label_N, m)) for m, site in enumerate(self.sites)]
 
     def labels(self, label_N: IntArray, m: int) -> IntArray:
         """Return the cluster of each client of a site."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -179,7 +179,6 @@ class Edges(Protocol):
         """Let the sites go."""
 
 
-@runtime_checkable
 class DeviceEdges(Protocol):
     """Edges whose work a device may do while the host goes on."""
 
@@ -195,7 +194,7 @@ class DeviceEdges(Protocol):
 
 def on_device(edges: Edges) -> DeviceEdges | None:
     """Return the edges if the host may go on while their device works."""
-    return edges if isinstance(edges, DeviceEdges) and edges.goes_on else None
+    return cast(DeviceEdges, edges) if getattr(edges, "goes_on", False) else None
 
 
 def training(edges: Edges, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:

@@ -15,8 +15,7 @@ from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
-from fedbac.rounds.holdings import compact, holdings
-from fedbac.rounds.members import Members
+from fedbac.rounds.holdings import Holding, compact
 from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted, measuring
 
 Scores = Callable[[], dict[str, Any]]
@@ -24,12 +23,20 @@ Scores = Callable[[], dict[str, Any]]
 
 
 def score(
-    experiment: Experiment, members: Members, edges: Edges, moment: Moment, state: State, reports: Sequence[TrainReport]
+    experiment: Experiment,
+    sites: Sequence[Site],
+    held: Sequence[Mapping[str, Holding]],
+    edges: Edges,
+    moment: Moment,
+    state: State,
+    reports: Sequence[TrainReport],
 ) -> Scores:
-    """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14)."""
-    scheme, sites = experiment.method.personalization, members.sites
+    """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14).
+
+    Given is what each site holds in that state.
+    """
+    scheme = experiment.method.personalization
     measured = measured_parts(scheme)
-    held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(sites)]
     by_site = experiment.evaluation.point == "edge_model"
     apart = by_clients(experiment.method)
     if apart or not edges.keeps.isdisjoint(scheme.parts[part].scope for part in measured):
@@ -56,7 +63,9 @@ def score(
 
 def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: IntArray) -> Scores:
     """Judge every edge by the model of its site; and the mean of these models on all test data."""
-    rows_V, column_M = np.unique(rows_M, axis=0, return_inverse=True)
+    used = sorted({tuple(row) for row in rows_M.tolist()})
+    column = {row: v for v, row in enumerate(used)}
+    rows_V, column_M = np.array(used), [column[tuple(row)] for row in rows_M.tolist()]
     bank, row_V = compact(models, dict(zip(models, rows_V.T, strict=True)))
     orders = [MeasureOrder(m, bank, (Wanted(row_V, "test", by="edge"),)) for m in range(len(sites))]
     measured = measuring(edges, orders)

@@ -1,15 +1,51 @@
 """How what policies say is written into the record of a round: short, and without what JSON cannot hold."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbac.config.experiment import Method
 from fedbac.core.policies import Believing, Gaps, Noting
 from fedbac.core.state import State
+from fedbac.rounds.orders import TrainReport
 
 DIGITS = 4
+
+
+class Heard(NamedTuple):
+    """What is told of the sites' reports: nothing that takes up memory."""
+
+    loss_M: list[float]
+    selected_M: list[tuple[int, ...]]
+    failed_M: list[tuple[int, ...]]
+    dropped_M: list[tuple[int, ...]]
+    late_M: list[tuple[int, ...]]
+    absent_M: list[bool]
+    seconds_M: list[float]
+
+    @classmethod
+    def of(cls, reports: Sequence[TrainReport]) -> "Heard":
+        """Return that."""
+        told = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
+        return cls(*map(list, zip(*told, strict=True)))
+
+    def loss(self, size_M: Sequence[int]) -> float | None:
+        """Return the mean training loss over the sites that trained, weighted by their data; None when all failed."""
+        pairs = [pair for pair in zip(self.loss_M, size_M, strict=True) if np.isfinite(pair[0])]
+        if not pairs:
+            return None
+        loss_M, size_M = zip(*pairs, strict=True)
+        return float(np.average(loss_M, weights=size_M))
+
+    def clients(self) -> dict[str, list[Any]]:
+        """Return who was selected at each site, and who did not come back; and the sites that did not answer."""
+        apart = {"failed": self.failed_M, "dropped": self.dropped_M, "late": self.late_M}
+        return {
+            "selected": [list(selected) for selected in self.selected_M],
+            **{name: [client for clients in by_site for client in clients] for name, by_site in apart.items()},
+            "absent": [m for m, absent in enumerate(self.absent_M) if absent],
+        }
 
 
 def written(numbers: Iterable[float]) -> list[float | None]:

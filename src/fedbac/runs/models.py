@@ -18,7 +18,6 @@ from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
 from fedbac.rounds.exchange import judged
-from fedbac.rounds.holdings import holdings
 from fedbac.rounds.members import Members
 from fedbac.rounds.orders import Site
 from fedbac.rounds.scores import by_clients
@@ -117,7 +116,7 @@ def models_of(
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
     state = judged(experiment, members, as_judged(experiment, state, records))
     parts = judged_parts(scheme)
-    held = [holdings(scheme.parts, site, members.labels(state.label_N, m)) for m, site in enumerate(federation.sites)]
+    held = members.holdings(scheme.parts, state.label_N)
     return Models(
         scheme=scheme,
         network=federation.network,

@@ -1,0 +1,70 @@
+"""What our GPU kernels work in while they train: weights, activations and sums of losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbac.core.requests import Kept
+from fedbac.core.settings import IntArray
+from fedbac.gpu.driver import to_host
+from fedbac.gpu.network import Plan
+from fedbac.local.arguments import Arguments
+from fedbac.local.losses import Losses
+
+
+class Room:
+    """The clients' weights and everything computed on the way, in buffers that stay where they are."""
+
+    def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
+        self.rows, self.plan = rows, plan
+        self.given: dict[tuple[int, int, int], Arguments] = {}
+        """What kernels are told of some rows, by the networks of a client and the clients."""
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((rows, *shape), dtype=dtype, device=device)
+
+        self.weights, self.velocity, self.gradient = (room(plan.size) for _ in range(3))
+        self.partial = room(plan.chunks, plan.conv_size)
+        self.squares = room(plan.slices)
+        self.slots = torch.arange(rows, dtype=torch.int32, device=device)
+        self.loss = room(plan.groups, dtype=torch.float64)
+        self.out = [room(plan.room, size) for size in plan.levels]
+        self.back = [room(plan.room, size) for size in plan.levels]
+        self.winner = [room(plan.room, size, dtype=torch.uint8) for size in plan.levels[: len(plan.convolutions)]]
+
+
+class Sums:
+    """Losses of the clients, summed while they are trained; blocks of a client's examples have sums of their own."""
+
+    def __init__(self, room: Room, keep: frozenset[Kept], num_jobs: int, num_epochs: int) -> None:
+        self.num_epochs, self.begun = num_epochs, 0
+        """Epochs of all phases, and of those that are done."""
+        self.loss = room.loss[:num_jobs].zero_()
+        self.square = torch.zeros_like(self.loss) if "square" in keep else None
+        shape = (num_jobs, num_epochs, room.loss.shape[1])
+        self.epoch_loss = self.loss.new_zeros(shape) if "epochs" in keep else None
+
+    def point(self, buffers: Any, jobs: slice) -> None:
+        """Point a phase's kernels to the sums that are wanted of some jobs."""
+        for name in ("loss", "square", "epoch_loss"):
+            sums = getattr(self, name)
+            setattr(buffers, name, None if sums is None else sums[jobs].data_ptr())
+        buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
+
+    def begin(self, used_J: IntArray, place: IntArray) -> Callable[[], Losses]:
+        """Begin to sum up, given the examples of an epoch, with the jobs in these places; what is returned waits."""
+        used_J = np.maximum(used_J, 1)
+        seen_J = self.num_epochs * used_J
+        loss = to_host(self.loss.sum(1))
+        square = None if self.square is None else to_host(self.square.sum(1))
+        epochs = None if self.epoch_loss is None else to_host(self.epoch_loss.sum(2))
+
+        def losses() -> Losses:
+            square_J = None if square is None else (square() / seen_J)[place]
+            epoch_JE = None if epochs is None else (epochs() / used_J[:, None])[place]
+            return Losses((loss() / seen_J)[place], square_J, epoch_JE)
+
+        return losses
