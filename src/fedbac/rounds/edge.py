@@ -28,7 +28,7 @@ from fedbac.rounds.orders import (
     TrainReport,
     Wanted,
 )
-from fedbac.rounds.survey import Survey, clients_to_ask, survey, survey_own
+from fedbac.rounds.survey import Survey, clients_to_ask, survey, survey_own, weighted
 
 NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""
@@ -272,7 +272,7 @@ class Shift:
         # Who fails later keeps what it had, and its weight.
         self.weight = {part: np.where(new_R > 0, new_R, self.weight[part]) for part, new_R in trained.weight.items()}
         if size_C.any():
-            self.losses.append(float(np.average(trained.loss_C[healthy_C], weights=size_C[healthy_C])))
+            self.losses.append(float(weighted(trained.loss_C[healthy_C], size_C[healthy_C])))
         if self.momentum is not None and trained.momentum is not None:
             self.momentum = _keep_momentum(self.momentum, trained.momentum, chosen, healthy_C)
         self.selected |= {site.clients[i] for i in attendance.started}

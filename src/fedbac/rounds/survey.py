@@ -27,11 +27,10 @@ class Survey:
 
     def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
         """Return the mean over groups, weighted by their data; over the clients among these, if any of them count."""
-        counts_G = np.ones(self.weight_G.size, dtype=bool)
-        if among is not None and self.weight_G[np.isin(self.clients, among)].any():
-            counts_G = np.isin(self.clients, among)
-        mean_V: FloatArray = np.average(value_VG[:, counts_G], axis=1, weights=self.weight_G[counts_G])
-        return mean_V
+        weight_G = self.weight_G
+        if among is not None and weight_G[counts_G := np.isin(self.clients, among)].any():
+            value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
+        return weighted(value_VG, weight_G)
 
     def together(self) -> Reading:
         """Return one number of each model for the site."""
@@ -54,6 +53,15 @@ class Survey:
         value_N = np.full(len(site.clients), np.nan)
         value_N[[site.clients.index(client) for client in self.clients]] = np.where(self.weight_G > 0, value_G, np.nan)
         return value_N
+
+
+def weighted(value_VG: FloatArray, weight_G: FloatArray | IntArray) -> FloatArray:
+    """Return the weighted means over the last axis: ``numpy.average`` without what it does for other shapes."""
+    total = weight_G.sum(dtype=np.float64)
+    if total == 0:
+        raise ZeroDivisionError("there is nothing to weigh")
+    mean_V: FloatArray = (value_VG * weight_G).sum(-1) / total
+    return mean_V
 
 
 def clients_to_ask(method: Method, site: Site, selection: Any, selected: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,6 +125,8 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
 def _told(measured: Measured) -> Measured:
     """Return zeros instead of nothing where there was nothing to measure, or nobody answered: they weigh nothing."""
     held_G = measured.count_G > 0
+    if held_G.all():
+        return measured
     return replace(
         measured,
         loss_VG=np.where(held_G, measured.loss_VG, 0.0),
@@ -128,7 +138,7 @@ def _sound(found: Survey) -> Survey:
     """Leave out a client whose loss is not finite under any model: it is broken and says nothing about the models."""
     measured = found.measured
     sound_G = np.isfinite(measured.loss_VG).any(0)
-    if not (sound_G & (measured.count_G > 0)).any():
+    if sound_G.all() or not (sound_G & (measured.count_G > 0)).any():
         return found
     return Survey(
         found.clients,
