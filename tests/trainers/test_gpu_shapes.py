@@ -31,6 +31,7 @@ SHAPES = {
     "six linear layers": Layers(1, 6, 6, ((2, 3),), (9, 8, 7, 6, 5, 4)),
     "perceptron": Layers(1, 3, 4, (), (19, 5)),
     "linear": Layers(2, 5, 5, (), (3,)),
+    "wide layers": Layers(1, 14, 14, ((15, 3),), (529, 18, 4)),
 }
 SIZES = [[1, 7, 40], [64, 33]]
 
@@ -84,6 +85,7 @@ EMULATED = [
     ("kernel of one", Shared(), "crops"),
     ("many channels", Shared(), "plain"),
     ("six linear layers", Shared(), "plain"),
+    ("wide layers", Shared(), "plain"),
     ("odd sizes", Layered(in_turns=True), "crops"),
     ("three convolutions", Layered(in_turns=True), "plain"),
     ("many channels", Personal(), "plain"),

@@ -504,32 +504,73 @@ __device__ void linear(const float* weights, const float* from, float* to, float
     __syncthreads();
 }
 
+constexpr int SPAN = 512, STRIP = 16, BACK_THREADS = 256;  // inputs and outputs whose weights are in shared memory at once
+constexpr __device__ int columns(int inputs) { return inputs < SPAN ? (inputs + 15) / 16 * 16 : SPAN; }
+
 // The gradient of a layer's input from that of its output; where the input was a ReLU's, only what it let through.
+// Weights come in strips of STRIP outputs, which `strip` holds with the inputs side by side: a thread sums for four inputs
+// of eight examples, so that three vector loads serve 32 products. While a strip is added up, the next one is fetched.
 template <int I, int IP, int OP, bool RELU>
 __device__ void linear_back(
-    const float* weights, const float* from, float* to, const float* out, float* back, int count) {
-    for (int unit = threadIdx.x; unit < 2 * IP; unit += blockDim.x) {
-        int i = unit % IP, half = unit / IP * 8;
-        float sum[8] = {};
-        #pragma unroll 4
-        for (int o = 0; o < (i < I ? OP : 0); o += 4) {
-            float4 w = *(const float4*)(weights + i * OP + o);
-            float four[4] = {w.x, w.y, w.z, w.w};
+    const float* weights, const float* from, float* to, const float* out, float* back, int count, float* strip) {
+    constexpr int COLUMNS = columns(IP), STRIDE = COLUMNS + 4, QUADS = COLUMNS / 4;
+    constexpr int FETCHES = (COLUMNS * (STRIP / 4) + BACK_THREADS - 1) / BACK_THREADS;
+    int quad = threadIdx.x % QUADS, half = threadIdx.x / QUADS * 8;
+    for (int i0 = 0; i0 < IP; i0 += SPAN) {
+        int i = i0 + 4 * quad;
+        bool works = half < GROUP && i < IP;
+        float sum[4][8] = {};
+        float4 held[FETCHES];
+        auto fetch = [&](int o0) {  // a warp takes 16 outputs of eight inputs
             #pragma unroll
-            for (int q = 0; q < 4; ++q) {
-                const float* g = from + (o + q) * PITCH + half;
+            for (int n = 0; n < FETCHES; ++n) {
+                int at = threadIdx.x + n * BACK_THREADS, input = i0 + at / 4, o = o0 + at % 4 * 4;
+                bool there = at / 4 < COLUMNS && input < I && o < OP;
+                held[n] = there ? *(const float4*)(weights + input * OP + o) : make_float4(0, 0, 0, 0);
+            }
+        };
+        fetch(0);
+        #pragma unroll 1
+        for (int o0 = 0; o0 < OP; o0 += STRIP) {
+            __syncthreads();  // nobody needs the strip before
+            #pragma unroll
+            for (int n = 0; n < FETCHES; ++n) {
+                int at = threadIdx.x + n * BACK_THREADS, four = at % 4;
+                if (at / 4 >= COLUMNS) continue;
+                float* put = strip + 4 * four * STRIDE + (at / 4 ^ four / 2 * 8);  // so that 32 lanes meet 32 banks
+                put[0] = held[n].x, put[STRIDE] = held[n].y, put[2 * STRIDE] = held[n].z, put[3 * STRIDE] = held[n].w;
+            }
+            __syncthreads();
+            fetch(o0 + STRIP);
+            if (!works) continue;
+            #pragma unroll
+            for (int o = 0; o < STRIP; ++o) {
+                if (OP % STRIP != 0 && o0 + o >= OP) break;
+                const float* g = from + (o0 + o) * PITCH + half;
+                float4 w = *(const float4*)(strip + o * STRIDE + 4 * (quad ^ o / 8 * 2));
                 float4 x = *(const float4*)g, y = *(const float4*)(g + 4);
-                sum[0] += four[q] * x.x, sum[1] += four[q] * x.y, sum[2] += four[q] * x.z, sum[3] += four[q] * x.w;
-                sum[4] += four[q] * y.x, sum[5] += four[q] * y.y, sum[6] += four[q] * y.z, sum[7] += four[q] * y.w;
+                float a[4] = {w.x, w.y, w.z, w.w}, c[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+                #pragma unroll
+                for (int p = 0; p < 4; ++p)
+                    #pragma unroll
+                    for (int q = 0; q < 8; ++q) sum[p][q] += a[p] * c[q];
             }
         }
+        if (!works) continue;
         #pragma unroll
-        for (int s = 0; s < 8; ++s) {
-            int sample = half + s;
-            float g = sum[s];
-            if (RELU && sample < count && out[sample * IP + i] <= 0) g = 0;
-            if (to) to[i * PITCH + sample] = g;
-            if (sample < count) back[sample * IP + i] = g;
+        for (int q = 0; q < 8; ++q) {
+            int sample = half + q;
+            #pragma unroll
+            for (int p = 0; p < 4; ++p) {
+                if (IP % 4 != 0 && i + p >= IP) break;
+                if (RELU && sample < count && out[sample * IP + i + p] <= 0) sum[p][q] = 0;
+                if (to) to[(i + p) * PITCH + sample] = sum[p][q];
+            }
+            if (sample >= count) continue;
+            float* put = back + sample * IP + i;
+            if (IP % 4 == 0) *(float4*)put = make_float4(sum[0][q], sum[1][q], sum[2][q], sum[3][q]);
+            else
+                for (int p = 0; p < 4 && i + p < IP; ++p) put[p] = sum[p][q];
         }
     }
     __syncthreads();
@@ -589,6 +630,7 @@ __device__ void descend(const Buffers& b, const Rule& rule, int step) {
     float* even_ = total + CLASSES_PADDED * PITCH; // gradients of the layers' inputs, in turn
     float* odd_ = even_ + WIDEST * PITCH;
     float* lost = odd_ + WIDEST * PITCH;
+    float* strip = lost + GROUP;
     int row = blockIdx.x, job = row / b.parts, part = row - job * b.parts, first = blockIdx.y * GROUP;
     Window win = window(b, job, step);
     if (first >= win.count || (part > 0 && !rule.moves(part))) return;
@@ -643,7 +685,7 @@ __device__ void descend(const Buffers& b, const Rule& rule, int step) {
     float* to = even_;
 #define BACKWARD(LEVEL, I, IP, OP, AT, RELU)                                                           \
     linear_back<I, IP, OP, RELU>(weights + AT, from, RELU ? to : nullptr,                              \
-        b.out[LEVEL] + example * IP, b.back[LEVEL] + example * IP, count);                             \
+        b.out[LEVEL] + example * IP, b.back[LEVEL] + example * IP, count, strip);                      \
     from = to;                                                                                         \
     to = to == even_ ? odd_ : even_;
     LINEARS_BACK(BACKWARD)
@@ -720,7 +762,7 @@ CONVOLUTION_BACK_LIST(CONVOLUTION_BACK)
 
 extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_train(Buffers b, Rule rule, int step) { head(b, step, true); }
 extern "C" __global__ void __launch_bounds__(HEAD_THREADS, 2) head_score(Buffers b, Rule rule, int step) { head(b, step, false); }
-extern "C" __global__ void __launch_bounds__(256) head_back(Buffers b, Rule rule, int step) { descend(b, rule, step); }
+extern "C" __global__ void __launch_bounds__(BACK_THREADS) head_back(Buffers b, Rule rule, int step) { descend(b, rule, step); }
 
 extern "C" __global__ void __launch_bounds__(256, 4) linear_gradient(Buffers b, Rule rule, int step) {
     int row = blockIdx.x, part = row % b.parts, tile = blockIdx.y;

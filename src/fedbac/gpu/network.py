@@ -16,6 +16,8 @@ TOGETHER = 4
 """As in ``kernels.cu``: the lists of a backward pass have room for a multiple of so many winners."""
 HEAD_THREADS = 512
 """Threads of a block of the head forwards."""
+SPAN, STRIP = 512, 16
+"""As in ``kernels.cu``: the inputs and outputs of a linear layer whose weights a block of the head backwards holds."""
 CHUNK = 4
 """Examples over which one block sums the gradient of a convolution's weights."""
 SLICE = 4096
@@ -233,7 +235,7 @@ class Plan:
         return [
             *self._forward(),
             self._head("head_train"),
-            Launch("head_back", self.groups, 1, 256, 4 * (rows * PITCH + GROUP)),
+            Launch("head_back", self.groups, 1, 256, 4 * (rows * PITCH + GROUP + self._strip())),
             Launch("linear_gradient", sum(linear.tiles for linear in self.linears), 1, 256, 0),
             *back,
             Launch("gather", self.slices, 1, 256, 0),
@@ -253,6 +255,11 @@ class Plan:
 
     def _head(self, name: str) -> Launch:
         return Launch(name, self.groups, 1, HEAD_THREADS, 4 * (self._head_wide() + 2 * self._widest()) * PITCH)
+
+    def _strip(self) -> int:
+        """Return the numbers of a strip of weights: a stride of four more than its inputs, for each output."""
+        inputs = [linear.inputs for linear in self.linears if linear.level > 0]
+        return STRIP * (min(SPAN, _up(max(inputs, default=0), 16)) + 4)
 
     def _head_wide(self) -> int:
         """Return the rows of shared memory for the first layer's input, or the shares of a layer's sums."""
