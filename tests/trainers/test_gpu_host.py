@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,7 +17,7 @@ from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.foresight import Foresight
 from fedbac.local.scoring import Layout
-from fedbac.local.visits import VisitTable
+from fedbac.local.visits import LANES, VisitTable, shared_out
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question
@@ -126,6 +128,15 @@ def test_batches_of_a_phase_are_those_of_the_loop(pair: tuple[OnHost, LoopTraine
             begin, count = first + epoch * size + batch * 16, min(16, used - batch * 16)
             expected = visits[epoch][batch * 16 : batch * 16 + count]
             np.testing.assert_array_equal(table.visits[begin : begin + count], expected)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_lanes_share_out_the_batches_and_leave_nobody_out(batches: list[int]) -> None:
+    batches_J = np.sort(np.array(batches))[::-1]
+    lanes = shared_out(np.arange(batches_J.size), batches_J)
+    assert np.concatenate(lanes).tolist() == list(range(batches_J.size)), "those with most batches first"
+    assert 1 <= len(lanes) <= LANES
+    assert all(batches_J[lane].sum() <= batches_J.sum() / LANES + batches_J[0] for lane in lanes)
 
 
 def test_layers_lie_side_by_side_in_the_kernels_layout() -> None:

@@ -504,11 +504,10 @@ __device__ void linear(const float* weights, const float* from, float* to, float
     __syncthreads();
 }
 
-constexpr int SPAN = 512, STRIP = 16, BACK_THREADS = 256;  // inputs and outputs whose weights are in shared memory at once
 constexpr __device__ int columns(int inputs) { return inputs < SPAN ? (inputs + 15) / 16 * 16 : SPAN; }
 
 // The gradient of a layer's input from that of its output; where the input was a ReLU's, only what it let through.
-// Weights come in strips of STRIP outputs, which `strip` holds with the inputs side by side: a thread sums for four inputs
+// Weights come in strips of SPAN inputs and STRIP outputs, which `strip` holds with the inputs side by side: a thread sums for four inputs
 // of eight examples, so that three vector loads serve 32 products. While a strip is added up, the next one is fetched.
 template <int I, int IP, int OP, bool RELU>
 __device__ void linear_back(

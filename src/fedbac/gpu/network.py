@@ -16,8 +16,8 @@ TOGETHER = 4
 """As in ``kernels.cu``: the lists of a backward pass have room for a multiple of so many winners."""
 HEAD_THREADS = 512
 """Threads of a block of the head forwards."""
-SPAN, STRIP = 512, 16
-"""As in ``kernels.cu``: the inputs and outputs of a linear layer whose weights a block of the head backwards holds."""
+BACK_THREADS, STRIP = 256, 16
+"""Threads of a block of the head backwards, and the outputs of a layer whose weights it holds at once."""
 CHUNK = 4
 """Examples over which one block sums the gradient of a convolution's weights."""
 SLICE = 4096
@@ -223,7 +223,7 @@ class Plan:
     @cached_property
     def training(self) -> list[Launch]:
         """The kernels of a step."""
-        back, rows = [], self.linears[-1].padded + 2 * self._widest()
+        back = []
         for c in reversed(self.convolutions):
             if c.level > 0:
                 warps = self._back_warps(c)
@@ -235,7 +235,7 @@ class Plan:
         return [
             *self._forward(),
             self._head("head_train"),
-            Launch("head_back", self.groups, 1, 256, 4 * (rows * PITCH + GROUP + self._strip())),
+            Launch("head_back", self.groups, 1, BACK_THREADS, self._back_shared(self._span())),
             Launch("linear_gradient", sum(linear.tiles for linear in self.linears), 1, 256, 0),
             *back,
             Launch("gather", self.slices, 1, 256, 0),
@@ -256,10 +256,23 @@ class Plan:
     def _head(self, name: str) -> Launch:
         return Launch(name, self.groups, 1, HEAD_THREADS, 4 * (self._head_wide() + 2 * self._widest()) * PITCH)
 
-    def _strip(self) -> int:
-        """Return the numbers of a strip of weights: a stride of four more than its inputs, for each output."""
-        inputs = [linear.inputs for linear in self.linears if linear.level > 0]
-        return STRIP * (min(SPAN, _up(max(inputs, default=0), 16)) + 4)
+    def _span(self) -> int:
+        """Return the most inputs of a layer whose weights a block of the head backwards holds.
+
+        Two for each thread, which has four inputs and half of the examples; fewer where a block would need more memory
+        than it does forwards.
+        """
+        span = 2 * BACK_THREADS
+        most = max(SHARED_AIM, self._head("").shared)
+        while span > 16 and self._back_shared(span) > most:
+            span //= 2
+        return span
+
+    def _back_shared(self, span: int) -> int:
+        """Return the bytes of shared memory of the head backwards: a strip of weights has a stride of four more."""
+        inputs = max((linear.inputs for linear in self.linears if linear.level > 0), default=0)
+        rows = self.linears[-1].padded + 2 * self._widest()
+        return 4 * (rows * PITCH + GROUP + STRIP * (min(span, _up(inputs, 16)) + 4))
 
     def _head_wide(self) -> int:
         """Return the rows of shared memory for the first layer's input, or the shares of a layer's sums."""
@@ -290,6 +303,9 @@ class Plan:
             "WIDEST": self._widest(),
             "HEAD_WIDE": self._head_wide(),
             "HEAD_THREADS": HEAD_THREADS,
+            "BACK_THREADS": BACK_THREADS,
+            "SPAN": self._span(),
+            "STRIP": STRIP,
             "LAST_LEVEL": last.level,
             "MAX_LEVELS": len(self.levels),
             "MAX_PARTS": MAX_PARTS,

@@ -32,7 +32,7 @@ class VisitTable:
             np.array([examples.epoch(size) for size in size_J.tolist()], dtype=np.int64).reshape(-1, 2).T
         )
         by_size = np.argsort(-per_epoch_J, kind="stable")
-        lanes = [by_size[lane::LANES] for lane in range(min(LANES, by_size.size))]
+        lanes = shared_out(by_size, per_epoch_J[by_size])
         self.order = np.concatenate([by_size[:0], *lanes])
         size_J, self.used_J, per_epoch_J = size_J[self.order], used_J[self.order], per_epoch_J[self.order]
         at = [(client, request.round, request.edge_round) for request, client in (jobs[j] for j in self.order)]
@@ -51,6 +51,16 @@ class VisitTable:
             offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in drawn if pair is not None])
             self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
             self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in drawn if pair is not None])
+
+
+def shared_out(order: IntArray, batches_J: IntArray) -> list[IntArray]:
+    """Return clients, those with most batches first, in lanes of about as many batches each.
+
+    A lane takes as many steps as its first client has batches, so clients with equally many are in the same lane.
+    """
+    middle_J = np.cumsum(batches_J) - batches_J / 2
+    lane_J = np.minimum((LANES * middle_J / max(batches_J.sum(), 1)).astype(np.int64), LANES - 1)
+    return [order[lane_J == lane] for lane in range(LANES) if (lane_J == lane).any()]
 
 
 def _lane(jobs: slice, steps_J: IntArray) -> Lane:
