@@ -297,6 +297,7 @@ def texts() -> dict[Path, str]:
             DOCS / "performance.md", performance.rounds(SPEED), performance.runs(SPEED), performance.scaling(SPEED)
         ),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
+        DOCS / "kernels.md": block(DOCS / "kernels.md", performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(DOCS / "plus.md", confirmed.table(ROOT / confirmed.KEPT)),
         DOCS / "rivals.md": block(
