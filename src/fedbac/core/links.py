@@ -135,11 +135,11 @@ class Link:
 
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""
-        codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
         total = 0
         for part in self.passing[direction]:
             if part in bank:
                 if (key := (part, direction, purpose)) not in self._row_bytes:
+                    codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
                     self._row_bytes[key] = cost(codec, bank[part])
                 total += self._row_bytes[key] * (1 if one_row else trees.count(bank[part]))
         return total

@@ -82,10 +82,11 @@ class Examples:
             if request.split != "test":
                 raise ValueError(f"edges own test data only, not {request.split!r}; ask their clients for that")
             return [self.shards.test[edge] for edge in request.owners]
-        return [self._capped(client, request.split, request.max_samples) for client in request.owners]
+        split, cap = request.split, request.max_samples
+        of = {"train": self.shards.train, "validation": self.shards.validation}.get(split, self.client_test)
+        return [self._capped(of[client], client, split, cap) for client in request.owners]
 
-    def _capped(self, client: int, split: Split, cap: int | None) -> IntArray:
-        mine = {"train": self.shards.train, "validation": self.shards.validation}.get(split, self.client_test)[client]
+    def _capped(self, mine: IntArray, client: int, split: Split, cap: int | None) -> IntArray:
         if cap is None or mine.size <= cap:
             return mine
         if (client, split, cap) not in self._subsets:

@@ -38,6 +38,8 @@ def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str
     kept: Parts = {}
     places: dict[str, IntArray] = {}
     for part, rows in row_V.items():
-        used, places[part] = np.unique(rows, return_inverse=True)
-        kept[part] = trees.select(bank[part], used)
+        used = sorted(set(rows.tolist()))  # numpy.unique takes longer for so few
+        place = {row: v for v, row in enumerate(used)}
+        places[part] = np.array([place[row] for row in rows.tolist()], dtype=np.int64)
+        kept[part] = trees.select(bank[part], np.array(used, dtype=np.int64))
     return kept, places
