@@ -78,6 +78,8 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     experiment = configure(args.method, rounds=args.rounds, settings=settings, inputs=inputs)
     parties = assemble(experiment, dataset=data, shards=shards)
     edges = connect(experiment, parties, Runtime(device=args.device, memory_gib=args.memory))
+    # On a GPU one thing after another, because what runs side by side has no share of its own.
+    edges.goes_on, edges.chunks.beginning, edges.expected.beginning = False, None, None
     clock = Clock()
     clock.watch("training", edges.trainer, "train")
     clock.watch("measuring", edges.trainer, "evaluate")
