@@ -1,7 +1,9 @@
-"""What a round is for all sites can be worked out before the round begins, and comes out the same."""
+"""What a round is for all sites is worked out before it begins, and sums are simplified: the same comes out."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedbac.core.rng import stream
 from fedbac.engines import Simulator
@@ -9,6 +11,7 @@ from fedbac.rounds import common as common_module
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import Round
 from fedbac.rounds.common import Common
+from fedbac.rounds.survey import weighted
 from tests.engines.test_expecting import loop, played, setting
 from tests.engines.test_pausing import Diary
 
@@ -65,3 +68,14 @@ def test_sites_that_hold_the_same_rows_are_sent_the_same_object() -> None:
         assert len(owners) == len(set(owners.values())), "one object for the same owners"
         if spec.scope == "cloud":
             assert len(owners) == 1
+
+
+@given(st.integers(1, 4), st.integers(1, 30), st.integers(0, 2**32 - 1))
+def test_means_of_a_survey_are_those_of_numpy_to_the_last_bit(models: int, groups: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    value_VG, weight_G = rng.normal(size=(models, groups)), rng.integers(1, 100, groups)
+    every_G = np.ones(groups, dtype=bool)  # what is chosen among groups lies group by group, and is added in order
+    expected_V = np.average(value_VG[:, every_G], axis=1, weights=weight_G)
+    np.testing.assert_array_equal(weighted(value_VG, weight_G), expected_V)
+    with pytest.raises(ZeroDivisionError):
+        weighted(value_VG, 0 * weight_G)

@@ -507,8 +507,9 @@ __device__ void linear(const float* weights, const float* from, float* to, float
 constexpr __device__ int columns(int inputs) { return inputs < SPAN ? (inputs + 15) / 16 * 16 : SPAN; }
 
 // The gradient of a layer's input from that of its output; where the input was a ReLU's, only what it let through.
-// Weights come in strips of SPAN inputs and STRIP outputs, which `strip` holds with the inputs side by side: a thread sums for four inputs
-// of eight examples, so that three vector loads serve 32 products. While a strip is added up, the next one is fetched.
+// Weights come in strips of SPAN inputs and STRIP outputs, which `strip` holds with the inputs side by side. A thread
+// sums for four inputs of eight examples: three vector loads serve 32 products. While a strip is added up, the next one
+// is fetched.
 template <int I, int IP, int OP, bool RELU>
 __device__ void linear_back(
     const float* weights, const float* from, float* to, const float* out, float* back, int count, float* strip) {
@@ -531,7 +532,7 @@ __device__ void linear_back(
         fetch(0);
         #pragma unroll 1
         for (int o0 = 0; o0 < OP; o0 += STRIP) {
-            __syncthreads();  // nobody needs the strip before
+            __syncthreads();  // nobody needs the previous strip any more
             #pragma unroll
             for (int n = 0; n < FETCHES; ++n) {
                 int at = threadIdx.x + n * BACK_THREADS, four = at % 4;
@@ -569,7 +570,9 @@ __device__ void linear_back(
             float* put = back + sample * IP + i;
             if (IP % 4 == 0) *(float4*)put = make_float4(sum[0][q], sum[1][q], sum[2][q], sum[3][q]);
             else
-                for (int p = 0; p < 4 && i + p < IP; ++p) put[p] = sum[p][q];
+                #pragma unroll
+                for (int p = 0; p < 4; ++p)
+                    if (i + p < IP) put[p] = sum[p][q];
         }
     }
     __syncthreads();

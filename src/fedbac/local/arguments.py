@@ -28,21 +28,19 @@ class Rule(Structure):
 
 @dataclass
 class Arguments:
-    """The arguments of a row of launches, and the tensors they point to."""
+    """The arguments of a row of launches. They point to tensors, which must be there until the kernels have run."""
 
     buffers: Any
 
     def __post_init__(self) -> None:
-        self.kept: dict[str, Tensor | None] = {}
         self.rule = Rule()
         self.step = c_int32(0)
 
-    def keep(self, name: str, values: Tensor | None) -> None:
-        """Point a field to a tensor and keep that; without one the kernels do without."""
-        self.kept[name] = values
-        setattr(self.buffers, name, None if values is None else values.data_ptr())
+    def point(self, name: str, tensor: Tensor | None) -> None:
+        """Point a field to a tensor; without one the kernels do without."""
+        setattr(self.buffers, name, None if tensor is None else tensor.data_ptr())
 
-    def point(self, name: str, tensors: Sequence[Tensor]) -> None:
+    def point_each(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Point the entries of an array of fields to tensors, one per layer."""
         for level, tensor in enumerate(tensors):
             getattr(self.buffers, name)[level] = tensor.data_ptr()

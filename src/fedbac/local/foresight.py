@@ -24,7 +24,7 @@ class Foresight:
         """Of those seen so far."""
 
     def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> NDArray[np.int32]:
-        """Return the examples of a client in order of visit, as ``Examples`` draws them, in the kernels' numbers."""
+        """Return the examples of a client in order of visit, as ``Examples`` draws them, as 32-bit numbers."""
         found = self.drawn.get((client, round_, edge_round, epochs))
         return self._draw(client, round_, edge_round, epochs) if found is None else found
 

@@ -200,9 +200,9 @@ class FusedTrainer:
         given = room.given[key]
         sums.point(given.buffers, jobs)
         for name in ("visits", "crop", "flip"):
-            given.keep(name, there.get(name))
+            given.point(name, there.get(name))
         for name in ("jobs", "rates", "anchor"):
-            given.keep(name, there[name][jobs] if name in there else None)
+            given.point(name, there[name][jobs] if name in there else None)
         given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
         given.rule = rule
         return given
@@ -212,10 +212,10 @@ class FusedTrainer:
         room, split, batch = self.room, self.source["train"], self.examples.training.batch_size
         given = self._arguments(split, room.weights[rows], parts, batch)
         for name in ("velocity", "gradient", "partial", "squares"):
-            setattr(given.buffers, name, getattr(room, name)[rows].data_ptr())
+            given.point(name, getattr(room, name)[rows])
         for name in ("out", "back", "winner"):
-            given.point(name, [level[rows] for level in getattr(room, name)])
-        given.keep("slots", room.slots)
+            given.point_each(name, [level[rows] for level in getattr(room, name)])
+        given.point("slots", room.slots)
         return given
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
@@ -289,16 +289,16 @@ class FusedTrainer:
         room = ScoringRoom(self.plan, min(num_jobs, at_once), self.device)
         logits = torch.empty((layout.num_scored, self.plan.linears[-1].outputs), device=self.device)
         given = self._arguments(split, networks, 1, self.plan.room)
-        given.keep("visits", there["visits"])
-        given.point("out", room.out)
-        given.point("winner", room.winner)
+        given.point("visits", there["visits"])
+        given.point_each("out", room.out)
+        given.point_each("winner", room.winner)
         given.buffers.logits = logits.data_ptr()
         arguments = pointers([given.buffers, given.rule, given.step])
         stream = current_stream() if self.device.type == "cuda" else None
         for start in range(0, num_jobs, at_once):
             some = slice(start, start + at_once)
-            given.keep("jobs", there["jobs"][some])
-            given.keep("slots", there["slots"][some])
+            given.point("jobs", there["jobs"][some])
+            given.point("slots", there["slots"][some])
             self._launch(self.plan.scoring, min(at_once, num_jobs - start), stream, arguments)
         both = torch.zeros(12 * num_pairs, dtype=torch.uint8, device=self.device)  # they come back in one copy
         loss, correct = both[: 8 * num_pairs], both[8 * num_pairs :]  # of float64 and int32
@@ -319,7 +319,7 @@ class FusedTrainer:
     def _arguments(self, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int) -> Arguments:
         given = Arguments(buffers_type(len(self.plan.levels))())
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
-            setattr(given.buffers, name, tensor.data_ptr())
+            given.point(name, tensor)
         given.buffers.parts, given.buffers.batch = parts, batch
         return given
 

@@ -56,7 +56,7 @@ class VisitTable:
 def shared_out(order: IntArray, batches_J: IntArray) -> list[IntArray]:
     """Return clients, those with most batches first, in lanes of about as many batches each.
 
-    A lane takes as many steps as its first client has batches, so clients with equally many are in the same lane.
+    A lane takes as many steps as its first client has batches, so clients of similar size belong together.
     """
     middle_J = np.cumsum(batches_J) - batches_J / 2
     lane_J = np.minimum((LANES * middle_J / max(batches_J.sum(), 1)).astype(np.int64), LANES - 1)

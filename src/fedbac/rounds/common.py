@@ -58,7 +58,7 @@ class Common:
         return self._seconds[key][1]
 
     def following(self) -> "Common":
-        """Return the next round, and work out for it what was asked of this one: sites will ask again."""
+        """Return the next round, and work out for it what was asked of this one and before: sites will ask again."""
         after = Common(self._experiment, self.round + 1)
         after._streams = {key: stream(self._experiment.seed, key[0], after.round, *key[1:]) for key in self._streams}
         for site, down, up in [(site, *key[1:]) for key, (site, _) in self._seconds.items()]:

@@ -56,11 +56,14 @@ class Survey:
 
 
 def weighted(value_VG: FloatArray, weight_G: FloatArray | IntArray) -> FloatArray:
-    """Return the weighted means over the last axis: ``numpy.average`` without what it does for other shapes."""
+    """Return the weighted means over the last axis: ``numpy.average`` without what it does for other shapes.
+
+    Groups are added in their order, however many models there are.
+    """
     total = weight_G.sum(dtype=np.float64)
     if total == 0:
         raise ZeroDivisionError("there is nothing to weigh")
-    mean_V: FloatArray = (value_VG * weight_G).sum(-1) / total
+    mean_V: FloatArray = np.multiply(value_VG, weight_G, order="F").sum(-1) / total
     return mean_V
 
 
