@@ -33,7 +33,6 @@ class Examples:
     """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
     _statistics: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
-    _epochs: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False)
     _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)
     """Examples of clients that are measured where there is a cap, which are always the same."""
 
@@ -53,12 +52,12 @@ class Examples:
         starts = range(0, int(self.training.steps(np.array(size))) * step, step)
         return [slice(start, min(start + step, size)) for start in starts]
 
-    def epoch(self, size: int) -> tuple[int, int]:
-        """Return how many batches an epoch over ``size`` examples has, and how many examples are in them."""
-        if size not in self._epochs:
-            batches = self.batches(size)
-            self._epochs[size] = len(batches), batches[-1].stop if batches else 0
-        return self._epochs[size]
+    @cached_property
+    def epochs(self) -> IntArray:
+        """Rows by client: the examples it holds, the batches of an epoch over them, and the examples in these batches."""
+        size_N = np.array([mine.size for mine in self.shards.train], dtype=np.int64)
+        batches_N = self.training.steps(size_N)
+        return np.stack([size_N, batches_N, np.minimum(batches_N * self.training.batch_size, size_N)])
 
     @cached_property
     def batch_room(self) -> int:

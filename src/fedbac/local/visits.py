@@ -27,10 +27,7 @@ class VisitTable:
     """Which examples clients visit in a phase: in lanes, and in a lane those with most batches first."""
 
     def __init__(self, examples: Examples, jobs: Sequence[tuple[Train, int]], epochs: int, ahead: Foresight) -> None:
-        size_J = np.array([examples.shards.train[client].size for _, client in jobs], dtype=np.int64)
-        per_epoch_J, used_J = (
-            np.array([examples.epoch(size) for size in size_J.tolist()], dtype=np.int64).reshape(-1, 2).T
-        )
+        size_J, per_epoch_J, used_J = examples.epochs[:, [client for _, client in jobs]]
         by_size = np.argsort(-per_epoch_J, kind="stable")
         lanes = shared_out(by_size, per_epoch_J[by_size])
         self.order = np.concatenate([by_size[:0], *lanes])
