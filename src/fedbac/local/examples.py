@@ -54,7 +54,7 @@ class Examples:
 
     @cached_property
     def epochs(self) -> IntArray:
-        """Rows by client: the examples it holds, the batches of an epoch over them, and the examples in these batches."""
+        """By client: the examples it holds, the batches of an epoch over them, and the examples in these batches."""
         size_N = np.array([mine.size for mine in self.shards.train], dtype=np.int64)
         batches_N = self.training.steps(size_N)
         return np.stack([size_N, batches_N, np.minimum(batches_N * self.training.batch_size, size_N)])
