@@ -21,18 +21,19 @@ PARTS = {
 """Columns of the table, and what is added up in each; rows of an earlier table have but the sum of two."""
 
 KERNELS = {
-    "convolve_0": ("", "convolution, ReLU and pooling, forward pass"),
-    "convolve_1": ("", "the same, second layer"),
-    "convolve_weights_0": ("", "gradient of a convolution's weights"),
-    "convolve_weights_1": ("", "the same, second layer"),
-    "convolve_back_1": ("", "gradient of the second convolution's input"),
-    "head_train": ("", "linear layers, forward pass"),
-    "head_back": ("", "loss, and linear layers backwards"),
-    "linear_gradient": ("", "gradients of their weights"),
-    "gather": ("", "gradients summed up, their norm"),
-    "update": ("", "clipping, momentum, decay, step"),
-    "step": ("the first step, all lanes side by side", ""),
-    "training": ("the training of a round", ""),
+    "convolve_0": "convolution, ReLU and pooling, forward pass",
+    "convolve_1": "the same, second layer",
+    "convolve_weights_0": "gradient of a convolution's weights",
+    "convolve_weights_1": "the same, second layer",
+    "convolve_back_1": "gradient of the second convolution's input",
+    "head_train": "linear layers, forward pass",
+    "head_back": "loss, and linear layers backwards",
+    "linear_gradient": "gradients of their weights",
+    "gather": "gradients summed up, their norm",
+    "update": "clipping, momentum, decay, step",
+    "step": "the first step of a round, all lanes side by side",
+    "training": "the training of a round",
+    "launching": "the host's part of that",
 }
 """What ``benchmarks/kernels.py`` times, and what it is."""
 
@@ -74,15 +75,8 @@ def runs(folder: Path) -> str:
 def kernels(folder: Path) -> str:
     """Return what each kernel takes, from what ``benchmarks/kernels.py --json`` wrote for two tasks."""
     by_task = {row["task"]: row for row in _read(folder / "kernels.json")}
-    lines = [
-        (
-            text if name in ("step", "training") else f"`{name}`",
-            *(f"{row[name]:,.0f}" for row in by_task.values()),
-            what,
-        )
-        for name, (text, what) in KERNELS.items()
-    ]
-    return f"\n{table(('kernel', *by_task, 'what'), lines)}\n\n"
+    lines = [(f"`{name}`", *(f"{row[name]:,.0f}" for row in by_task.values()), what) for name, what in KERNELS.items()]
+    return f"\n{table(('', *by_task, 'what'), lines)}\n\n"
 
 
 def precision(folder: Path) -> str:

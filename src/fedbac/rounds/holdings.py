@@ -1,7 +1,7 @@
 """Whose rows of the cloud's parts a site works with."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from fedbac.core import trees
 from fedbac.core.parts import Part, Parts
 from fedbac.core.settings import IntArray
 from fedbac.rounds.orders import Site
+
+T = TypeVar("T", int, tuple[int, ...])
 
 
 class Holding(NamedTuple):
@@ -33,13 +35,19 @@ def holdings(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[s
     return {part: by_scope[spec.scope] for part, spec in parts.items()}
 
 
+def distinct(values: Iterable[T]) -> tuple[list[T], IntArray]:
+    """Return the different values in order, and the place of each among them: for a few, faster than numpy.unique."""
+    given = list(values)
+    different = sorted(set(given))
+    place = {value: number for number, value in enumerate(different)}
+    return different, np.array([place[value] for value in given], dtype=np.int64)
+
+
 def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str, IntArray]]:
     """Return only those rows of a bank that models use, each once, and where every model finds its own."""
     kept: Parts = {}
     places: dict[str, IntArray] = {}
     for part, rows in row_V.items():
-        used = sorted(set(rows.tolist()))  # numpy.unique takes longer for so few
-        place = {row: v for v, row in enumerate(used)}
-        places[part] = np.array([place[row] for row in rows.tolist()], dtype=np.int64)
+        used, places[part] = distinct(rows.tolist())
         kept[part] = trees.select(bank[part], np.array(used, dtype=np.int64))
     return kept, places

@@ -15,7 +15,7 @@ from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
-from fedbac.rounds.holdings import Holding, compact
+from fedbac.rounds.holdings import Holding, compact, distinct
 from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted, measuring
 
 Scores = Callable[[], dict[str, Any]]
@@ -33,7 +33,7 @@ def score(
 ) -> Scores:
     """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14).
 
-    Given is what each site holds in that state.
+    ``held`` is what each site holds in that state.
     """
     scheme = experiment.method.personalization
     measured = measured_parts(scheme)
@@ -63,10 +63,8 @@ def score(
 
 def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: IntArray) -> Scores:
     """Judge every edge by the model of its site; and the mean of these models on all test data."""
-    used = sorted({tuple(row) for row in rows_M.tolist()})
-    column = {row: v for v, row in enumerate(used)}
-    rows_V, column_M = np.array(used), [column[tuple(row)] for row in rows_M.tolist()]
-    bank, row_V = compact(models, dict(zip(models, rows_V.T, strict=True)))
+    rows_V, column_M = distinct(map(tuple, rows_M.tolist()))
+    bank, row_V = compact(models, dict(zip(models, np.array(rows_V).T, strict=True)))
     orders = [MeasureOrder(m, bank, (Wanted(row_V, "test", by="edge"),)) for m in range(len(sites))]
     measured = measuring(edges, orders)
 

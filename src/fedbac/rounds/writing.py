@@ -14,7 +14,7 @@ DIGITS = 4
 
 
 class Heard(NamedTuple):
-    """What is told of the sites' reports: nothing that takes up memory."""
+    """What a record tells of the sites' reports: clients and numbers, not the networks, which take up memory."""
 
     loss_M: list[float]
     selected_M: list[tuple[int, ...]]
@@ -26,7 +26,7 @@ class Heard(NamedTuple):
 
     @classmethod
     def of(cls, reports: Sequence[TrainReport]) -> "Heard":
-        """Return that."""
+        """Return what these reports say."""
         told = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
         return cls(*map(list, zip(*told, strict=True)))
 
