@@ -310,6 +310,16 @@ def test_rounds_are_followed_as_they_are_written(tmp_path: Path) -> None:
     assert (tail.refresh(), tail.record()) == (1, None), "what is no record is not shown"
 
 
+def test_a_round_that_was_cut_off_and_written_again_is_counted_once(tmp_path: Path) -> None:
+    """Between two looks a resumed run may have written more than it cut off."""
+    tail, (one, two, three) = Tail(RunFolder(tmp_path)), fake(rounds=3).records
+    again = two | {"seconds": two["seconds"] + 1 / 3}
+    for records in ([one, two], [one, again], [one, two, three], [one, again, three]):
+        (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert tail.refresh() == len(records)
+        assert tail.record() == records[-1]
+
+
 def test_no_run_and_no_folder(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run here"):
         fedbac.resume(tmp_path)

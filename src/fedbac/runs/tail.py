@@ -9,23 +9,29 @@ class Tail:
 
     def __init__(self, folder: RunFolder) -> None:
         self.file = folder.rounds_file
+        self._start_over()
+
+    def _start_over(self) -> None:
         self.rounds, self.last, self._end = 0, b"", 0
 
     def refresh(self) -> int:
         """Return how many rounds are complete now."""
         try:
-            size = self.file.stat().st_size
-            if size < self._end:  # what lay beyond the last checkpoint was cut off
-                self.rounds, self.last, self._end = 0, b"", 0
-            if size > self._end:
+            if self.file.stat().st_size != self._end:
                 self._read_on()
         except OSError:  # no file, or no longer
-            self.rounds, self.last, self._end = 0, b"", 0
+            self._start_over()
         return self.rounds
 
     def _read_on(self) -> None:
+        seen = self.last + b"\n" if self.rounds else b""
         with self.file.open("rb") as file:
-            file.seek(self._end)
+            file.seek(self._end - len(seen))
+            # A resumed run cuts off what lies beyond its last checkpoint and writes it again, longer or shorter. Each
+            # line continues the checksum of the one before, so all lines are the same if the last one is.
+            if file.read(len(seen)) != seen:
+                self._start_over()
+                file.seek(0)
             *lines, _ = file.read().split(b"\n")
         if lines:
             self.rounds, self.last = self.rounds + len(lines), lines[-1]
