@@ -162,7 +162,10 @@ def _default(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
     if isinstance(value, Settings):
-        return f"kind `{value.kind}`" if hasattr(value, "kind") else "as below"
+        if not hasattr(value, "kind"):
+            return "as below"
+        changed = value.model_dump(exclude_defaults=True).items()
+        return ", ".join([f"kind `{value.kind}`", *(f"`{name}={setting}`" for name, setting in changed)])
     text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True)
     return f"`{text.removesuffix('...' + chr(10)).strip()}`"
 
@@ -269,6 +272,9 @@ def claims() -> str:
 The main claims of the paper and of this project, with the verdict on each. A page's name links to its evidence, its
 number of seeds and the rule of its verdicts. Fed-BAC is run in three
 [readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
+
+A claim about several settings holds only if it holds in each of them. It can stay **not clear** although some settings
+refute it, because refuting the whole claim takes a stricter test that allows for the number of settings (Simes' test).
 
 {overview.main_claims(RESULTS, "reproduce")}
 """

@@ -180,8 +180,8 @@ def table(file: Path) -> str:
     lines = [
         f"**{in_short(file)}** {_without_ours(judged_parts)}",
         f"Against the rivals of others alone: {_counts([part.judged.word for part in parts(read(file), but=KIN)])}.",
-        f"A single lead is not corrected for {len(judged_parts)} tests. With Holm's correction "
-        f"{still_ahead(judged_parts)} leads remain.",
+        f"The leads are not corrected for making {len(judged_parts)} tests. With Holm's correction "
+        f"{still_ahead(judged_parts)} of them remain.",
         "",
         f"![Ours − best rival]({FIGURE.relative_to('docs')})",
         "",

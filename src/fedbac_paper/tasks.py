@@ -17,9 +17,8 @@ _SMALL = {
 }
 
 FORMAT_1 = (
-    "SVHN is SVHN cropped digits, rebuilt from Format 1 (the full images) with the data set's own crop-and-resize "
-    "rule: labels and counts are exact, about 18 of 305 million pixel values differ from the official files by one "
-    "grey level."
+    "SVHN: the digits are cut out of the full images (Format 1) by the data set's own crop-and-resize rule. Labels and "
+    "counts are exact; about 18 of 305 million pixel values differ from the official files, by one grey level."
 )
 
 

@@ -38,7 +38,7 @@ RULES = "\n".join(
         f"{1 + TOLERANCE:g}) and the standard error is no larger than that tolerance. **A range** holds if our mean is "
         "in it or as near to it, with a standard error of at most half the width of range and tolerance together. If "
         f"our mean is outside, the number does not hold where a two-sided t test at {_PERCENT} tells the two apart, "
-        "and is not clear otherwise.",
+        "and is not clear otherwise. A number can also fail because ours is better than the paper's.",
         "- **Ratios** are averaged and tested as logarithms. “>” and “<” mark bounds, where a run never reaches its "
         "target. A bound decides only what lies beyond it.",
         "- **A yes or no of every seed** holds if it is always yes and does not hold if it is always no. A target that "

@@ -70,9 +70,9 @@ class Merging(Settings):
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
     alone_steps: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None
-    """Begin with one cluster for all; each edge goes on from there in its own for the last rounds, as many as it takes
-    a client to train on so many batches; or later, once edges have better networks without being averaged. Not given:
-    every edge in its own from the start."""
+    """All edges begin in one cluster. For the last rounds each edge goes on in its own: as many rounds as a client
+    needs for this many batches. They part later if averaging still gives them better networks. If not given, every
+    edge has its own cluster from the start."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 

@@ -62,8 +62,8 @@ class Training(Settings):
     clip_norm: Positive | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
-    """A norm for each network, so that a method of two steps as far with each as a method of one, or one over all that
-    are trained (C.3)."""
+    """``per_network`` clips each network by its own norm, so each of two networks can step as far as a single one.
+    ``joint`` clips by one norm over all networks that are trained (C.3)."""
 
     def rate(self, round_: int) -> float:
         """Return η_t."""

@@ -18,7 +18,8 @@ class AdaptiveStart(Settings):
     """v is what its owner trained last, w the mean of all. Training starts from v + W ⊙ (w − v) in the top layers and
     from w in the others, and so does the prediction; what is trained becomes the new v, and its mean the new w.
 
-    W begins at 1 and learns within 0 and 1: for every step of SGD by −η_W · g ⊙ (w − v), g the round's mean gradient.
+    W begins at 1 and stays between 0 and 1. For each SGD step of the round it changes by −η_W · g ⊙ (w − v), where g is
+    the round's mean gradient.
     """
 
     kind: Literal["adaptive_start"] = "adaptive_start"

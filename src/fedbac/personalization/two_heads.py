@@ -23,9 +23,9 @@ could not be taken back."""
 class TwoHeads(Settings):
     """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
 
-    Phase 1 trains p by the plain loss of the sum, with φ and g as received: p will predict beside averages, to which
-    these are nearer than what the client makes of them. Phase 2 trains φ and g by the balanced softmax: with ln(share
-    of the class among the client's examples) added to the logits of g.
+    Phase 1 trains p by the plain loss of the sum, with φ and g as received: p will predict with averages of φ and g,
+    and the received ones are nearer to those than what the client makes of them. Phase 2 trains φ and g by the balanced
+    softmax: with ln(share of the class among the client's examples) added to the logits of g.
     """
 
     kind: Literal["two_heads"] = "two_heads"

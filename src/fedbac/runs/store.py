@@ -350,7 +350,7 @@ class RunFolder:
 @functools.cache
 def _say_unsigned(folder: Path) -> None:
     """Say it once of each folder."""
-    log.warning("%s is unsigned: written by an earlier version; its records cannot be checked", folder)
+    log.warning("%s: an earlier version wrote it without checksums, so its records cannot be checked", folder)
 
 
 def read_config(path: Path) -> dict[str, Any]:

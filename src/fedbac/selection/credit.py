@@ -96,16 +96,18 @@ def _sound(state: "SoundState | CreditState", rng: Rng) -> tuple[FloatArray, Boo
 
 
 class Sound(Credited):
-    """All clients train that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails); the likeliest if none is.
+    """All sound clients train; if none is sound, the likeliest one does.
 
-    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Where nobody fails everybody trains.
+    A client is sound if it never failed, or if a draw p̃_i ~ Beta(1 + passes, 1 + fails) is above 1/2. A client that
+    trains passes if it learned at least ``least_share`` of what the reference client of its edge learned, L_0 − loss:
+    wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the edge's mean
+    number of examples are not judged.
     """
 
     kind: Literal["sound"] = "sound"
     adaptive: ClassVar[bool] = True
-    fraction: Fraction = 1.0
-    """p: at most this share of all clients, drawn from those that are sound."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """p: at most this share of an edge's clients trains, drawn from the sound ones."""
 
     def needs(self) -> frozenset[Query]:
         """Need the loss with which each client trained, which it sends anyway."""

@@ -76,11 +76,11 @@ class OverfittingState(NamedTuple):
 
 
 class OnceOverfitted(Settings):
-    """Draw clusters towards their mean after they have overfitted in the first half of a run, to its end.
+    """Once clusters overfit, draw them towards their mean until the end of the run.
 
-    They have when V − T > min(T, 0.25) by a running mean over rounds. V is the loss of the edges' models on validation
-    data of the clients that measure, T that of the clients that trained, while they trained; both are means over the
-    edges that measured, weighted by data.
+    Only the first half of the run can start this. Clusters overfit when a running mean of (V − T) / min(T, 0.25) is
+    above 1. V is the loss of the edges' models on the validation data of the clients that measure. T is the loss of
+    clients while they trained. Both are means over the edges that measured, weighted by data.
     """
 
     kind: Literal["once_overfitted"] = "once_overfitted"

@@ -132,7 +132,7 @@ class DistillAdaptiveState(NamedTuple):
 
 
 class DistillAdaptive(Settings):
-    """Members learn from the labels and from one teacher, the more the better it is on data held out.
+    """Members learn from the labels and from one teacher. The better it is on held-out data, the more it counts.
 
     λ_n = λ_max·σ(κ(acc(teacher) − acc(own))), measured after the last round. Networks stay with their clusters.
     """
