@@ -51,6 +51,7 @@ class More(NamedTuple):
 
 CALLS = itertools.count()
 CLUSTERS = Loss("clusters")
+LOSS = Statistic("loss")
 
 
 def everybody(self: Any, state: Any, evidence: Any, rng: Any) -> Any:
@@ -87,7 +88,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "evidence written in place": (
         {"act": lambda s, m, e, r: (e.size_N.sort(), np.ones(10, bool))[1]},
-        "act() wrote to evidence/size_N in place",
+        "act() wrote to its evidence in place",
     ),
     "state written in place": (COUNTING | {"learn": counted_in_place}, "learn() wrote to state/rounds in place"),
     "learning that is not said": (COUNTING | {"adaptive": False}, "adaptive is False, but many rounds changed"),
@@ -107,7 +108,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an ask that was not declared": (
         {"ask": lambda s, m, e, r: Ask(after=(Statistic("loss"),))},
-        "ask() names Statistic(name='loss'), which needs() does not declare",
+        "ask() wants Statistic(name='loss'), which needs() does not declare",
     ),
     "a look at what was not asked for": (
         {"learn": lambda s, m, e, k: Count(e[Statistic("loss")])},
@@ -120,17 +121,24 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
             "needs": lambda s: frozenset({Accuracy("trained", "train")}),
             "ask": lambda s, m, e, r: Ask(before=(Accuracy("trained", "train"),)),
         },
-        "only models received are known then",
+        "before it acts, when it cannot be measured",
     ),
     "the past": (
         {
             "needs": lambda s: frozenset({Loss("received", "train")}),
             "ask": lambda s, m, e, r: Ask(after=(Loss("received", "train"),)),
         },
-        "ask for received models before",
+        "after it acts, when it cannot be measured",
     ),
     "a tuple as an ask": ({"ask": lambda s, m, e, r: ()}, "ask() must return an Ask, not a tuple"),
+    "a query without its tuple": (
+        {"ask": lambda s, m, e, r: Ask(after=cast(Any, LOSS))},
+        "after as a tuple of queries",
+    ),
     "trust by indices": ({"trusted": lambda s, m: np.array([1])}, "trusted() must return an array of bool"),
+    "a note for each client": ({"notes": lambda s, m: {"a": np.ones(3)}}, "notes() must return single numbers by name"),
+    "an error of its own": ({"act": lambda s, m, e, r: 1 / 0}, "act() raised ZeroDivisionError: division by zero"),
+    "an argument too few": ({"learn": lambda s, m, e: m}, "learn() raised TypeError: "),
 }
 
 
@@ -161,12 +169,15 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
     "a row for each member": ({"act": keeping(origin_KJ=np.eye(6))}, "origin_KJ must have the shape (5, 5)"),
     "a start out of range": ({"start": lambda s, n, r: np.full(n, 9)}, "start() returned labels from 9 to 9"),
     "a start by chance of its own": ({"start": lambda s, n, r: np.full(n, next(CALLS) % 5)}, "start() answered"),
-    "more clusters than members": ({"clusters": lambda s, n: n + 1}, "clusters(6) must return a number from 1 to 6"),
+    "more clusters than members": (
+        {"clusters": lambda s, n: n + 1},
+        "clusters(6) must return a whole number from 1 to 6",
+    ),
     "an ask that was not declared": (
         {"ask": lambda s, m, t: Ask(after=(CLUSTERS, Gram()))},
-        "ask() names Gram(), which needs() does not declare",
+        "ask() wants Gram(), which needs() does not declare",
     ),
-    "a tuple as an ask": ({"ask": lambda s, m, t: (CLUSTERS,)}, "ask() must return an Ask, or None"),
+    "a tuple as an ask": ({"ask": lambda s, m, t: (CLUSTERS,)}, "ask() must return an Ask, not a tuple"),
     "what the cloud has not got": (
         {"needs": lambda s: frozenset({Loss("received")})},
         "needs() names Loss(of='received', ",
@@ -177,7 +188,16 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
         {"act": lambda s, m, e, r: (m, Assignment(np.full(6, next(CALLS) % 5)))},
         "act() answered differently to the same state",
     ),
-    "notes that are no numbers": ({"notes": lambda s, m: ["x"]}, "notes() must return single numbers"),
+    "notes without names": ({"notes": lambda s, m: ["x"]}, "notes() must return single numbers"),
+    "a text as a note": ({"notes": lambda s, m: {"a": "b"}}, "notes() must return single numbers"),
+    "a number of clusters that is not whole": (
+        {"clusters": lambda s, n: 4.0},
+        "clusters(6) must return a whole number",
+    ),
+    "what cannot be known yet": (
+        {"needs": lambda s: frozenset({Gram()}), "ask": lambda s, m, t: Ask(before=(Gram(),))},
+        "ask() wants Gram() before it acts, when it cannot be measured",
+    ),
 }
 
 
@@ -193,7 +213,7 @@ def test_labels_of_the_cloud_are_not_written_to() -> None:
         evidence.labels[0] = (evidence.labels[0] + 1) % 5
         return state, Assignment(evidence.labels)
 
-    assert "act() wrote to evidence/label_N in place" in told(check_clustering, changed(LowestLoss, act=act))
+    assert "act() wrote to its evidence in place" in told(check_clustering, changed(LowestLoss, act=act))
 
 
 SHARING: dict[str, tuple[dict[str, Any], str]] = {
@@ -206,7 +226,7 @@ SHARING: dict[str, tuple[dict[str, Any], str]] = {
     "a list as an ask": ({"ask": lambda s, m, t: [Statistic("loss")]}, "ask() must return a tuple of queries"),
     "an ask that was not declared": (
         {"ask": lambda s, m, t: (Statistic("loss"),)},
-        "ask() names Statistic(name='loss'), which needs() does not declare",
+        "ask() wants Statistic(name='loss'), which needs() does not declare",
     ),
     "what nobody measures for it": (
         {"needs": lambda s: frozenset({Loss("unaveraged")})},

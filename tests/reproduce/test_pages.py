@@ -36,7 +36,7 @@ def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
     assert f"{3 * len(artefact.cells)} runs, seeds 0, 1, 2" in text
     assert ("Settings that the paper leaves open" in text) == (name not in {"planted", "noisy", "calibration"})
     assert "a machine" in text
-    assert ("rebuilt from Format 1" in text) == any(task.startswith("svhn") for task in artefact.tasks)
+    assert ("cut out of the full images (Format 1)" in text) == any(task.startswith("svhn") for task in artefact.tasks)
     assert (tmp_path / "pages" / f"{name}.svg").exists() == (name in DRAWN)
     assert ("## Verdicts" in text) == bool(artefact.claims(invented.results(name)))
     assert "nan" not in text

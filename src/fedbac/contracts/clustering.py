@@ -10,7 +10,6 @@ from fedbac.contracts.common import (
     RESUMED,
     calling,
     check_adaptive,
-    check_asked,
     check_needs,
     check_notes,
     check_reload,
@@ -20,8 +19,8 @@ from fedbac.contracts.common import (
     fresh,
     require,
 )
-from fedbac.core.answers import checked_assignment, checked_labels
-from fedbac.core.policies import ClusterPolicy, Comparing, Noting
+from fedbac.core.answers import checked_ask, checked_assignment, checked_clusters, checked_labels
+from fedbac.core.policies import ClusterPolicy, Comparing
 from fedbac.core.queries import AT_CLOUD, Accuracy, Ask, Evidence, Loss, Moment, Query, Seconds
 from fedbac.core.rng import stream
 
@@ -32,36 +31,38 @@ NUM_ROUNDS = 100
 def check_clustering(policy: Any, num_members: int = 6) -> None:
     """Hold a clustering policy to its promises, with so many members."""
     who = check_settings("clustering", policy, ClusterPolicy)
-    needs = check_needs(who, policy, _possible, "own, unaveraged, clusters and occupied models, Statistic and Gram")
-    cloud = _Cloud(who, policy, needs, num_members)
+    needs = check_needs(
+        who,
+        policy,
+        _possible,
+        "Loss and Accuracy of own, unaveraged, others, mean, clusters and occupied models, Statistic, Gram and Slope",
+    )
+    cloud = _Cloud(who, policy, num_members)
     begin, first = cloud.begin()
     end, last = cloud.play()
     if cloud.num_clusters > 1:  # else the cloud never asks: there is nothing to decide
         check_adaptive(who, policy.adaptive, begin, end)
     if not any(isinstance(query, Loss | Accuracy) and query.of == "unaveraged" for query in needs):
-        _Cloud(who, policy, needs, num_members, silent=True).play()
-    again, _ = _Cloud(who, fresh(policy), needs, num_members).play()
+        _Cloud(who, policy, num_members, silent=True).play()
+    again, _ = _Cloud(who, fresh(policy), num_members).play()
     check_same(who, "act()", end, again, "when the same rounds were played again; all it remembers belongs in state")
     for t, state, world in ((1, begin, first), (NUM_ROUNDS + 1, end, last)):
         _check_resume(cloud, state, world, t)
-        if isinstance(policy, Noting):
-            check_notes(who, policy, state)
+        check_notes(who, "clustering", policy, state)
 
 
 class _Cloud:
     """A cloud of made-up members that a policy assigns to clusters."""
 
-    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int, silent: bool = False) -> None:
-        self.who, self.policy, self.needs, self.num_members, self.silent = who, policy, needs, num_members, silent
-        self.num_clusters = policy.clusters(num_members)
-        require(
-            isinstance(self.num_clusters, int) and 1 <= self.num_clusters <= num_members,
-            f"{who}: clusters({num_members}) must return a number from 1 to {num_members}, not {self.num_clusters!r}",
-        )
+    def __init__(self, who: str, policy: Any, num_members: int, silent: bool = False) -> None:
+        self.who, self.policy, self.num_members, self.silent = who, policy, num_members, silent
+        with calling(who, "clusters()"):
+            self.num_clusters = checked_clusters(policy, policy.clusters(num_members), num_members)
 
     def begin(self) -> tuple[Any, World]:
         """Return the first state and labels."""
-        state = self.policy.init(self.num_members)
+        with calling(self.who, "init()"):
+            state = self.policy.init(self.num_members)
         check_state(self.who, "init()", state)
         with calling(self.who, "start()"):
             label_N = self.policy.start(self.num_members, stream(0, "start"))
@@ -88,15 +89,7 @@ class _Cloud:
         """Return what the policy wants, if it is due."""
         with calling(self.who, "ask()", state=state):
             ask = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS))
-        if ask is None:
-            return None
-        found = type(ask).__name__
-        require(
-            isinstance(ask, Ask), f"{self.who}: ask() must return an Ask, or None when nothing is due, not a {found}"
-        )
-        assert isinstance(ask, Ask)
-        check_asked(self.who, (*ask.before, *ask.after), self.needs)
-        return ask
+            return None if ask is None else checked_ask("clustering", self.policy, ask, after=AT_CLOUD)
 
     def _learn(self, state: Any, evidence: Evidence) -> Any:
         with calling(self.who, "learn()", state=state, evidence=evidence):
@@ -135,7 +128,7 @@ def _possible(query: Query) -> bool:
 def _check_resume(cloud: _Cloud, state: Any, world: World, t: int) -> None:
     """Hold a policy of the same settings to go on from a checkpoint as if nothing had happened."""
     loaded = check_reload(cloud.who, state, cloud.policy.init(cloud.num_members))
-    other = _Cloud(cloud.who, fresh(cloud.policy), cloud.needs, cloud.num_members)
+    other = _Cloud(cloud.who, fresh(cloud.policy), cloud.num_members)
     for later in range(t, min(t + NUM_ROUNDS, ALL_ROUNDS)):
         due = cloud.ask(state, later)
         require(due == other.ask(loaded, later), f"{cloud.who}: ask() answered differently {RESUMED}")

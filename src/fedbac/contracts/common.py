@@ -1,7 +1,7 @@
 """What all contracts share: settings, states, and verbs that leave alone what they are given."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -9,6 +9,8 @@ import numpy as np
 import safetensors.torch
 from pydantic import ValidationError
 
+from fedbac.core.answers import check_savable, checked_notes
+from fedbac.core.policies import Noting
 from fedbac.core.queries import Query
 from fedbac.core.settings import Settings
 from fedbac.core.state import flatten, unflatten
@@ -72,6 +74,16 @@ def calling(who: str, verb: str, **given: Any) -> Iterator[None]:
         if "was not asked for" in str(error):  # which evidence says, and it does not know who looked
             raise AssertionError(f"{who}: {verb} looked at what it did not ask for: {error}") from error
         raise AssertionError(str(error)) from error
+    except ValueError as error:
+        if "read-only" not in str(error):  # numpy says no more
+            raise AssertionError(f"{who}: {verb} raised ValueError: {error}") from error
+        raise AssertionError(
+            f"{who}: {verb} wrote to its evidence in place; it must leave it alone: {error}"
+        ) from error
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{who}: {verb} raised {type(error).__name__}: {error}") from error
     written = difference(before, given)
     require(not written, f"{who}: {verb} wrote to {written} in place; it must return new arrays and leave these alone")
 
@@ -92,12 +104,8 @@ def difference(left: Any, right: Any) -> str | None:
 
 def check_state(who: str, verb: str, state: Any, like: Any = None) -> None:
     """Hold a state to be a named tuple of arrays of numbers, the same fields all the time."""
-    named = isinstance(state, tuple) and hasattr(state, "_fields")
-    require(named, f"{who}: {verb} must return a named tuple of arrays as its state, not a {type(state).__name__}")
-    for field, value in zip(state._fields, state, strict=True):
-        found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-        good = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        require(good, f"{who}: {verb} must return an array of numbers as field {field} of its state, not {found}")
+    with calling(who, verb):
+        check_savable(who, verb, state)
     require(
         like is None or type(state) is type(like),
         f"{who}: {verb} must return the type of state that init() does, {type(like).__name__}, or a checkpoint forgets "
@@ -154,14 +162,8 @@ def check_needs(who: str, policy: Any, possible: Callable[[Query], bool], choice
     return frozenset(needs)
 
 
-def check_asked(who: str, queries: Iterable[Query], needs: frozenset[Query]) -> None:
-    """Hold a policy to ask for nothing but what it said it needs."""
-    for query in queries:
-        require(query in needs, f"{who}: ask() names {query}, which needs() does not declare")
-
-
-def check_notes(who: str, policy: Any, state: Any) -> None:
-    """Hold the numbers for the record to be numbers by name."""
-    notes = policy.notes(state)
-    good = hasattr(notes, "items") and all(isinstance(k, str) and np.ndim(v) == 0 for k, v in notes.items())
-    require(good, f"{who}: notes() must return single numbers by name, not {notes!r}")
+def check_notes(who: str, column: str, policy: Any, state: Any) -> None:
+    """Hold what a policy says of itself for the record, if it says anything, to be numbers by name."""
+    if isinstance(policy, Noting):
+        with calling(who, "notes()", state=state):
+            checked_notes(column, policy, policy.notes(state))

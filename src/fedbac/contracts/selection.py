@@ -12,8 +12,8 @@ from fedbac.contracts.common import (
     RESUMED,
     calling,
     check_adaptive,
-    check_asked,
     check_needs,
+    check_notes,
     check_reload,
     check_same,
     check_settings,
@@ -21,7 +21,7 @@ from fedbac.contracts.common import (
     fresh,
     require,
 )
-from fedbac.core.answers import checked_mask, checked_trust
+from fedbac.core.answers import checked_ask, checked_mask, checked_trust
 from fedbac.core.bandits import budget
 from fedbac.core.policies import Believing, SelectionPolicy, Trusting
 from fedbac.core.queries import AT_EDGE, Accuracy, Ask, Evidence, Loss, Query, Seconds, Statistic
@@ -38,15 +38,16 @@ FRACTIONS = (0.01, 0.29, 0.4, 0.8, 1.0)
 def check_selection(policy: Any, num_members: int = 10) -> None:
     """Hold a selection policy to its promises, at a site of so many clients."""
     who = check_settings("selection", policy, SelectionPolicy)
-    needs = check_needs(who, policy, _possible, "Loss and Accuracy of received and trained, Statistic and Seconds")
-    site = _Site(who, policy, needs, num_members)
+    check_needs(who, policy, _possible, "Loss and Accuracy of received and trained, Statistic and Seconds")
+    site = _Site(who, policy, num_members)
     begin, end = site.begin(), site.play()
     check_adaptive(who, policy.adaptive, begin, end)
-    again = _Site(who, fresh(policy), needs, num_members).play()
+    again = _Site(who, fresh(policy), num_members).play()
     check_same(who, "learn()", end, again, "when the same rounds were played again; all it remembers belongs in state")
     for t, state in ((1, begin), (NUM_ROUNDS + 1, end)):
         _check_resume(site, state, t)
         _check_numbers(site, state, t)
+        check_notes(who, "selection", policy, state)
         if isinstance(policy, Trusting):
             _check_trusted(site, state)
         if isinstance(policy, Believing):
@@ -56,12 +57,13 @@ def check_selection(policy: Any, num_members: int = 10) -> None:
 class _Site:
     """A site of made-up clients from which a policy selects."""
 
-    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int) -> None:
-        self.who, self.policy, self.needs, self.num_members = who, policy, needs, num_members
+    def __init__(self, who: str, policy: Any, num_members: int) -> None:
+        self.who, self.policy, self.num_members = who, policy, num_members
         self.size_N: IntArray = stream(0, "sizes").integers(1, 50, size=num_members)
 
     def begin(self) -> Any:
-        state = self.policy.init(self.num_members)
+        with calling(self.who, "init()"):
+            state = self.policy.init(self.num_members)
         check_state(self.who, "init()", state)
         return state
 
@@ -106,17 +108,9 @@ class _Site:
     def _ask(self, state: Any, evidence: Evidence) -> Ask:
         with calling(self.who, "ask()", state=state, evidence=evidence):
             ask = self.policy.ask(state, evidence, stream(0, "candidates", evidence.round))
-        require(isinstance(ask, Ask), f"{self.who}: ask() must return an Ask, not a {type(ask).__name__}")
-        assert isinstance(ask, Ask)
-        check_asked(self.who, (*ask.before, *ask.after), self.needs)
-        for query in ask.before:
-            early = isinstance(query, Loss | Accuracy) and query.of == "received"
-            require(early, f"{self.who}: ask() wants {query} before clients train; only models received are known then")
-        if ask.among_N is not None:
-            checked_trust(self.policy, "ask().among_N", ask.among_N, evidence.size_N.size)
-        for query in ask.after:
-            late = not (isinstance(query, Loss | Accuracy) and query.of == "received")
-            require(late, f"{self.who}: ask() wants {query} after clients have trained; ask for received models before")
+            ask = checked_ask("selection", self.policy, ask, before={"received"}, after={"trained"})
+            if ask.among_N is not None:
+                checked_trust(self.policy, "ask().among_N", ask.among_N, evidence.size_N.size)
         return ask
 
 
@@ -145,7 +139,7 @@ def _answers(
 def _check_resume(site: _Site, state: Any, t: int) -> None:
     """Hold a policy of the same settings to go on from a checkpoint as if nothing had happened."""
     loaded = check_reload(site.who, state, site.policy.init(site.num_members))
-    other = _Site(site.who, fresh(site.policy), site.needs, site.num_members)
+    other = _Site(site.who, fresh(site.policy), site.num_members)
     (mask_N, seen, ask), (mask_again_N, seen_again, ask_again) = (
         one.act(memory, t, site.size_N) for one, memory in ((site, state), (other, loaded))
     )
@@ -164,7 +158,7 @@ def _check_numbers(site: _Site, state: Any, t: int) -> None:
     for fraction in FRACTIONS if changes else (site.policy.fraction,):
         policy = site.policy.model_copy(update={"fraction": fraction}) if changes else site.policy
         promised = budget(fraction, num)
-        crowd = _Site(who, policy, site.needs, num)
+        crowd = _Site(who, policy, num)
         for holders in (num, (num + 1) // 2, 1):
             size_N = np.where(np.arange(num) < holders, site.size_N, 0)
             mask_N, _, _ = crowd.act(state, t, size_N)

@@ -6,12 +6,10 @@ import numpy as np
 
 from fedbac.contracts.cloud import ALL_ROUNDS, STEPS, World
 from fedbac.contracts.common import (
-    QUERIES,
     REPEATED,
     RESUMED,
     calling,
     check_adaptive,
-    check_asked,
     check_needs,
     check_notes,
     check_reload,
@@ -21,9 +19,9 @@ from fedbac.contracts.common import (
     fresh,
     require,
 )
-from fedbac.core.answers import checked_exchange
-from fedbac.core.policies import Exchange, Noting, Sharing
-from fedbac.core.queries import FOR_SHARING, Accuracy, Loss, Moment, Query, Seconds
+from fedbac.core.answers import checked_ask, checked_exchange, checked_queries
+from fedbac.core.policies import Exchange, Sharing
+from fedbac.core.queries import FOR_SHARING, Accuracy, Ask, Loss, Moment, Query, Seconds
 
 NUM_ROUNDS = 100
 
@@ -31,38 +29,38 @@ NUM_ROUNDS = 100
 def check_sharing(policy: Any, num_members: int = 6) -> None:
     """Hold a sharing policy to its promises, with so many members."""
     who = check_settings("sharing", policy, Sharing)
-    needs = check_needs(
+    check_needs(
         who,
         policy,
         _possible,
         "Loss and Accuracy of trained, own, others, mean, clusters and occupied models, Statistic, Gram and Slope",
     )
-    cloud = _Cloud(who, policy, needs, num_members)
+    cloud = _Cloud(who, policy, num_members)
     begin, end = cloud.begin(), cloud.play()
     if np.unique(cloud.world.label_N).size > 1:  # else there is nobody to share with, and perhaps nothing to learn
         check_adaptive(who, policy.adaptive, begin, end)
-    again = _Cloud(who, fresh(policy), needs, num_members).play()
+    again = _Cloud(who, fresh(policy), num_members).play()
     check_same(who, "learn()", end, again, "when the same rounds were played again; all it remembers belongs in state")
     for t, state in ((1, begin), (NUM_ROUNDS + 1, end)):
         loaded = check_reload(who, state, policy.init(num_members))
-        other = _Cloud(who, fresh(policy), needs, num_members)
+        other = _Cloud(who, fresh(policy), num_members)
         check_same(who, "act()", cloud.act(state, t), other.act(loaded, t), RESUMED)
         check_same(who, "ask() or learn()", cloud.learn(state, t), other.learn(loaded, t), RESUMED)
-        if isinstance(policy, Noting):
-            check_notes(who, policy, state)
+        check_notes(who, "sharing", policy, state)
 
 
 class _Cloud:
     """A cloud of made-up members in clusters that share; the last cluster has nobody, and never had."""
 
-    def __init__(self, who: str, policy: Any, needs: frozenset[Query], num_members: int) -> None:
-        self.who, self.policy, self.needs, self.num_members = who, policy, needs, num_members
+    def __init__(self, who: str, policy: Any, num_members: int) -> None:
+        self.who, self.policy, self.num_members = who, policy, num_members
         self.num_clusters = 1 + (num_members + 1) // 2
         label_N = np.arange(num_members) % (self.num_clusters - 1)
         self.world = World(label_N, np.isin(np.arange(self.num_clusters), label_N))
 
     def begin(self) -> Any:
-        state = self.policy.init(self.num_members)
+        with calling(self.who, "init()"):
+            state = self.policy.init(self.num_members)
         check_state(self.who, "init()", state)
         return state
 
@@ -98,13 +96,8 @@ class _Cloud:
 
     def _ask(self, state: Any, t: int) -> tuple[Query, ...]:
         with calling(self.who, "ask()", state=state):
-            asked = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS))
-        require(
-            isinstance(asked, tuple) and all(isinstance(query, QUERIES) for query in asked),
-            f"{self.who}: ask() must return a tuple of queries, not {asked!r}",
-        )
-        check_asked(self.who, asked, self.needs)
-        return tuple(asked)
+            asked = checked_queries(self.policy, self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS)))
+            return checked_ask("sharing", self.policy, Ask(after=asked), after=FOR_SHARING).after
 
 
 def _possible(query: Query) -> bool:

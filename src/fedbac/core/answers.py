@@ -1,7 +1,10 @@
 """Checks of what policies answer: a wrong answer is an error that names the policy, never a silent wrong number."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, get_args
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -9,9 +12,26 @@ from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.policies import Assignment, Exchange, Teaching
 from fedbac.core.queries import Accuracy, Ask, Loss, Query
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.errors import PolicyError
+from fedbac.errors import Error, PolicyError
 
 QUERIES = get_args(Query)
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def consult(column: str, when: str, verb: Callable[Given, Answer], *given: Given.args, **named: Given.kwargs) -> Answer:
+    """Return what a verb of a policy answers; if it raises, say which policy and verb, when, and in which line."""
+    try:
+        return verb(*given, **named)
+    except Exception as error:
+        file = getattr(getattr(verb, "__code__", None), "co_filename", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"{_named(column, getattr(verb, '__self__', verb))}: {getattr(verb, '__name__', 'it')}() failed in {when}: "
+            f"{said} ({Path(frame.filename).name}, line {frame.lineno})"
+        ) from error
 
 
 def checked_ask(
@@ -56,6 +76,25 @@ def checked_pair(policy: Any, answer: Any) -> tuple[Any, Any]:
             f"{type(answer).__name__}"
         )
     return answer
+
+
+def checked_init(column: str, policy: Any, state: Any) -> Any:
+    """Return a policy's first state if it can be saved."""
+    check_savable(_named(column, policy), "init()", state)
+    return state
+
+
+def check_savable(who: str, verb: str, state: Any) -> None:
+    """Refuse a state that is no named tuple of arrays of numbers."""
+    if not isinstance(state, tuple) or not hasattr(state, "_fields"):
+        found = type(state).__name__
+        raise PolicyError(f"{who}: {verb} must return a named tuple of arrays as its state, not a {found}")
+    for field, value in zip(state._fields, state, strict=True):
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+            found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+            raise PolicyError(
+                f"{who}: {verb} must return an array of numbers as field {field} of its state, not {found}"
+            )
 
 
 def checked_state(column: str, policy: Any, state: Any, before: Any) -> Any:
@@ -108,6 +147,29 @@ def checked_assignment(policy: Any, answer: Any, num_members: int, num_clusters:
     checked_labels(policy, "act()", answer.label_N, num_members, num_clusters)
     checked_mix(who, "origin_KJ", answer.origin_KJ, num_clusters)
     return answer
+
+
+def checked_clusters(policy: Any, answer: Any, num_members: int) -> int:
+    """Return how many clusters a clustering policy wants if there can be so many."""
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= num_members:
+        raise PolicyError(
+            f"{_named('clustering', policy)}: clusters({num_members}) must return a whole number from 1 to "
+            f"{num_members}, not {answer!r}"
+        )
+    return answer
+
+
+def checked_notes(column: str, policy: Any, notes: Any) -> Mapping[str, float]:
+    """Return a policy's numbers for the record if they are single numbers by name."""
+    if not isinstance(notes, Mapping) or not all(
+        isinstance(name, str) and isinstance(_single(value), Real) for name, value in notes.items()
+    ):
+        raise PolicyError(f"{_named(column, policy)}: notes() must return single numbers by name, not {notes!r}")
+    return notes
+
+
+def _single(value: Any) -> Any:
+    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def checked_labels(policy: Any, verb: str, label_N: Any, num_members: int, num_clusters: int) -> IntArray:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -152,6 +152,11 @@ class Evidence:
     moved: bool = False
     """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection)."""
 
+    def __post_init__(self) -> None:
+        for name in ("size_N", "label_N", "used_K"):
+            object.__setattr__(self, name, _read_only(getattr(self, name)))
+        object.__setattr__(self, "readings", {query: _read_only(value) for query, value in self.readings.items()})
+
     def __getitem__(self, query: Query) -> FloatArray:
         """Return the answer to a query that was asked."""
         if query not in self.readings:
@@ -182,3 +187,12 @@ class Evidence:
         """Who was selected, for selection policies that learn, which are always told of it."""
         assert self.selected_N is not None
         return self.selected_N
+
+
+def _read_only(array: Any) -> Any:
+    """Return a view that nobody can write to: the round goes on with the array itself."""
+    if not isinstance(array, np.ndarray) or not array.flags.writeable:
+        return array
+    view = array.view()
+    view.setflags(write=False)
+    return view

@@ -1,26 +1,31 @@
 """The state of a run before its first round."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from fedbac.config.experiment import Experiment
-from fedbac.core.answers import checked_labels, checked_start
+from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_start, consult
 from fedbac.core.parts import Parts, Scope
+from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.rng import stream
 from fedbac.core.state import State
 from fedbac.rounds.members import Members, num_clients
 from fedbac.rounds.memory import first_memory
 from fedbac.rounds.orders import Site
 
+BEFORE = "the beginning"
+
 
 def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
     """Return the state before the first round."""
     method = experiment.method
     num_members = Members(method.unit, sites).count
-    num_clusters = method.clustering.clusters(num_members)
-    label_N = method.clustering.start(num_members, stream(experiment.seed, "clustering", 0))
+    num_clusters = checked_clusters(method.clustering, method.clustering.clusters(num_members), num_members)
+    chance = stream(experiment.seed, "clustering", 0)
+    label_N = consult("clustering", BEFORE, method.clustering.start, num_members, chance)
     label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
     owners: dict[Scope, int] = {
         "cloud": 1,
@@ -47,9 +52,9 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         label_N=label_N,
         moved_N=np.zeros(num_members, dtype=bool),
         used_K=np.isin(np.arange(num_clusters), label_N),
-        clustering=method.clustering.init(num_members),
-        sharing=method.sharing.init(num_members),
-        selection_M=tuple(method.selection.init(len(site.clients)) for site in sites),
+        clustering=_first("clustering", method.clustering, num_members),
+        sharing=_first("sharing", method.sharing, num_members),
+        selection_M=tuple(_first("selection", method.selection, len(site.clients)) for site in sites),
         trained={
             part: np.zeros(owners[spec.scope], dtype=bool)
             for part, spec in method.personalization.parts.items()
@@ -58,3 +63,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         momentum_M=tuple(momentum(site) for site in sites),
         links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
     )
+
+
+def _first(column: str, policy: ClusterPolicy | Sharing | SelectionPolicy, num_members: int) -> Any:
+    return checked_init(column, policy, consult(column, BEFORE, policy.init, num_members))

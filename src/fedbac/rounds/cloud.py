@@ -20,6 +20,7 @@ from fedbac.core.answers import (
     checked_pair,
     checked_queries,
     checked_state,
+    consult,
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts
@@ -133,6 +134,7 @@ class Round:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
         self.moment = Moment(round_, experiment.task.rounds, _steps(experiment, sites))
+        self.when = f"round {round_}"
         self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
@@ -207,12 +209,13 @@ class Round:
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""
         sharing, clustering = self.method.sharing, self.method.clustering
-        queries = checked_queries(sharing, sharing.ask(state.sharing, self.moment))
+        queries = checked_queries(sharing, consult("sharing", self.when, sharing.ask, state.sharing, self.moment))
         queries = checked_ask("sharing", sharing, Ask(after=queries), after=FOR_SHARING).after
-        ask = clustering.ask(state.clustering, self.moment) if state.num_clusters > 1 else None
-        if ask is not None:
-            ask = checked_ask("clustering", clustering, ask, after=AT_CLOUD)
-        return Asked(queries, ask)
+        if state.num_clusters == 1:
+            return Asked(queries, None)
+        ask = consult("clustering", self.when, clustering.ask, state.clustering, self.moment)
+        checked = None if ask is None else checked_ask("clustering", clustering, ask, after=AT_CLOUD)
+        return Asked(queries, checked)
 
     def _orders(
         self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
@@ -292,7 +295,7 @@ class Round:
         """Let the sharing policy learn from the round."""
         policy = self.method.sharing
         mine = {query: readings[query] for query in asked.by_sharing}
-        learned = policy.learn(state.sharing, self._evidence(state, state.round, mine))
+        learned = consult("sharing", self.when, policy.learn, state.sharing, self._evidence(state, state.round, mine))
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
     def _contributions(
@@ -320,10 +323,13 @@ class Round:
         if asked.by_clustering is None:
             return replace(state, moved_N=np.zeros_like(state.moved_N)), None
         evidence = self._evidence(state, state.round, {query: readings[query] for query in asked.by_clustering.after})
-        memory = checked_state("clustering", policy, policy.learn(state.clustering, evidence), state.clustering)
-        gaps = policy.gaps(memory, evidence) if isinstance(policy, Comparing) else None
-        acted = policy.act(memory, evidence, stream(self.experiment.seed, "clustering", state.round))
-        memory, answer = checked_pair(policy, acted)
+        memory = consult("clustering", self.when, policy.learn, state.clustering, evidence)
+        memory = checked_state("clustering", policy, memory, state.clustering)
+        gaps = (
+            consult("clustering", self.when, policy.gaps, memory, evidence) if isinstance(policy, Comparing) else None
+        )
+        chance = stream(self.experiment.seed, "clustering", state.round)
+        memory, answer = checked_pair(policy, consult("clustering", self.when, policy.act, memory, evidence, chance))
         memory = checked_state("clustering", policy, memory, state.clustering)
         label_N, origin_KJ = checked_assignment(policy, answer, self.members.count, state.num_clusters)
         after = replace(

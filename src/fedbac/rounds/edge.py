@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust
+from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust, consult
 from fedbac.core.codecs import Changes
 from fedbac.core.links import DIRECTIONS, Link
 from fedbac.core.parts import Params, Parts
@@ -134,7 +134,11 @@ class Shift:
             expected_N=seconds_N,
             moved=order.moved and edge_round == 0,
         )
-        ask = policy.ask(self.selection, evidence, self.common.stream("candidates", edge_round, site.index))
+        when, chance = (
+            f"round {order.round}, edge {site.index}",
+            self.common.stream("candidates", edge_round, site.index),
+        )
+        ask = consult("selection", when, policy.ask, self.selection, evidence, chance)
         ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
         asked = site.clients
         if ask.among_N is not None:
@@ -142,7 +146,8 @@ class Shift:
             asked = tuple(site.clients[i] for i in np.flatnonzero(among_N))
         known = yield from self._measured(ask.before, {}, asked)
         evidence = replace(evidence, readings=known)
-        mask_N = policy.act(self.selection, evidence, self.common.stream("selection", edge_round, site.index))
+        chance = self.common.stream("selection", edge_round, site.index)
+        mask_N = consult("selection", when, policy.act, self.selection, evidence, chance)
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
         attendance = self._attend(mask_N, able_N, seconds_N, edge_round)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
@@ -161,7 +166,7 @@ class Shift:
             self.readings = yield from self._readings(asked)
         # A client that failed had no part in the outcome: neither praise nor blame.
         evidence = replace(evidence, readings=known, selected_N=started_N)
-        learned = policy.learn(self.selection, evidence, np.isfinite(loss_N))
+        learned = consult("selection", when, policy.learn, self.selection, evidence, np.isfinite(loss_N))
         self.selection = checked_state("selection", policy, learned, self.selection)
 
     def _measured(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.answers import checked_exchange
+from fedbac.core.answers import checked_exchange, consult
 from fedbac.core.parts import Parts, Personalization
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Evidence, Query
@@ -32,7 +32,8 @@ def evidence_of(
 def exchanged(experiment: Experiment, members: Members, state: State) -> Exchange:
     """Ask the sharing policy what clusters share before the round that follows a state."""
     policy = experiment.method.sharing
-    answer = policy.act(state.sharing, evidence_of(experiment, members, state, state.round + 1, {}))
+    evidence = evidence_of(experiment, members, state, state.round + 1, {})
+    answer = consult("sharing", f"round {state.round + 1}", policy.act, state.sharing, evidence)
     return checked_exchange(policy, answer, state.num_clusters, members.count)
 
 

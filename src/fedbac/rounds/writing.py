@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbac.config.experiment import Method
+from fedbac.core.answers import checked_notes
 from fedbac.core.policies import Believing, Gaps, Noting
 from fedbac.core.state import State
 from fedbac.rounds.orders import TrainReport
@@ -66,11 +67,13 @@ def notes(method: Method, state: State) -> dict[str, float | None]:
     """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means over
     sites."""
     found: dict[str, Any] = {}
-    for policy, memory in ((method.clustering, state.clustering), (method.sharing, state.sharing)):
+    at_cloud = (("clustering", method.clustering, state.clustering), ("sharing", method.sharing, state.sharing))
+    for column, policy, memory in at_cloud:
         if isinstance(policy, Noting):
-            found |= policy.notes(memory)
+            found |= checked_notes(column, policy, policy.notes(memory))
     if isinstance(method.selection, Noting):
-        by_site = [method.selection.notes(memory) for memory in state.selection_M]
+        noting = method.selection
+        by_site = [checked_notes("selection", noting, noting.notes(memory)) for memory in state.selection_M]
         found |= {name: np.mean([noted[name] for noted in by_site]) for name in by_site[0]}
     return {name: float(value) if np.isfinite(value) else None for name, value in found.items()}
 
