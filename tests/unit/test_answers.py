@@ -5,10 +5,24 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from fedbac import Additive, Apart, Ask, Assignment, Exchange, LinUCB, Loss, PolicyError, Random
+from fedbac import (
+    Additive,
+    Apart,
+    Ask,
+    Assignment,
+    Exchange,
+    LinUCB,
+    Loss,
+    LowestLoss,
+    Method,
+    PerCluster,
+    PolicyError,
+    Random,
+)
 from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
+    checked_clusters,
     checked_exchange,
     checked_labels,
     checked_mask,
@@ -17,10 +31,82 @@ from fedbac.core.answers import (
 )
 from fedbac.core.parts import Scope
 from fedbac.models import Perceptron, builder
+from tests.unit.tiny import tiny_run
 
 SIZE_N = np.array([5, 0, 3, 7])
 OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
 build = builder(Perceptron(hidden=()), None, (2,), 2, seed=0)
+
+
+class Failing(Random):
+    """Fails in the verb that a test gives it."""
+
+    kind: Literal["failing"] = "failing"  # type: ignore[assignment]
+    verb: str
+
+    def ask(self, state: Any, evidence: Any, rng: Any) -> Ask:
+        return Ask(after=(self._fail("ask"),) if self.verb == "ask" else ())
+
+    def act(self, state: Any, evidence: Any, rng: Any) -> Any:
+        if self.verb == "looks":
+            return evidence[Loss("received")]
+        if self.verb == "writes":
+            evidence.size_N[0] = 0
+        return super().act(state, evidence, rng) if self.verb != "act" else self._fail("act")
+
+    def learn(self, state: Any, evidence: Any, mask_N: Any) -> Any:
+        return state if self.verb != "learn" else self._fail("learn")
+
+    def _fail(self, verb: str) -> Any:
+        raise KeyError(verb)
+
+
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("ask", r"ask\(\) failed in round 1, edge 0: KeyError: 'ask' \(test_answers.py, line \d+\)"),
+        ("act", r"act\(\) failed in round 1, edge 0: KeyError: 'act' \(test_answers.py, line \d+\)"),
+        ("learn", r"learn\(\) failed in round 1, edge 0: KeyError: 'learn'"),
+        ("looks", r"act\(\) failed in round 1, edge 0: Loss\(of='received'.*was not asked for.*test_answers.py, line"),
+        ("writes", r"act\(\) failed in round 1, edge 0: ValueError: assignment destination is read-only"),
+    ],
+)
+def test_a_policy_that_raises_is_named_with_its_verb_and_line(verb: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=f"^method.selection 'failing': {message}"):
+        tiny_run(Method(name="mine", selection=Failing(verb=verb)))
+
+
+def test_labels_that_are_shown_cannot_be_written_to() -> None:
+    def act(self: Any, state: Any, evidence: Any, rng: Any) -> Any:
+        evidence.labels[:] = 0
+        return state, Assignment(evidence.labels)
+
+    writing = type("Writing", (LowestLoss,), {"__module__": __name__, "act": act})
+    method = Method(name="mine", clustering=writing(period=1, num_clusters=2), personalization=PerCluster())
+    with pytest.raises(PolicyError, match=r"'lowest_loss': act\(\) failed in round 1: ValueError: .*read-only"):
+        tiny_run(method)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"init": lambda self, num_members: {}},
+            r"init\(\) must return a named tuple of arrays as its state, not a dict",
+        ),
+        ({"notes": lambda self, state: {"a": "b"}}, r"notes\(\) must return single numbers by name, not \{'a': 'b'\}"),
+    ],
+)
+def test_what_a_run_could_not_save_or_write_is_refused(changes: dict[str, Any], message: str) -> None:
+    broken = type("Broken", (Random,), {"__module__": __name__, **changes})
+    with pytest.raises(PolicyError, match=f"method.selection 'random': {message}"):
+        tiny_run(Method(name="mine", selection=broken()))
+
+
+@pytest.mark.parametrize("answer", [0, 36, 4.0, True])
+def test_an_impossible_number_of_clusters_is_refused(answer: Any) -> None:
+    with pytest.raises(PolicyError, match=r"'linucb': clusters\(12\) must return a whole number from 1 to 12, not"):
+        checked_clusters(LinUCB(), answer, 12)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,21 @@ def test_a_kind_belongs_to_one_class_of_its_own_column() -> None:
     with pytest.raises(ConfigError, match="InTurn lacks active, which Sharing asks for"):
         SHARING.register(InTurn)
     assert "in_turn" not in SHARING.kinds
+    with pytest.raises(ConfigError, match=r"has a verb ask\(\) that does not take .*: ask\(state, evidence, rng\)"):
+        SELECTION.register(type("Astray", (Fixed,), {"fraction": 1.0, "__annotations__": {"fraction": float}}))
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (InTurn(), "is no class that derives from fedbac.Settings; give the class"),
+        (dict, "is no class that derives from fedbac.Settings"),
+        (type("Nameless", (Settings,), {}), "Nameless has no field kind; give it one"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused_with_a_sentence(cls: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"register: .*{message}"):
+        SELECTION.register(cls)
 
 
 def test_a_number_is_no_choice() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from fedbac import METHODS, SELECTION, configure
 from fedbac.cli import lists
-from fedbac.config.plugins import plugins
+from fedbac.config.plugins import plugins, say_hidden
 from fedbac.errors import ConfigError
 from fedbac.presets.methods import known
 
@@ -31,10 +31,16 @@ def mine(task):
 
 def wrong(task):
     return "no method"
+
+def failing(task):
+    return Method(name="mine", selecton=Everybody())
 """
 ENTRIES = """[fedbac.methods]
 mine = strangers_methods:mine
 wrong = strangers_methods:wrong
+failing = strangers_methods:failing
+ifca = strangers_methods:mine
+everybody = strangers_methods:Everybody
 broken = strangers_methods:missing
 """
 
@@ -49,6 +55,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (metadata / "entry_points.txt").write_text(ENTRIES)
     monkeypatch.syspath_prepend(tmp_path)
     plugins.cache_clear()
+    say_hidden.cache_clear()
     yield
     plugins.cache_clear()
     SELECTION.kinds.pop("everybody", None)
@@ -57,11 +64,16 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("stranger")
 def test_a_method_of_another_package_is_a_method(caplog: pytest.LogCaptureFixture) -> None:
-    assert set(known()) == {*METHODS, "mine", "wrong"}
+    assert set(known()) == {*METHODS, "mine", "wrong", "failing"}
     assert "method 'broken' of strangers_methods:missing cannot be loaded" in caplog.text
+    assert "method 'everybody': strangers_methods:Everybody is no function from a task to a Method" in caplog.text
+    assert "method 'ifca' of another package is left out: fedbac has one of that name" in caplog.text
+    assert configure("ifca", "demo").method.selection.kind == "random"
     assert configure("mine", "demo").method.selection.kind == "everybody"
     with pytest.raises(ConfigError, match="method 'wrong': its preset must return a Method, not a str"):
         configure("wrong", "demo")
+    with pytest.raises(ConfigError, match=r"method 'failing': its preset failed with ValidationError: .*selecton"):
+        configure("failing", "demo")
 
 
 @pytest.mark.usefixtures("stranger")
@@ -70,6 +82,7 @@ def test_a_method_of_another_package_is_listed_and_shown(capsys: pytest.CaptureF
     told = capsys.readouterr()
     assert "mine " in told.out
     assert "method 'wrong': its preset must return a Method" in told.err
+    assert "method 'failing': its preset failed" in told.err
     lists.show("mine", "demo")
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["experiment"]["method"]["selection"]["kind"] == "everybody"

@@ -7,6 +7,7 @@ from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from fedbac.config.plugins import plugins
+from fedbac.core.protocols import lacking
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted, unknown
 
@@ -21,25 +22,22 @@ class Choice:
 
     def register(self, cls: type[Settings]) -> type[Settings]:
         """Make a class of the user's known by its kind, so that configurations that name it can be read."""
+        if not isinstance(cls, type) or not issubclass(cls, Settings):
+            raise ConfigError(f"register: {quoted(cls)} is no class that derives from fedbac.Settings; give the class")
+        if "kind" not in cls.model_fields:
+            raise ConfigError(
+                f"register: {cls.__name__} has no field kind; give it one, as in kind: Literal['mine'] = 'mine'"
+            )
         kind = kind_of(cls)
         known = self.kinds.get(kind)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigError(
                 f"register: {known.__name__} is called {kind!r} already; give {cls.__name__} another kind"
             )
-        lacking = self._lacking(cls)
-        if lacking:
-            raise ConfigError(f"register: {lacking}")
+        if trouble := lacking(cls, self.protocol):
+            raise ConfigError(f"register: {trouble}")
         self.kinds[kind] = cls
         return cls
-
-    def _lacking(self, cls: type[Settings]) -> str | None:
-        """Return what a class lacks to follow the protocol, or None."""
-        members = {name for name in (*vars(self.protocol), *self.protocol.__annotations__) if not name.startswith("_")}
-        missing = sorted(name for name in members if not hasattr(cls, name) and name not in cls.model_fields)
-        return (
-            f"{cls.__name__} lacks {', '.join(missing)}, which {self.protocol.__name__} asks for" if missing else None
-        )
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         union = self.builtin[0]
@@ -56,9 +54,8 @@ class Choice:
         if isinstance(value, Settings):
             if isinstance(value, self.protocol):
                 return value
-            lacking = self._lacking(type(value))
-            if lacking:
-                raise PydanticCustomError("unknown_kind", "{text}", {"text": lacking})
+            if trouble := lacking(type(value), self.protocol):
+                raise PydanticCustomError("unknown_kind", "{text}", {"text": trouble})
             return inner(value)
         if isinstance(value, str):
             value = {"kind": value}
@@ -72,7 +69,10 @@ class Choice:
         if isinstance(kind, str) and kind not in self.kinds:
             plugins()  # a package may register it
         if not isinstance(kind, str) or kind not in self.kinds:
-            text = f"{unknown('kind', kind, self.kinds)}; a class of your own must be registered first, in Python"
+            text = (
+                f"{unknown('kind', kind, self.kinds)}; register a class of your own first, in Python; the command and "
+                "other processes find it if its package is installed with an entry point"
+            )
             raise PydanticCustomError("unknown_kind", "{text}", {"text": text})
         if self.kinds[kind] in self.builtin:
             return inner(value)

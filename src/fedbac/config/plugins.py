@@ -29,8 +29,15 @@ def plugins() -> dict[str, Callable[[Any], Any]]:
         except Exception as error:  # whatever a stranger's module does when it is imported
             log.warning("method %r of %s cannot be loaded: %s", entry.name, entry.value, error)
             continue
-        if callable(preset):
-            found[entry.name] = preset
-        else:
+        if isinstance(preset, type) or not callable(preset):
             log.warning("method %r: %s is no function from a task to a Method", entry.name, entry.value)
+        else:
+            found[entry.name] = preset
     return found
+
+
+@cache
+def say_hidden(names: frozenset[str]) -> None:
+    """Say once which methods of other packages cannot be chosen."""
+    for name in sorted(names):
+        log.warning("method %r of another package is left out: fedbac has one of that name; rename it", name)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedbac.core.answers import check_savable, checked_notes
 from fedbac.core.policies import Noting
+from fedbac.core.protocols import lacking
 from fedbac.core.queries import Query
 from fedbac.core.settings import Settings
 from fedbac.core.state import flatten, unflatten
@@ -29,9 +30,8 @@ def check_settings(column: str, policy: Any, protocol: type) -> str:
     """Hold a policy to its settings: frozen, complete and readable again; return how it is called in messages."""
     who = f"method.{column} {getattr(policy, 'kind', type(policy).__name__)!r}"
     require(isinstance(policy, Settings), f"{who}: its class must derive from fedbac.Settings")
-    members = {*vars(protocol), *protocol.__annotations__}
-    missing = sorted(name for name in members if not name.startswith("_") and not hasattr(policy, name))
-    require(not missing, f"{who}: it lacks {', '.join(missing)}, which {protocol.__name__} asks for")
+    trouble = lacking(type(policy), protocol)
+    require(trouble is None, f"{who}: {trouble}")
     kind = type(policy).model_fields.get("kind")
     require(
         kind is not None and kind.default == policy.kind,

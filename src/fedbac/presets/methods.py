@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fedbac.config.experiment import Method, Task
-from fedbac.config.plugins import plugins
+from fedbac.config.plugins import plugins, say_hidden
 from fedbac.errors import ConfigError, unknown
 from fedbac.presets import additive, blending, clustered, personal, plain, selecting
 
@@ -62,7 +62,8 @@ METHODS: dict[str, Preset] = {
 
 
 def known() -> dict[str, Preset]:
-    """Return all presets: ours, and those of other packages."""
+    """Return all presets: ours, and those of other packages that have names of their own."""
+    say_hidden(frozenset(plugins().keys() & METHODS.keys()))
     return {**plugins(), **METHODS}
 
 
@@ -71,7 +72,13 @@ def method(name: str, task: Task) -> Method:
     presets = METHODS if name in METHODS else known()
     if name not in presets:
         raise ConfigError(unknown("method", name, presets))
-    found = presets[name](task)
+    try:
+        found = presets[name](task)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever another package's function does
+        why = " ".join(str(error).split())
+        raise ConfigError(f"method {name!r}: its preset failed with {type(error).__name__}: {why}") from error
     if not isinstance(found, Method):
         raise ConfigError(f"method {name!r}: its preset must return a Method, not a {type(found).__name__}")
     return found

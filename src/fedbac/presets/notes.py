@@ -70,12 +70,8 @@ NOTES: dict[str, Note] = {
             "The page of open questions lists what the paper leaves open, and what we chose.",
         ),
     ),
-    "paper-text": Note(
-        PAPER, f"Fed-BAC with every choice as in the paper's text, including rewards on test data. {PAPER_START}"
-    ),
-    "paper-figures": Note(
-        PAPER, f"Fed-BAC as the paper's figures show it: edges are reassigned in every round. {PAPER_START}"
-    ),
+    "paper-text": Note(PAPER, f"Fed-BAC by the paper's text, including rewards on test data. {PAPER_START}"),
+    "paper-figures": Note(PAPER, f"Fed-BAC by the paper's figures: edges move in every round. {PAPER_START}"),
     "fed-bac-random": Note(PAPER, "Fed-BAC without Thompson sampling: 80 % of the clients, at random."),
     "fed-bac-full": Note(PAPER, "Fed-BAC without selection: all clients train."),
     "singletons": Note(OURS, "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."),
