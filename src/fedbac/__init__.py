@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
     from fedbac.core.parts import LocalRun, Part, Phase, Pull
-    from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
-    from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Statistic
+    from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
+    from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
     from fedbac.data import Augment, Dataset, Noise, Partition, Shards
     from fedbac.errors import (
@@ -123,6 +123,7 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
+    "Gaps",
     "GaussianRewards",
     "Gram",
     "Hierarchical",
@@ -169,10 +170,12 @@ __all__ = [
     "RunInUseError",
     "Runs",
     "Runtime",
+    "Seconds",
     "Settings",
     "Shards",
     "Shared",
     "Similar",
+    "Slope",
     "Sound",
     "Statistic",
     "Task",
@@ -200,8 +203,8 @@ _HOMES = {
     "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
     "fedbac.core.parts": "LocalRun Part Phase Pull",
-    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
-    "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Statistic",
+    "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
+    "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
     "fedbac.core.settings": "Settings",
     "fedbac.data": "Augment Dataset Noise Partition Shards",
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
