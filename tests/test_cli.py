@@ -190,6 +190,8 @@ def test_a_sweep_is_ranked_and_its_rows_are_named_by_what_sets_them_apart(fedbac
     first, second = (text.index(f"hierfavg [{name}]") for name in names)
     assert first < second
     assert rows[0]["accuracy"] >= rows[1]["accuracy"]
+    assert [f"fraction={row['settings'].pop('method.selection.fraction')}" for row in rows] == names
+    assert [row["settings"] for row in rows] == [{}, {}]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -91,6 +91,8 @@ def test_points_of_a_sweep_are_named_by_what_differs() -> None:
     runs = fedbac.sweep("hierfavg", **TINY, grid={"method.selection.fraction": [0.4, 1.0]})
     assert runs.labels == ["hierfavg [fraction=0.4]", "hierfavg [fraction=1.0]"]
     assert [len(run.records[0]["selected"][0]) for run in runs] == [2, 5]
+    kinds = fedbac.sweep("hierfavg", **TINY, grid={"method.selection": ["random", "oort"]})
+    assert kinds.labels == ["hierfavg [selection=random]", "hierfavg [selection=oort]"]
     wrong: list[Any] = [{"method.selection.fraction": 0.4}, {"method.selection.fraction": []}, ["x"]]
     for grid in wrong:
         with pytest.raises(ConfigError, match="grid: "):

@@ -56,8 +56,16 @@ def _leaves(tree: Any, path: str = "") -> dict[str, str]:
 
 
 def _differences(trees: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Return for each of several experiments its settings that are not the same in all, in short."""
+    """Return for each of several experiments its settings that are not the same in all, in short.
+
+    Where a choice is of another kind, the kind says it: the settings below it have nothing to be compared with.
+    """
     paths = [path for path in dict.fromkeys(p for tree in trees for p in tree) if len({t.get(path) for t in trees}) > 1]
+    chosen = {path.removesuffix("kind") for path in paths if path.endswith(".kind")}
+    trees = [{path.removesuffix(".kind"): value for path, value in tree.items()} for tree in trees]
+    paths = [
+        path.removesuffix(".kind") for path in paths if path.endswith(".kind") or not path.startswith(tuple(chosen))
+    ]
     last = Counter(path.rpartition(".")[2] for path in paths)
     return [[f"{_short(path, last)}={tree[path]}" for path in paths if path in tree] for tree in trees]
 

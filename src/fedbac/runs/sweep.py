@@ -286,16 +286,18 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
 
 
 def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return one row per configuration: mean and standard deviation of the accuracy over its seeds."""
+    """Return one row per configuration: its settings that others do not have, and means over its seeds."""
     together: dict[str, list[Run]] = {}
     for run in runs:
         together.setdefault(_but_seed(run.config["experiment"]), []).append(run)
+    apart = _differing([group[0].config["experiment"] for group in together.values()])
     rows = []
-    for group in together.values():
+    for group, settings in zip(together.values(), apart, strict=True):
         accuracy = [run.summary["accuracy"] for run in group]
         rows.append(
             {
                 "method": group[0].config["experiment"]["method"]["name"],
+                "settings": settings,
                 "runs": [str(run.folder.name) for run in group if run.folder is not None],
                 "seeds": [run.config["experiment"]["seed"] for run in group],
                 "accuracy": float(np.mean(accuracy)),
@@ -306,6 +308,22 @@ def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -row["accuracy"])
+
+
+def _differing(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return of each experiment the settings, by their paths, that are not the same in all; seeds apart."""
+    trees = [dict(_leaves({key: value for key, value in tree.items() if key != "seed"})) for tree in experiments]
+    paths = dict.fromkeys(path for tree in trees for path in tree)
+    shown = [path for path in paths if any(tree.get(path) != trees[0].get(path) for tree in trees)]
+    return [{path: tree[path] for path in shown if path in tree and path != "method.name"} for tree in trees]
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, value in tree.items():
+        yield from _leaves(value, f"{path}.{key}".lstrip("."))
 
 
 def _but_seed(experiment: Mapping[str, Any]) -> str:
