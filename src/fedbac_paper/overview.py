@@ -93,11 +93,10 @@ def main_result(results_folder: Path) -> str:
     parts = [
         "",
         f"The paper's main table: our accuracy in percent, ± its standard deviation over seeds {seeds}, and the "
-        "paper's number in brackets ([all results](docs/reproduce.md)). SVHN is rebuilt from Format 1 "
-        "([how](docs/reproduce/table-2.md)). At α = 0.1 an edge has few classes, at 0.5 most of them. The paper's text "
-        "and figures disagree, so there are [three readings](docs/reproduce.md#three-readings-of-fed-bac) of it: "
-        "`paper-figures`, `paper-text` and `fed-bac`. `hierfavg` has one cluster and `ifca` five; in the other rows "
-        "there may be as many as edges.",
+        "paper's number in brackets ([all results](docs/reproduce.md)). At α = 0.1 an edge has few classes, at 0.5 "
+        "most of them. The paper's text and figures disagree, so there are "
+        "[three readings](docs/reproduce.md#three-readings-of-fed-bac) of it: `paper-figures`, `paper-text` and "
+        "`fed-bac`. `hierfavg` has one cluster and `ifca` five; in the other rows there may be as many as edges.",
         "",
         main_table(results, plus),
         "",

@@ -160,7 +160,7 @@ const COST = {
   name: "cost",
   title: "Accuracy (%) for what it costs",
   caption: () =>
-    `Dots are at the chosen round. The higher a line for the same ${view.cost === "bytes" ? "bytes" : "simulated time"}, the more it makes of them.`,
+    `Dots are at the chosen round. Higher is better for the same ${view.cost === "bytes" ? "bytes" : "simulated time"}.`,
   controls: html("div", { className: "choice", role: "radiogroup", ariaLabel: "What accuracy is set against" }),
   draw(figure) {
     const runs = groupsShown().flatMap((group) => group.runs);
@@ -275,7 +275,7 @@ const clustersOf = (run) => run.clusters;
 const CLUSTERS = {
   name: "clusters",
   title: "Clusters in use",
-  caption: () => "How many clusters have at least one member. A line that stays flat is not yet peace: the flow below shows who moves.",
+  caption: () => "How many clusters have at least one member. Edges may still move while this number is constant: the flow below shows who does.",
   shows: () => data.runs.some((run) => Math.max(...run.clusters) > 1),
   draw(figure) {
     const highest = Math.max(1, ...groupsShown().flatMap((group) => group.runs.flatMap(clustersOf)));
