@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -153,9 +154,14 @@ class Evidence:
     """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection)."""
 
     def __post_init__(self) -> None:
+        # A policy that wrote to what the round goes on with would change it behind its back.
         for name in ("size_N", "label_N", "used_K"):
-            object.__setattr__(self, name, _read_only(getattr(self, name)))
-        object.__setattr__(self, "readings", {query: _read_only(value) for query, value in self.readings.items()})
+            array = getattr(self, name)
+            if array is not None and array.flags.writeable:
+                object.__setattr__(self, name, _read_only(array))
+        for value in self.readings.values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
 
     def __getitem__(self, query: Query) -> FloatArray:
         """Return the answer to a query that was asked."""
@@ -189,10 +195,8 @@ class Evidence:
         return self.selected_N
 
 
-def _read_only(array: Any) -> Any:
-    """Return a view that nobody can write to: the round goes on with the array itself."""
-    if not isinstance(array, np.ndarray) or not array.flags.writeable:
-        return array
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view that nobody can write to; its owner still can."""
     view = array.view()
     view.setflags(write=False)
     return view
