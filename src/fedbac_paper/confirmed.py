@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from fedbac_paper import marks
+from fedbac_paper import marks, tables
 
 KEPT, FIGURE = Path("results/rivals/confirmed.jsonl"), Path("docs/images/rivals.svg")
 PLANNED = "planned.jsonl"
@@ -188,15 +188,15 @@ def table(file: Path) -> str:
     ]
     heads = ["ours, %", *(f"{title}: ours − best rival" for title in MEASURES.values())]
     heads += [f"ours − {title}" for title in CONTROLS.values()]
-    lines += [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    rows = []
     for setting, title in SETTINGS.items():
         both = [found.get((setting, measure)) for measure in MEASURES]
         cells = [" / ".join(f"{part.ours:.2f}" for part in both if part), *map(_cell, both)]
         cells += [
             " / ".join(f"{part.controls[c]:+.2f}" for part in both if part and c in part.controls) for c in CONTROLS
         ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(["", *lines, "", ""])
+        rows.append([title, *cells])
+    return "\n".join(["", *lines, tables.table(["", *heads], rows), "", ""])
 
 
 def draw(file: Path, figure: Path) -> None:

@@ -1,7 +1,6 @@
 """Data whose tiers are natural, as ``tools/make_natural.py`` writes them: schools in authorities, roles in plays."""
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from fedbac.config.experiment import Task, Training
 from fedbac.data import Dataset, Shards
 from fedbac.data.readers import reading
 from fedbac.models import UserNetwork
+from fedbac_paper import confirmed, tables
 
 CONTEXT = 32
 """Characters before the one to be told."""
@@ -116,17 +116,14 @@ TITLES = {
 
 def table(file: Path) -> str:
     """Return what ``benchmarks/natural.py`` found: by method the means over seeds, best first in the first data set."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = confirmed.read(file)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["method"], row["data"]), []).append(row)
     shown = [data for data in TITLES if any(row["data"] == data for row in rows)]
     methods = sorted({row["method"] for row in rows}, key=lambda method: -_mean(found.get((method, shown[0]), [])))
-    lines = [f"| | {' | '.join(TITLES[data] for data in shown)} |", "|---" * (len(shown) + 1) + "|"]
-    lines += [
-        f"| `{method}` | {' | '.join(_cell(found.get((method, data), [])) for data in shown)} |" for method in methods
-    ]
-    return "\n".join(["", *lines, "", ""])
+    lines = [[f"`{method}`", *(_cell(found.get((method, data), [])) for data in shown)] for method in methods]
+    return f"\n{tables.table(['', *(TITLES[data] for data in shown)], lines)}\n\n"
 
 
 def _mean(rows: list[dict[str, Any]], name: str = "accuracy") -> float:

@@ -5,11 +5,13 @@ from typing import Any
 
 from fedbac.presets.methods import METHODS
 from fedbac_paper.confirmed import CONTROLS, OURS, SETTINGS, read
+from fedbac_paper.tables import table
 
 LABELS = dict(zip(SETTINGS, (
     "CIFAR-10, α = 0.5", "0.1", "SVHN, 0.5", "0.1", "Fashion-MNIST, 0.5", "0.1", "0.5, per class", "planted", "noisy",
 ), strict=True))  # fmt: skip
 """The settings in the head of a wide table."""
+HEADER = ["", *LABELS.values()]
 NOT_RUN = "–"
 YARDSTICK = "hierfavg"
 """The method whose total bytes others are compared with."""
@@ -33,11 +35,8 @@ def best_points(file: Path, seed: int = 0) -> str:
         setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
         for setting in LABELS
     }
-    lines = [f"| | {' | '.join(LABELS.values())} |", "|---" * (len(LABELS) + 1) + "|"]
-    for method in methods:
-        cells = [_cell(found.get((method, setting)), best[setting]) for setting in LABELS]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(["", *lines, "", ""])
+    rows = [[method, *(_cell(found.get((method, setting)), best[setting]) for setting in LABELS)] for method in methods]
+    return f"\n{table(HEADER, rows)}\n\n"
 
 
 def cost(*files: Path, seed: int = 0) -> str:
@@ -57,12 +56,7 @@ def cost(*files: Path, seed: int = 0) -> str:
         if (OURS, setting) in moved and (YARDSTICK, setting) in moved
     }
     cells = [f"{times[setting]:.1f}×" if setting in times else NOT_RUN for setting in LABELS]
-    lines = [
-        f"| | {' | '.join(LABELS.values())} |",
-        "|---" * (len(LABELS) + 1) + "|",
-        f"| `{OURS}` | {' | '.join(cells)} |",
-    ]
-    return "\n".join(["", *lines, "", ""])
+    return f"\n{table(HEADER, [[f'`{OURS}`', *cells]])}\n\n"
 
 
 def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:
