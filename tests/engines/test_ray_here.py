@@ -70,6 +70,16 @@ def test_an_actor_with_much_data_is_made_again(here: Any) -> None:
     assert [old.pid == new.pid for old, new in zip(before, after, strict=True)] == [False, True]
 
 
+def test_where_all_clients_meet_at_one_site_it_has_the_data_of_all_edges(here: Any) -> None:
+    inputs = Inputs(dataset=toy(size=8))
+    experiment = configure("fedavg", worker.SHORT, rounds=2, inputs=inputs)
+    alone, apart = (
+        finish(play(experiment, inputs=inputs, runtime=runtime)).records
+        for runtime in (Runtime(workers=1, device="cpu"), HERE)
+    )
+    assert timeless(apart) == timeless(alone)
+
+
 def listening(pids: set[int]) -> dict[str, set[int]]:
     """Return the addresses on which processes listen, as Linux knows them."""
     sockets = {}

@@ -167,7 +167,7 @@ class RayEdges:
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
         # Ray forgets what an actor was made of once nobody refers to it, and could then not make it again.
         self.common = [ray.put(value) for value in (experiment, federation.sites, federation.network, one_core)]
-        self.examples = [ray.put(federation.examples.of_edge(site.index)) for site in federation.sites]
+        self.examples = [ray.put(federation.examples.of_edges(site.edges)) for site in federation.sites]
         self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
         self.path = self.places()[0].path
 

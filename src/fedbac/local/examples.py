@@ -1,5 +1,6 @@
 """A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -105,28 +106,27 @@ class Examples:
                 shares[client] = share
         return tuple(shares)
 
-    def of_edge(self, edge: int) -> "Examples":
-        """Return only what one edge and its clients hold; indices point into what is left."""
-        mine = self.shards.clients[edge]
-        shares = [split[i] for split in (self.shards.train, self.shards.validation) for i in mine]
-        kept = np.unique(np.concatenate(shares))
-        test = self.shards.test[edge]
+    def of_edges(self, edges: Sequence[int]) -> "Examples":
+        """Return only what some edges and their clients hold; indices point into what is left."""
+        mine = {client for edge in edges for client in self.shards.clients[edge]}
+        shares = [split[client] for split in (self.shards.train, self.shards.validation) for client in mine]
+        kept, tested = (np.unique(np.concatenate(held)) for held in (shares, [self.shards.test[m] for m in edges]))
 
-        def local(groups: tuple[IntArray, ...]) -> tuple[IntArray, ...]:
+        def local(groups: tuple[IntArray, ...], owners: Collection[int], among: IntArray) -> tuple[IntArray, ...]:
             # The order of indices is kept, so that everything drawn from them is the same as in the whole.
-            return tuple(np.searchsorted(kept, group) if i in mine else group[:0] for i, group in enumerate(groups))
+            return tuple(np.searchsorted(among, group) if i in owners else group[:0] for i, group in enumerate(groups))
 
         d = self.dataset
         return replace(
             self,
             dataset=replace(
-                d, x_train=d.x_train[kept], y_train=d.y_train[kept], x_test=d.x_test[test], y_test=d.y_test[test]
+                d, x_train=d.x_train[kept], y_train=d.y_train[kept], x_test=d.x_test[tested], y_test=d.y_test[tested]
             ),
             shards=replace(
                 self.shards,
-                train=local(self.shards.train),
-                validation=local(self.shards.validation),
-                test=tuple(np.arange(test.size) if m == edge else t[:0] for m, t in enumerate(self.shards.test)),
+                train=local(self.shards.train, mine, kept),
+                validation=local(self.shards.validation, mine, kept),
+                test=local(self.shards.test, edges, tested),
             ),
         )
 
