@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedbac.config.experiment import Runtime
 from fedbac.data import toy
-from fedbac.errors import EngineError
+from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import assemble
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
@@ -78,6 +79,28 @@ def test_where_all_clients_meet_at_one_site_it_has_the_data_of_all_edges(here: A
         for runtime in (Runtime(workers=1, device="cpu"), HERE)
     )
     assert timeless(apart) == timeless(alone)
+
+
+def test_edges_that_cannot_start_are_closed_and_say_why_in_our_words(
+    here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the simulator says it: in one line, without the path of calls in an actor."""
+    stopped: list[Any] = []
+    monkeypatch.setattr("fedbac.engines.ray.join", lambda _: True)  # as if Ray were started for this run
+    monkeypatch.setattr(here, "shutdown", lambda: stopped.append("Ray"))
+    monkeypatch.setattr(here, "kill", stopped.append)
+    inputs = Inputs(dataset=toy(size=8), network=lambda: nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Linear(64, 10)))
+    experiment = configure("hierfavg", worker.SHORT, settings=["task.num_edges=2"], inputs=inputs)
+    for engine in ("simulator", "ray"):
+        runtime = Runtime(engine=engine, trainer="native", device="cpu")
+        with pytest.raises(ConfigError, match=r"^runtime.trainer: the native kernel cannot be used: ") as raised:
+            next(play(experiment, inputs=inputs, runtime=runtime))
+        assert "\n" not in str(raised.value)
+    *actors, last = stopped
+    assert (len(actors), last) == (2, "Ray")
+    monkeypatch.undo()
+    for actor in actors:
+        here.kill(actor)
 
 
 def listening(pids: set[int]) -> dict[str, set[int]]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import nn
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core.parts import Parts, Scope
 from fedbac.engines.simulator import Simulator
-from fedbac.errors import ConfigError, EngineError
+from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
 from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
@@ -75,6 +76,12 @@ def _on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+def plain(error: RayError, what: str) -> Error:
+    """Return the error of ours that was raised elsewhere, as the simulator would raise it; else say what failed."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, Error) else EngineError(f"{what}: {error}")
+
+
 class RemoteTask:
     """A call somewhere on the cluster, with the two verbs of a future that sweeps need."""
 
@@ -90,7 +97,7 @@ class RemoteTask:
         try:
             ray.get(self.reference)
         except RayError as error:
-            raise EngineError(f"a run failed on Ray: {error}") from error
+            raise plain(error, "a run failed on Ray") from error
 
 
 @contextmanager
@@ -115,7 +122,10 @@ class Place(NamedTuple):
 
 
 class EdgeActor:
-    """One edge: its data, its trainer, and the same ``serve`` as in the simulator."""
+    """One edge: its data, its trainer, and the same ``serve`` as in the simulator.
+
+    They are made at the first call: Ray passes on what a call raised, but of a failure in here only a text.
+    """
 
     def __init__(
         self,
@@ -125,12 +135,19 @@ class EdgeActor:
         network: nn.Module,
         runtime: Runtime,
     ) -> None:
-        self.trainer = make_trainer(network, experiment.method.personalization, examples, runtime)
-        self.edges = Simulator(experiment, sites, self.trainer, runtime.memory_gib, sharers=len(sites))
+        self.examples, self.experiment, self.sites = examples, experiment, sites
+        self.network, self.runtime = network, runtime
+
+    @cached_property
+    def edges(self) -> Simulator:
+        """The engine that does this edge's orders."""
+        scheme = self.experiment.method.personalization
+        trainer = make_trainer(self.network, scheme, self.examples, self.runtime)
+        return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, sharers=len(self.sites))
 
     def place(self) -> Place:
         """Say where this edge is and how it trains."""
-        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.trainer.path)
+        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.edges.path)
 
     def run(self, order: Order) -> Any:
         """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
@@ -162,6 +179,15 @@ class RayEdges:
         self.owns_ray = join(runtime)
         self.device = torch.device("cpu")
         self.keeps: frozenset[Scope] = frozenset()
+        self.actors: list[Any] = []
+        try:
+            self._start(experiment, federation, runtime)
+            self.path = self.places()[0].path
+        except BaseException:  # nobody else can close what was never returned
+            self.close()
+            raise
+
+    def _start(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         share = _share(len(federation.sites), runtime)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
@@ -169,7 +195,6 @@ class RayEdges:
         self.common = [ray.put(value) for value in (experiment, federation.sites, federation.network, one_core)]
         self.examples = [ray.put(federation.examples.of_edges(site.edges)) for site in federation.sites]
         self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
-        self.path = self.places()[0].path
 
     def places(self) -> list[Place]:
         """Return where every edge is now."""
@@ -190,7 +215,7 @@ class RayEdges:
         try:
             return list(ray.get(futures))
         except RayError as error:
-            raise EngineError(f"an edge could not do its work on Ray: {error}") from error
+            raise plain(error, "an edge could not do its work on Ray") from error
 
     def close(self) -> None:
         """Stop the actors, and Ray if it was started here."""
