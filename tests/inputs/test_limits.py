@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 import fedbac
 from fedbac import engines, models
+from fedbac.clustering import Fixed
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.config.experiment import Runtime, Task
+from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.requests import Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy
@@ -23,7 +26,7 @@ from fedbac.personalization import Shared
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
-from tests.support import federate
+from tests.support import federate, play
 
 BUILTIN = [cls for choice in (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION) for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
@@ -109,6 +112,48 @@ def test_networks_that_do_not_fit_are_refused_before_they_are_made(
     settings += ["task.num_edges=8", "task.clients_per_edge=2"]
     with pytest.raises(ZeroDivisionError if fits else NotEnoughMemoryError):
         fedbac.run(method, "demo", dataset=toy(), settings=settings)
+
+
+class Scaled(nn.Sequential):
+    """A network with statistics, a counter, and a buffer that is in no state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.register_buffer("scale", torch.ones(3), persistent=False)
+
+
+LINKS = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), cloud_down=EightBits())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("hierfavg", {}),
+        ("ditto", {"links": LINKS}),
+        ("fed-bac", {"links": LINKS}),
+        ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
+    ],
+)
+def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: dict[str, Any]) -> None:
+    data, shards, _ = fedbac.data.planted_groups(3, 2, 2, train=12, validation=2, test=12)
+    training = fedbac.Training(epochs=1, batch_size=6, momentum_state="persist")
+    method = fedbac.method(name, fedbac.task("demo")).model_copy(update=changes)
+    played = play(method, data, shards, training=training, num_rounds=1, user=Scaled)
+    kept = [played.end.parts, *played.end.momentum_M, *(p for memory in played.end.links_M for p in memory.values())]
+    values = [value for parts in kept for params in (parts or {}).values() for value in params.values()]
+    assert room.kept_bytes(played.experiment, played.federation) == sum(value.nbytes for value in values)
+
+
+def test_who_compresses_links_is_told_that_they_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda device: 0)
+    for setting, said in (
+        (["method.links.client_up=top_k"], r"method.links \(client_up\).*or no method.links$"),
+        ([], "$"),
+    ):
+        settings = ["task.network={kind: mlp}", "task.partition.min_edge_test=1", *setting]
+        with pytest.raises(NotEnoughMemoryError, match=said) as caught:
+            fedbac.run("hierfavg", "demo", dataset=toy(), settings=settings)
+        assert ("links" in str(caught.value)) == bool(setting)
 
 
 def test_a_batch_has_room_for_what_clients_hold_not_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

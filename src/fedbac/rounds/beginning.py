@@ -22,17 +22,11 @@ BEFORE = "the beginning"
 def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequence[Site]) -> State:
     """Return the state before the first round."""
     method = experiment.method
-    num_members = Members(method.unit, sites).count
-    num_clusters = checked_clusters(method.clustering, method.clustering.clusters(num_members), num_members)
+    num_members, owners = Members(method.unit, sites).count, owners_of(experiment, sites)
+    num_clusters = owners["cluster"]
     chance = stream(experiment.seed, "clustering", 0)
     label_N = consult("clustering", BEFORE, method.clustering.start, num_members, chance)
     label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
-    owners: dict[Scope, int] = {
-        "cloud": 1,
-        "cluster": num_clusters,
-        "edge": len(sites),
-        "client": num_clients(sites),
-    }
     parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
     trainable = {name for name, _ in build(0).named_parameters()}
 
@@ -63,6 +57,13 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         momentum_M=tuple(momentum(site) for site in sites),
         links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
     )
+
+
+def owners_of(experiment: Experiment, sites: Sequence[Site]) -> dict[Scope, int]:
+    """Return how many owners there are of each scope: a part has a row for each of its own."""
+    method, num_members = experiment.method, Members(experiment.method.unit, sites).count
+    num_clusters = checked_clusters(method.clustering, method.clustering.clusters(num_members), num_members)
+    return {"cloud": 1, "cluster": num_clusters, "edge": len(sites), "client": num_clients(sites)}
 
 
 def _first(column: str, policy: ClusterPolicy | Sharing | SelectionPolicy, num_members: int) -> Any:

@@ -1,14 +1,15 @@
 """What the links of a site remember between rounds: what receivers have, and what was left out of the last update."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedbac.core import trees
 from fedbac.core.codecs import Links, nothing_left
-from fedbac.core.links import Link
-from fedbac.core.parts import Parts, Personalization
+from fedbac.core.links import DIRECTIONS, TIERS, Link
+from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.rounds.holdings import Holding
 from fedbac.rounds.orders import Site
 
@@ -21,17 +22,33 @@ AT_SITES = ("client_down", "client_up", "cloud_up")
 def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site) -> Memory:
     """Return what the links of a site remember before the first round: everybody has the initial networks."""
     memory: Memory = {}
-    for name in links.active:
-        tier, _, direction = name.partition("_")
-        passing = Link("client" if tier == "client" else "cloud", scheme).passing[
-            "down" if direction == "down" else "up"
-        ]
+    for name, passing in _passing(links, scheme).items():
         mine = {part: stack for part, stack in parts.items() if part in passing}
         if name == "client_up":
             each = np.zeros(len(site.clients), dtype=np.int64)
             mine = {part: trees.select(stack, each) for part, stack in mine.items()}
-        memory[name] = mine if direction == "down" else nothing_left(mine)
+        memory[name] = mine if name in ("client_down", "cloud_down") else nothing_left(mine)
     return memory
+
+
+def remembered(
+    links: Links, scheme: Personalization, owners: Mapping[Scope, int], sites: Sequence[Site]
+) -> Counter[str]:
+    """Return how many rows of each part the links of all sites remember."""
+    rows: Counter[str] = Counter()
+    for name, passing in _passing(links, scheme).items():
+        for part in passing:
+            every = owners[scheme.parts[part].scope]
+            rows[part] += sum(len(site.clients) if name == "client_up" else every for site in sites)
+    return rows
+
+
+def _passing(links: Links, scheme: Personalization) -> dict[str, frozenset[str]]:
+    """Return the parts that pass each link that compresses."""
+    passing = {
+        f"{tier}_{direction}": Link(tier, scheme).passing[direction] for tier in TIERS for direction in DIRECTIONS
+    }
+    return {name: passing[name] for name in links.active}
 
 
 @dataclass(frozen=True)
