@@ -188,7 +188,8 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                     for name, p in parameters(part).items():
                         anchor = 0.0 if pull.to is None else start[pull.to][name].cpu()
                         loss = loss + pull.strength / 2 * (p - anchor).square().sum()
-                loss.backward()  # type: ignore[no-untyped-call]
+                if loss.requires_grad:  # not where all that moves is frozen
+                    loss.backward()  # type: ignore[no-untyped-call]
                 if training.clip_norm is not None:
                     through = {
                         part: next(n for n in scheme.parts[part].networks if n in (terms or anatomy.networks))

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedbac.core.parts import Personalization
 from fedbac.errors import ConfigError
 from fedbac.local import LoopTrainer, VmapTrainer
 from fedbac.personalization import Additive, Shared
-from tests.support import Regular, distance, on_test, start_of
-from tests.trainers.reference import check, requests, setting
+from tests.schemes import Branched, Layered
+from tests.support import NO_GPU, Regular, distance, on_test, start_of
+from tests.trainers.reference import check, make, requests, setting, with_momentum
 
 
 def test_a_network_of_the_users_with_dropout() -> None:
@@ -114,3 +116,22 @@ def test_weights_that_the_users_network_holds_still_stay() -> None:
     trained = LoopTrainer(federation.network, Shared(), federation.examples).train([request])[0]
     conv = trained.parts_C["global"]["conv.weight"]
     torch.testing.assert_close(conv, request.bank["global"]["conv.weight"].expand_as(conv))
+
+
+@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("vmap-cuda", marks=NO_GPU)])  # our kernels refuse it
+@pytest.mark.parametrize("scope", ["joint", "per_network"])
+@pytest.mark.parametrize("scheme", [Layered(in_turns=True), Branched(in_turns=True)], ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize("frozen", ["body", "head", "all"])
+def test_a_phase_may_move_only_what_the_user_froze(frozen: str, scheme: Personalization, scope: str, path: str) -> None:
+    """Then it changes nothing, and the loss is told as ever."""
+
+    def build() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
+        for name, layer in (("body", network[1]), ("head", network[3])):
+            layer.requires_grad_(frozen not in (name, "all"))
+        return network
+
+    federation = setting(scheme, user=build, clip_norm=0.4, clip_scope=scope)
+    asked = [with_momentum(request, None, federation) for request in requests(federation, scheme)]
+    for request, trained in zip(asked, make(path, federation, scheme).train(asked), strict=True):
+        check(trained, federation, scheme, request)

@@ -243,7 +243,8 @@ class LoopTrainer:
         decay, penalty = model.spread(stage, lambda m: m.decay), model.spread(stage, lambda m: m.penalty)
         penalized, anchor = bool(penalty.any()), model.anchor(stage, received) if stage.anchors else None
         moving = model.runs(stage, stage.moving)
-        clipped = [moving] if training.clip_scope == "joint" else [model.runs(stage, (n,)) for n in stage.moving]
+        each = [model.runs(stage, (network,)) for network in stage.moving]
+        clipped = [moving] if moving and training.clip_scope == "joint" else each
 
         @torch.no_grad()
         def step() -> None:

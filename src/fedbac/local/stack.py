@@ -298,7 +298,8 @@ class Stack:
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
-        self._move(number, stage, gradient, count_A)
+        if stage.moving:  # not where the user froze all that the phase would move
+            self._move(number, stage, gradient, count_A)
         lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.loss_sum[:rows] += lost_A
         if "square" in self.keep:

@@ -100,23 +100,27 @@ def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Traini
                     "layers; a part can be pulled only to one of the same layers"
                 )
         strength, clipped = (0.0, True) if pull is None else (pull.strength, pull.clipped)
+        names = tuple(name for name in anatomy.weights[part] if name in trainable)
+        if not names:  # the user froze all of it
+            continue
         here = Moving(
-            names=tuple(name for name in anatomy.weights[part] if name in trainable),
+            names=names,
             decay=training.weight_decay + (0.0 if clipped else strength),
             penalty=strength if clipped else 0.0,
             anchor=anchor,
         )
         moving[network] = (*moving.get(network, ()), here)
     epochs = training.epochs if phase.epochs is None else phase.epochs
-    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), phase.taught)
+    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks, trainable), phase.taught)
 
 
-def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str]) -> tuple[Copy, ...]:
+def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str], trainable: set[str]) -> tuple[Copy, ...]:
     """Return what networks take over: weights that moved, and statistics that their layers gather while they run."""
     found = []
     for part, spec in anatomy.scheme.parts.items():
         ran = [network for network in spec.networks if network in networks]
-        names = tuple(n for n in anatomy.weights[part] if part in phase.moves or n in anatomy.buffers)
+        moved = trainable if part in phase.moves else set()
+        names = tuple(n for n in anatomy.weights[part] if n in moved or n in anatomy.buffers)
         if ran and names and len(spec.networks) > 1:
             found.append(Copy(names, ran[0], tuple(network for network in spec.networks if network != ran[0])))
     return tuple(found)
