@@ -1,6 +1,7 @@
 """Sizes end where memory or a kernel's number types do, and names are plain."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,11 +90,25 @@ def test_python_s_arguments_are_held_to_the_same() -> None:
         fedbac.Dataset.from_arrays("../x", np.zeros((2, 4), np.float32), np.arange(2), np.zeros((2, 4)), np.arange(2))
 
 
-def test_pairs_of_edges_and_clusters_are_limited() -> None:
-    settings = ["task.num_edges=3000", "task.clients_per_edge=1"]
-    with pytest.raises(ConfigError, match="9,000,000 here; there may be 4,000,000"):
-        fedbac.configure("fed-bac", "demo", settings=settings)
-    fedbac.configure("hierfavg", "demo", settings=settings)
+@pytest.mark.parametrize(
+    ("method", "clients", "said"),
+    [
+        ("fed-bac", 1, "pair of an edge and a cluster, 9,000,000 here; there may be 4,000,000: use fewer edges or"),
+        (
+            "ifca-clients",
+            300,
+            "pair of a client and a cluster, 4,500,000 here; there may be 4,000,000: use fewer clien",
+        ),
+        ("cfl", 1, "'cosine_splits' compares the updates of every pair of edges, 9,000,000 here"),
+        ("cfl-clients", 300, "every pair of clients, 810,000,000,000 here; .* use at most 2,000 clients, or"),
+        ("pfedgraph", 1, "method.sharing 'similar' compares the updates of every pair of edges, 9,000,000 here"),
+        ("hierfavg", 300, None),
+    ],
+)
+def test_pairs_of_which_a_policy_keeps_numbers_are_limited(method: str, clients: int, said: str | None) -> None:
+    settings = ["task.num_edges=3000", f"task.clients_per_edge={clients}"]
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        fedbac.configure(method, "demo", settings=settings)
 
 
 def test_a_network_is_measured_before_it_is_made() -> None:

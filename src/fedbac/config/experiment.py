@@ -1,5 +1,6 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARIN
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Loss, Query, Seconds, Split, Statistic
+from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Gram, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
     MAX_CLIENTS,
@@ -37,7 +38,8 @@ from fedbac.sharing import Apart
 from fedbac.topology import Hierarchical
 
 MAX_PAIRS = 4_000_000
-"""Edges times clusters of which a policy keeps numbers: half a gigabyte for the one that keeps most."""
+"""Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte for the one that keeps
+most."""
 
 
 class Training(Settings):
@@ -251,11 +253,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
             else f"with method.topology {method.topology.kind!r} there is only {num_sites} site to cluster; "
             f"choose {num_sites}, hierarchical, or method.unit=client"
         )
-    if num_clusters * num_sites > MAX_PAIRS and method.clustering.needs():
-        yield (
-            f"method.clustering {method.clustering.kind!r} looks at every pair of an edge and a cluster, "
-            f"{num_clusters * num_sites:,} here; there may be {MAX_PAIRS:,}: use fewer edges or clusters"
-        )
+    yield from _too_many_pairs(method, num_members, num_clusters)
     if num_clusters > 1 and "cluster" not in scopes:
         yield (
             f"method.personalization {kind!r} has no part per cluster, so method.clustering must have one cluster, not "
@@ -275,6 +273,23 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
                 f"{field} asks for validation data but task.partition.validation_fraction is 0; hold out some data "
                 "(0.1 is usual) or choose another split"
             )
+
+
+def _too_many_pairs(method: Method, num_members: int, num_clusters: int) -> Iterator[str]:
+    """Yield the policies that keep more numbers than there may be."""
+    for field, policy in (("method.clustering", method.clustering), ("method.sharing", method.sharing)):
+        if num_members**2 > MAX_PAIRS and Gram() in policy.needs():
+            yield (
+                f"{field} {policy.kind!r} compares the updates of every pair of {method.unit}s, {num_members**2:,} "
+                f"here; there may be {MAX_PAIRS:,}: use at most {math.isqrt(MAX_PAIRS):,} {method.unit}s, or a policy "
+                "that needs no updates"
+            )
+    if num_members * num_clusters > MAX_PAIRS and method.clustering.needs():
+        member = "an edge" if method.unit == "edge" else "a client"
+        yield (
+            f"method.clustering {method.clustering.kind!r} looks at every pair of {member} and a cluster, "
+            f"{num_members * num_clusters:,} here; there may be {MAX_PAIRS:,}: use fewer {method.unit}s or clusters"
+        )
 
 
 def _unteachable(method: Method) -> Iterator[str]:
