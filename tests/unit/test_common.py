@@ -1,19 +1,32 @@
 """What a round is for all sites is worked out before it begins, and sums are simplified: the same comes out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from fedbac import LateHead
+from fedbac.clustering import Fixed
+from fedbac.config.experiment import Method
+from fedbac.core.parts import Personalization
 from fedbac.core.rng import stream
+from fedbac.data import toy
 from fedbac.engines import Simulator
+from fedbac.local import LoopTrainer
+from fedbac.personalization import Shared
 from fedbac.rounds import common as common_module
 from fedbac.rounds.beginning import start
-from fedbac.rounds.cloud import Round
-from fedbac.rounds.common import Common
+from fedbac.rounds.cloud import Round, rounds
+from fedbac.rounds.common import Common, moment_of
 from fedbac.rounds.survey import weighted
+from fedbac.topology import Hierarchical
 from tests.engines.test_expecting import loop, played, setting
 from tests.engines.test_pausing import Diary
+from tests.schemes import InTurns, Warmed
+from tests.support import PLAIN_SGD, deal, prepare
 
 
 def test_what_was_asked_of_a_round_is_there_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +43,32 @@ def test_what_was_asked_of_a_round_is_there_for_the_next_one(monkeypatch: pytest
     assert (following.round, following.rate) == (4, experiment.task.training.rate(4))
     np.testing.assert_array_equal(following.stream("selection", 0, site.index).random(5), expected)
     np.testing.assert_array_equal(following.seconds(site, 100, 200), seconds_N)
+
+
+@pytest.mark.parametrize("scheme", [Shared(), InTurns(), Warmed(), LateHead(last=1)])
+@pytest.mark.parametrize("edge_rounds", [1, 2])
+def test_the_cloud_is_told_of_the_batches_that_clients_really_train_on(
+    scheme: Personalization, edge_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all phases that run and all rounds of an edge; by the mean over clients."""
+    data = toy(num_classes=4, train=50, test=30)
+    topology = Hierarchical(edge_rounds=edge_rounds)
+    method = Method(name="tried", clustering=Fixed(num_clusters=1), personalization=scheme, topology=topology)
+    training = PLAIN_SGD.model_copy(update={"epochs": 3})
+    experiment, federation = prepare(method, data, deal(data, [[9, 16], [3]]), training=training, num_rounds=1)
+    trainer, batches = LoopTrainer(federation.network, scheme, federation.examples), 0
+    predict = trainer._predict
+
+    def counted(*words: Any) -> Tensor:
+        nonlocal batches
+        batches += 1
+        return predict(*words)
+
+    monkeypatch.setattr(trainer, "_predict", counted)
+    edges = Simulator(experiment, federation.sites, trainer)
+    list(rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites)))
+    assert batches > 0
+    assert moment_of(experiment, federation.sites, 1).steps == pytest.approx(batches / 3, rel=1e-12)
 
 
 def test_a_stream_is_fresh_whenever_it_is_asked_for() -> None:

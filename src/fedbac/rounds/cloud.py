@@ -33,7 +33,6 @@ from fedbac.core.queries import (
     Evidence,
     Gram,
     Loss,
-    Moment,
     Query,
     Slope,
     Statistic,
@@ -44,6 +43,7 @@ from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
+from fedbac.rounds.common import moment_of
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
@@ -133,7 +133,7 @@ class Round:
     def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Edges, round_: int) -> None:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
-        self.moment = Moment(round_, experiment.task.rounds, _steps(experiment, sites))
+        self.moment = moment_of(experiment, sites, round_)
         self.when = f"round {round_}"
         self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
         self.traffic = Ledger()
@@ -384,13 +384,6 @@ def _given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray
         return np.zeros(label_N.size, dtype=bool)
     changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
     return changed_K[label_N]
-
-
-def _steps(experiment: Experiment, sites: Sequence[Site]) -> float:
-    """Return the batches that a client trains on in a round, by the mean over clients."""
-    training = experiment.task.training
-    epochs = training.epochs * experiment.method.topology.edge_rounds
-    return epochs * float(training.steps(np.concatenate([site.size_N for site in sites])).mean())
 
 
 def _rows(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:

@@ -1,5 +1,6 @@
 """What a round is for all sites alike, worked out once however many there are."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +16,25 @@ from fedbac.core.world import EQUAL
 from fedbac.rounds.orders import Site
 
 
+def passes(experiment: Experiment, moment: Moment) -> int:
+    """Return how often a client that is selected passes over its examples, in all phases of one training."""
+    usual, phases = experiment.task.training.epochs, experiment.method.personalization.phases()
+    return sum(usual if phase.epochs is None else phase.epochs for phase in phases if phase.runs(moment))
+
+
+def moment_of(experiment: Experiment, sites: Sequence[Site], round_: int) -> Moment:
+    """Return a round as policies of the cloud know it, with the batches that a client trains on."""
+    moment = Moment(round_, experiment.task.rounds)
+    in_all = passes(experiment, moment) * experiment.method.topology.edge_rounds
+    in_one = experiment.task.training.steps(np.concatenate([site.size_N for site in sites]))
+    return moment._replace(steps=in_all * float(in_one.mean()))
+
+
 class Common:
     """A round as the experiment has it, whatever happens at a site."""
 
     def __init__(self, experiment: Experiment, round_: int) -> None:
-        scheme, training = experiment.method.personalization, experiment.task.training
+        scheme = experiment.method.personalization
         self.round = round_
         self.moment = Moment(round_, experiment.task.rounds)
         self.clients = Link("client", scheme, self.moment, experiment.method.links)
@@ -27,13 +42,8 @@ class Common:
         self.cloud = Link("cloud", scheme, self.moment, experiment.method.links)
         self.moving = moving_parts(scheme, self.moment)
         self.phases = running_phases(scheme, self.moment)
-        self.passes = sum(
-            training.epochs if phase.epochs is None else phase.epochs
-            for phase in scheme.phases()
-            if phase.runs(self.moment)
-        )
-        """Over the examples of a client."""
-        self.rate = training.rate(round_)
+        self.passes = passes(experiment, self.moment)
+        self.rate = experiment.task.training.rate(round_)
         self._experiment, self._scheme = experiment, scheme
         self._streams: dict[tuple[str, int, int], Rng | None] = {}
         """Those that are drawn ahead and those that were given away, by purpose, edge round and site."""
