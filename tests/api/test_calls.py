@@ -60,6 +60,11 @@ def test_a_loop_that_is_left_can_be_resumed(tmp_path: Path) -> None:
     whole = fedbac.run("hierfavg", **TINY)
     with fedbac.play("hierfavg", **TINY, out=tmp_path) as playing:
         next(playing)
+    assert list(playing) == [], "it is over"
+    with pytest.raises(fedbac.Error, match=r"^hierfavg: it ended before its last round, .*fedbac.resume"):
+        _ = playing.run
+    with pytest.raises(fedbac.Error, match="it ended before its last round"):
+        playing.finish()
     assert repr(fedbac.load(tmp_path)).startswith("Run(hierfavg on toy: 1 of 2 rounds, accuracy ")
     resumed = fedbac.resume(tmp_path, dataset=tiny_data())
     assert without(resumed.records) == without(whole.records)

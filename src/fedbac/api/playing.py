@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from inspect import GEN_CLOSED, getgeneratorstate
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ class Playing(Iterator[Record]):
         try:
             record = next(self._rounds)
         except StopIteration as end:
-            if self._run is None:
+            if end.value is not None:  # it is None at a second end, and after a run that was stopped or failed
                 self._run = Run.of(end.value)
             raise StopIteration from None
         if self._show is not None:
@@ -43,6 +44,11 @@ class Playing(Iterator[Record]):
     @property
     def run(self) -> Run:
         """The whole run, once all its rounds have been played."""
+        if self._run is None and getgeneratorstate(self._rounds) == GEN_CLOSED:
+            raise Error(
+                f"{self._label}: it ended before its last round, because it was closed or failed; play it again, or "
+                "resume it from its folder if it has one (fedbac.resume)"
+            )
         if self._run is None:
             raise Error(f"{self._label}: its last round has not been played yet; go on to the end of the loop first")
         return self._run
