@@ -5,14 +5,16 @@
 Every edge trains a cluster of its own, all clients in every round. For each way to measure the gap between two edges:
 the largest of any two with the same mix / the smallest of any two with different ones. A gap is good evidence where the
 first is well below the second. A gap is the mean of both ways, or the larger ("max"), in one of these units: λ of
-``Merging``; the edge's own loss; what it has learned, ln(10) less that loss.
+``Merging``; the edge's own loss; what it has learned, ln(number of classes) less that loss.
 """
 
 import argparse
+import math
 
 import numpy as np
 
-from fedbac import Merging, Random, Runtime, configure, method, task
+from fedbac import Random, Runtime, configure, method, task
+from fedbac.clustering.merging import LEAST_UNIT
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
@@ -21,9 +23,9 @@ from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import MeasureOrder, Wanted
 
 
-def gaps(loss_MM: FloatArray) -> dict[str, FloatArray]:
+def gaps(loss_MM: FloatArray, num_classes: int) -> dict[str, FloatArray]:
     own_M = np.diag(loss_MM)
-    learned_M = np.maximum(Merging().untrained_loss - own_M, 0.05)
+    learned_M = np.maximum(math.log(num_classes) - own_M, LEAST_UNIT)
     found = {}
     for name, unit_M in {"λ": np.minimum(learned_M, own_M), "loss": own_M, "learned": learned_M}.items():
         gap_MM = (loss_MM - own_M[:, None]) / unit_M[:, None]
@@ -60,7 +62,8 @@ def main() -> None:
         rows = {"global": np.zeros(num_edges, dtype=np.int64), "cluster": np.arange(num_edges)}
         wanted = (Wanted(rows, args.split, max_samples=256),)
         orders = [MeasureOrder(m, state.parts, wanted, selection=state.selection_M[m]) for m in range(num_edges)]
-        found = gaps(np.stack([report.readings[0].loss_VG[:, 0] for report in edges.measure(orders)]))
+        loss_MM = np.stack([report.readings[0].loss_VG[:, 0] for report in edges.measure(orders)])
+        found = gaps(loss_MM, federation.dataset.num_classes)
         if record["round"] == min(args.rounds):
             print("| round | " + " | ".join(found) + " |")
             print("|---" * (len(found) + 1) + "|")

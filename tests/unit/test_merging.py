@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.gaps import gaps
 from sklearn.metrics import adjusted_rand_score
 
 from fedbac import Ask, Loss, Merging, Moment
@@ -376,3 +377,10 @@ def test_the_limit_of_gaps_falls_with_what_was_learned() -> None:
     limit = policy.gaps(state, evidence([0, 1, 2], np.ones((3, 3)))).limit
     assert limit < 0.21
     assert policy._expected(state, np.array(limit)) == pytest.approx(policy.move_cost)
+
+
+def test_the_gaps_of_the_benchmark_are_those_by_which_clusters_merge() -> None:
+    loss_MM = np.array([[0.4, 0.9, 2.0], [0.7, 0.5, 1.9], [1.5, 2.2, 1.2]])
+    policy = Merging()
+    seen = evidence([0, 1, 2], loss_MM)
+    np.testing.assert_allclose(gaps(loss_MM, seen.num_classes)["λ"], policy.gaps(policy.init(3), seen).gap_GG)
