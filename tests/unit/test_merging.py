@@ -110,8 +110,12 @@ def parting(policy: Merging, trained_N: list[float], averaged_N: list[float]) ->
 
 @pytest.mark.parametrize(
     ("trained", "averaged"),
-    [([0.9, 2.0, 1.0], [1.0, 2.2, 1.0]), ([1.0, 9.0, math.nan], [1.1, math.nan, math.nan])],
-    ids=["better alone by data", "known of one edge"],
+    [
+        ([0.9, 2.0, 1.0], [1.0, 2.2, 1.0]),
+        ([1.0, 9.0, math.nan], [1.1, math.nan, math.nan]),
+        ([math.inf] * 3, [math.inf] * 3),
+    ],
+    ids=["better alone by data", "known of one edge", "all diverged"],
 )
 def test_at_the_parting_everybody_takes_the_network_of_all_along(trained: list[float], averaged: list[float]) -> None:
     policy = Merging(alone_steps=20)

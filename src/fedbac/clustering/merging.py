@@ -186,7 +186,8 @@ class Merging(Settings):
 
         But not while being averaged with all others gives edges a better network than a round of their own training.
         """
-        gain_N = evidence[TRAINED] - evidence[AVERAGED]
+        with np.errstate(invalid="ignore"):  # where both have diverged, nothing is told
+            gain_N = evidence[TRAINED] - evidence[AVERAGED]
         told_N = np.isfinite(gain_N)
         if gain_N[told_N] @ evidence.size_N[told_N] > 0:
             return state, Assignment(evidence.labels)
