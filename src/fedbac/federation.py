@@ -91,14 +91,13 @@ class Federation:
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold, for training and validation."""
-        label_N, num = np.asarray(self.dataset.y_train), self.dataset.num_classes
         held = [
             np.concatenate(
                 [split[client] for client in clients for split in (self.shards.train, self.shards.validation)]
             )
             for clients in self.shards.clients
         ]
-        return np.stack([np.bincount(label_N[indices], minlength=num) for indices in held])
+        return data.class_counts(self.dataset.y_train, held, self.dataset.num_classes)
 
 
 def assemble(

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedbac import Additive, Flat, Hierarchical, Part, Personal, PersonalHead, Phase, Pull
 from fedbac.contracts import check_personalization, check_topology
-from fedbac.core import trees
 from fedbac.core.parts import Apply, Parts, Scope
 from fedbac.core.settings import Settings
 from tests.schemes import Branched
@@ -190,7 +189,8 @@ def test_a_network_of_ones_own_may_have_other_layers() -> None:
         match=r"^method.personalization 'personal_head': part 'body' would have no layers.* only 1; use a deeper",
     ):
         check_personalization(PersonalHead(head_layers=2), linear)
-    assert trees.size(Additive().init(lambda index: linear(), {"cloud": 1, "cluster": 2})["cluster"]) == 2 * 51
+    stacked = Additive().init(lambda index: linear(), {"cloud": 1, "cluster": 2})["cluster"]
+    assert sum(value.numel() for value in stacked.values()) == 2 * 51
 
 
 TOPOLOGIES: dict[str, tuple[dict[str, Any], str]] = {

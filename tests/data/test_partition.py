@@ -108,8 +108,8 @@ def test_examples_are_shuffled_before_they_are_dealt() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_test_proportions_follow_training_proportions(mode: Mode) -> None:
     shards = partition(labels(200_000), labels(10_000), 10, [1] * 5, Partition(mode=mode, validation_fraction=0), 3)
-    train = class_counts(labels(200_000), shards.train) / 20_000
-    test = class_counts(labels(10_000), shards.test) / 1_000
+    train = class_counts(labels(200_000), shards.train, 10) / 20_000
+    test = class_counts(labels(10_000), shards.test, 10) / 1_000
     np.testing.assert_allclose(test, train, atol=0.012)
 
 
@@ -225,7 +225,7 @@ def test_every_field_is_documented() -> None:
 
 
 def test_class_counts() -> None:
-    counts = class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)])
+    counts = class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1, 2]), np.array([3]), np.array([], np.int64)], 3)
     np.testing.assert_array_equal(counts, [[1, 2, 0], [0, 0, 1], [0, 0, 0]])
     assert class_counts(np.array([0]), [np.array([0])], 4).shape == (1, 4)
 
@@ -233,7 +233,7 @@ def test_class_counts() -> None:
 def test_edges_that_share_a_distribution_have_the_same_class_mix() -> None:
     """Edge m draws from mix m mod 3: within a group counts differ by chance only, between groups by much more."""
     shards = split(clients=(1,) * 7, edge_distributions=3, validation_fraction=0)
-    count_MC = class_counts(labels(3000), shards.train)
+    count_MC = class_counts(labels(3000), shards.train, 10)
     mix_MC = count_MC / count_MC.sum(1, keepdims=True)
     distance = np.abs(mix_MC[:, None] - mix_MC[None]).sum(-1) / 2
     same = (np.arange(7)[:, None] - np.arange(7)[None]) % 3 == 0

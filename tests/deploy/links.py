@@ -28,7 +28,7 @@ QUICK = 0.3
 LIMIT = 32 * 1024 * 1024
 EDGE = "edge-0"
 CHILDREN = tuple(f"edge-0-client-{number}" for number in range(4))
-FIRST, SECOND, THIRD, FOURTH = CHILDREN
+FIRST, SECOND, THIRD = CHILDREN[:3]
 STRANGER = "edge-1-client-0"
 """Of the same federation, but of another edge."""
 PATIENCE = 30.0

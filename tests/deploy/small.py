@@ -85,11 +85,6 @@ def compared(records: list[Record]) -> list[Record]:
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
-def without_global(records: list[Record]) -> list[Record]:
-    """Return records without the accuracy everywhere of models that never leave their edge."""
-    return [record | {"accuracy_global": None} for record in records]
-
-
 def begun(folder: Path, method: str = "fed-bac", *settings: str, rounds: int = 3, **deploy: Any) -> Any:
     """Return a federation in which everybody has enrolled."""
     federation = small(method, *settings, rounds=rounds).federation(folder, **deploy)

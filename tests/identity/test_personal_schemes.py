@@ -240,7 +240,8 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
     """In numbers that every client, and every edge, sends up; w is a network and h its last layer."""
     played = run(scheme, num_rounds=1)
     network = trees.take(run(num_rounds=1).end.parts["global"], 0)
-    sizes = {"w": trees.size(network), "h": sum(network[name].numel() for name in ("3.weight", "3.bias"))}
+    held = {"w": list(network), "h": ["3.weight", "3.bias"]}
+    sizes = {letter: sum(network[name].numel() for name in names) for letter, names in held.items()}
     sent = played.records[0]["bytes"]
     assert sent["client"]["up"]["train"] == 4 * 6 * eval(clients, sizes)
     assert sent["cloud"]["up"]["train"] == 4 * 3 * eval(cloud, sizes)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fedbac import native
 from fedbac.native import Images, Layers, Sgd, Visits
+from tests.native import lenet5
 
 if not native.available():
     pytest.skip(f"the native kernel cannot be used: {native.missing()}", allow_module_level=True)
@@ -17,10 +18,10 @@ if not native.available():
 MEAN, STD = (0.4, 0.5, 0.6, 0.3), (0.2, 0.25, 0.3, 0.5)
 TINY = Layers(1, 13, 14, ((3, 3), (5, 2)), (9, 7))
 NETWORKS = {
-    "lenet5-1x28x28": native.lenet5(1, 28, 28),
-    "lenet5-3x32x32": native.lenet5(3, 32, 32),
-    "lenet5-wide": native.lenet5(3, 32, 32, 17, (8, 23, 169, 118)),
-    "lenet5-odd": native.lenet5(2, 23, 19, 3, (7, 5, 13, 11)),
+    "lenet5-1x28x28": lenet5(1, 28, 28),
+    "lenet5-3x32x32": lenet5(3, 32, 32),
+    "lenet5-wide": lenet5(3, 32, 32, 17, (8, 23, 169, 118)),
+    "lenet5-odd": lenet5(2, 23, 19, 3, (7, 5, 13, 11)),
     "tiny": TINY,
     "one convolution": Layers(2, 9, 12, ((5, 4),), (6,)),
     "three convolutions": Layers(2, 31, 27, ((4, 3), (7, 2), (6, 3)), (5, 4)),

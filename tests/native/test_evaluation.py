@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fedbac import native
 from fedbac.native import Images, Layers, Sgd
+from tests.native import lenet5
 from tests.native.reference import (
     NETWORKS,
     SETS,
@@ -68,8 +69,8 @@ def test_the_lowest_class_wins_a_tie() -> None:
 
 
 def test_number_of_parameters() -> None:
-    assert native.lenet5(3, 32, 32).num_parameters == 62_006
-    assert native.lenet5(1, 28, 28).num_parameters == 44_426
+    assert lenet5(3, 32, 32).num_parameters == 62_006
+    assert lenet5(1, 28, 28).num_parameters == 44_426
 
 
 def test_environment_forces_the_instruction_set(monkeypatch: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from fedbac import native
 from fedbac.native import Sgd, Visits
+from tests.native import lenet5
 from tests.native.reference import (
     NETWORKS,
     SETS,
@@ -139,7 +140,7 @@ def test_float_images_are_read_as_they_are() -> None:
 
 
 def test_as_close_to_double_precision_as_pytorch_itself() -> None:
-    layers = native.lenet5(1, 28, 28)
+    layers = lenet5(1, 28, 28)
     images = make_images(layers, 100)
     networks, start = start_networks(layers, 2), np.array([[0, 1]])
     visits = make_visits(images, [100], [6])

@@ -12,9 +12,10 @@ from fedbac.data import Augment, Dataset
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import LoopTrainer, fused, visits
-from fedbac.native import Layers, lenet5
+from fedbac.native import Layers
 from fedbac.personalization import Additive, Shared
 from tests.emulator import NO_COMPILER
+from tests.native import lenet5
 from tests.schemes import Layered, Personal
 from tests.support import NO_GPU, deal, distance, federate, on_gpu, on_test, order, question
 

@@ -55,11 +55,6 @@ def count(tree_N: Params) -> int:
     return next(iter(tree_N.values())).shape[0]
 
 
-def size(tree: Params) -> int:
-    """Return the number of weights, of one network or of all in a stack."""
-    return sum(value.numel() for value in tree.values())
-
-
 def unravel(flat: Tensor, like: Params) -> Params:
     """Return views of a flat vector (or of rows of flat vectors) shaped like ``like``."""
     pieces = torch.split(flat, [value.numel() for value in like.values()], dim=-1)

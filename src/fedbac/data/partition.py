@@ -85,10 +85,9 @@ def partition(
     raise PartitionError(_why_not(smallest, config))
 
 
-def class_counts(y: IntArray, groups: Sequence[IntArray], num_classes: int | None = None) -> IntArray:
+def class_counts(y: IntArray, groups: Sequence[IntArray], num_classes: int) -> IntArray:
     """Return how many examples of each class each group of indices holds, ``[groups, classes]``."""
-    length = int(y.max()) + 1 if num_classes is None else num_classes
-    return np.array([np.bincount(y[group], minlength=length) for group in groups], np.int64)
+    return np.array([np.bincount(y[group], minlength=num_classes) for group in groups], np.int64)
 
 
 def deal_test(test: IntArray, y_test: IntArray, train_NC: IntArray, rng: Rng) -> tuple[IntArray, ...]:

@@ -69,13 +69,6 @@ class Layers:
         return np.array([*sizes, *self.linears], np.int32)
 
 
-def lenet5(channels: int, height: int, width: int, num_classes: int = 10,
-           widths: tuple[int, int, int, int] = (6, 16, 120, 84)) -> Layers:  # fmt: skip
-    """Return LeNet-5 of the given widths."""
-    first, second, third, fourth = widths
-    return Layers(channels, height, width, ((first, 5), (second, 5)), (third, fourth, num_classes))
-
-
 @dataclass(frozen=True, eq=False)
 class Images:
     """The examples of all clients: ``uint8`` pixels, read as (pixel/255 - mean)/std, or ``float32``, as they are."""
