@@ -86,21 +86,24 @@ def test_runs_on_the_same_data_share_its_class_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "shown", "left"),
     [
-        {"selected": [[10**12]]},
-        {"selected": [[-1]]},
-        {"selected": 3},
-        {"selected": [["0"]]},
-        {"beliefs": "no"},
-        {"gaps": "no"},
-        {"gaps": {"clusters": [1], "gap": 3}},
-        {"accuracy_per_edge": [float("nan")] * 5},
+        ({"selected": [[10**12]]}, "selected", None),
+        ({"selected": [[-1]]}, "selected", None),
+        ({"selected": 3}, "selected", None),
+        ({"selected": [["0"]]}, "selected", None),
+        ({"beliefs": "no"}, "beliefs", None),
+        ({"gaps": "no"}, "gaps", []),
+        ({"gaps": {"clusters": [1], "gap": 3}}, "gaps", []),
+        ({"accuracy_per_edge": [float("nan")] * 5}, "edges", [[None] * 5]),
     ],
     ids=str,
 )
-def test_what_a_strange_record_says_is_left_out(change: dict[str, Any]) -> None:
-    embedded(document(summarized([changed(fake(rounds=1), change)])))
+def test_what_a_strange_record_says_is_left_out(change: dict[str, Any], shown: str, left: Any) -> None:
+    plain, strange = (
+        json.loads(embedded(document(summarized([changed(fake(rounds=1), one)]))))["runs"][0] for one in ({}, change)
+    )
+    assert strange == {**plain, shown: left}, "and nothing else is"
 
 
 def test_runs_of_earlier_versions_lack_only_what_they_did_not_write() -> None:
