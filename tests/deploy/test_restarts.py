@@ -1,12 +1,18 @@
 """Sites that fall silent, are started again, or come back with other data."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedbac.deploy.asking import Asking
+from fedbac.deploy.charter import OTHER_DATA
 from fedbac.deploy.greeting import hello
+from fedbac.deploy.wire import encode
 from fedbac.runs.play import finish
+from tests.deploy.in_memory import MemoryChildren
 from tests.deploy.small import FIRST, begun, played
 from tests.support import without
 
@@ -84,3 +90,53 @@ def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: py
     record = next(playing)
     assert (record["absent"], record["accuracy_per_edge"][0]) == ([0], None)
     assert "its data are not those with which the run began" in caplog.text
+
+
+class Charter:
+    """All of a charter that a question needs."""
+
+    def encoded(self) -> bytes:
+        return encode("begin", {}, {})
+
+
+def asking(answer: Any) -> Asking:
+    """Return the questions to a single client."""
+    return Asking(MemoryChildren({FIRST: answer}), Charter())  # type: ignore[arg-type]
+
+
+def unfit(payload: bytes, gone: threading.Event) -> bytes:
+    raise RuntimeError(OTHER_DATA)
+
+
+def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
+    """Another thread takes it off the list between the look at the list and the reading of its entry."""
+    questions = asking(unfit)
+    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+
+    class Interleaved(dict[str, str]):
+        looks = 0
+
+        def __contains__(self, name: object) -> bool:
+            found, self.looks = super().__contains__(name), self.looks + 1
+            if self.looks == 2:
+                other = threading.Thread(target=questions.rejoined, args=(name,))
+                other.start()
+                other.join(0.1)  # it may have to wait for its turn
+            return found
+
+    questions._unfit = Interleaved(questions._unfit)
+    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+
+
+def test_what_a_client_said_before_it_rejoined_does_not_count() -> None:
+    """It was started again with the right data before all others had answered."""
+
+    def answer(payload: bytes, gone: threading.Event) -> bytes:
+        questions.rejoined(FIRST)
+        questions.children.answers[FIRST] = lambda payload, gone: encode("ready", {}, {})  # type: ignore[attr-defined]
+        return unfit(payload, gone)
+
+    questions = asking(answer)
+    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    assert questions.unfit == {}
+    assert questions.inform([FIRST], 1.0) == {}

@@ -1,6 +1,7 @@
 """A parent's questions to its children, all of whom must know the charter first."""
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
@@ -41,9 +42,18 @@ class Asking:
 
     def __init__(self, children: Children, charter: Charter) -> None:
         self.children, self.charter = children, charter
-        self.informed: set[str] = set()
-        self.unfit: dict[str, str] = {}
+        self._lock = threading.Lock()
+        """Guards all below: children rejoin in the transport's threads."""
+        self._informed: set[str] = set()
+        self._unfit: dict[str, str] = {}
+        self._rejoined: set[str] = set()
+        """Those who have a new link since they were last handed the charter."""
+
+    @property
+    def unfit(self) -> dict[str, str]:
         """Those whose data are not those of the run, and what they said; they are asked nothing until they rejoin."""
+        with self._lock:
+            return dict(self._unfit)
 
     def ask(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
         """Call children; return the answers, and a reason for each child that gave none."""
@@ -51,7 +61,8 @@ class Asking:
         answers, lost = self._call(messages, reasons, deadline)
         strangers = [name for name, answer in answers.items() if len(answer) < SHORT and answer == STRANGER]
         if strangers:
-            self.informed -= set(strangers)
+            with self._lock:
+                self._informed -= set(strangers)
             refused = self.inform(strangers, deadline)
             again, more = self._call({name: messages[name] for name in strangers}, refused, deadline)
             answers = {name: answer for name, answer in answers.items() if name not in strangers} | again
@@ -60,24 +71,30 @@ class Asking:
 
     def inform(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Hand the charter to those who do not know it; return why some still do not."""
-        new = [name for name in names if name not in self.informed and name not in self.unfit]
+        with self._lock:
+            new = [name for name in names if name not in self._informed and name not in self._unfit]
+            self._rejoined -= set(new)
         answers, reasons = self.children.call(dict.fromkeys(new, self.charter.encoded()), deadline) if new else ({}, {})
         for name, answer in answers.items():
             try:
                 decode(answer, ("ready",))
-                self.informed.add(name)
             except WireError as error:
                 reasons[name] = str(error)
-        for name, reason in reasons.items():
-            if OTHER_DATA in reason:
-                self.unfit[name] = reason
-                log.warning("%s is left out until it rejoins: %s", name, reason)
-        return reasons | {name: self.unfit[name] for name in names if name in self.unfit}
+        with self._lock:  # what somebody said over a link before its present one counts no more
+            self._informed |= answers.keys() - reasons.keys() - self._rejoined
+            unfit = {n: why for n, why in reasons.items() if OTHER_DATA in why and n not in self._rejoined}
+            self._unfit |= unfit
+            left_out = {name: self._unfit[name] for name in names if name in self._unfit}
+        for name, reason in unfit.items():
+            log.warning("%s is left out until it rejoins: %s", name, reason)
+        return reasons | left_out
 
     def rejoined(self, name: str) -> None:
         """Note that a child has a new link: it may have been started again, with other data."""
-        self.informed.discard(name)
-        self.unfit.pop(name, None)
+        with self._lock:
+            self._informed.discard(name)
+            self._unfit.pop(name, None)
+            self._rejoined.add(name)
 
     def _call(
         self, messages: Mapping[str, bytes], without: Collection[str], deadline: float

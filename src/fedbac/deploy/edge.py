@@ -129,7 +129,7 @@ class Edge:
     @property
     def unfit(self) -> dict[str, str]:
         """Clients that are there with other data than those of the run, and what they said of it."""
-        return {} if self.reach is None else dict(self.reach.asking.unfit)
+        return {} if self.reach is None else self.reach.asking.unfit
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
