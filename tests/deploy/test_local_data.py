@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedbac.config.experiment import Experiment
+from fedbac.data import Partition, partition
 from fedbac.deploy.local_data import LocalData, from_arrays, read_local
 from fedbac.deploy.shop import Shop
 from fedbac.errors import DeployError
@@ -179,6 +180,16 @@ def test_validation_data_are_held_out_unless_they_are_given() -> None:
     assert data.with_validation(0.0, seed=3, client=1) is data
     few = from_arrays({"x_train": np.zeros((1, 2)), "y_train": np.zeros(1, dtype=int)}, "mine")
     assert few.with_validation(0.9, seed=3, client=1) is few
+
+
+@pytest.mark.parametrize(("size", "fraction"), [(15, 0.1), (16, 0.1), (7, 0.5), (3, 0.99)])
+def test_as_many_are_held_out_as_in_a_simulation(size: int, fraction: float) -> None:
+    given = arrays(size)
+    shards = partition(
+        given["y_train"], given["y_test"], 5, [1], Partition(validation_fraction=fraction, min_edge_test=1), seed=3
+    )
+    held = from_arrays(given, "mine").with_validation(fraction, seed=3, client=0)
+    assert held.size("validation") == len(shards.validation[0]) == int(fraction * size)
 
 
 @pytest.mark.parametrize("name", ["x_train", "y_test"])

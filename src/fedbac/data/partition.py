@@ -90,6 +90,11 @@ def class_counts(y: IntArray, groups: Sequence[IntArray], num_classes: int) -> I
     return np.array([np.bincount(y[group], minlength=num_classes) for group in groups], np.int64)
 
 
+def validation_count(fraction: float, num_examples: int) -> int:
+    """Return how many of a client's training examples are kept apart: the fraction rounded down, never the last one."""
+    return min(math.floor(fraction * num_examples), max(num_examples - 1, 0))
+
+
 def deal_test(test: IntArray, y_test: IntArray, train_NC: IntArray, rng: Rng) -> tuple[IntArray, ...]:
     """Split an edge's test examples over its clients, every one to one, so that each is judged on its classes.
 
@@ -173,8 +178,7 @@ def _deal_train(
     train, validation = [], []
     shards = _shuffle_and_cut(y_train, client_NC, stream(seed, "partition-deal", attempt))
     for client, shard in enumerate(shards):
-        # Rounding must not take a client's last training example when the fraction is close to 1.
-        num_validation = min(math.floor(validation_fraction * len(shard)), len(shard) - 1)
+        num_validation = validation_count(validation_fraction, len(shard))
         shuffled = stream(seed, "partition-validation", attempt, client).permutation(shard)
         validation.append(np.sort(shuffled[:num_validation]))
         train.append(np.sort(shuffled[num_validation:]))

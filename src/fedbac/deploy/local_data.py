@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedbac.core.rng import stream
 from fedbac.core.settings import IntArray
 from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays
+from fedbac.data.partition import validation_count
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
 
 SPLITS = ("train", "validation", "test")
@@ -54,8 +55,8 @@ class LocalData:
 
     def with_validation(self, fraction: float, seed: int, client: int) -> "LocalData":
         """Return the data with this share of the training examples held out, unless some are already."""
-        held = round(fraction * self.size("train"))
-        if "validation" in self.y or held == 0 or held >= self.size("train"):
+        held = validation_count(fraction, self.size("train"))
+        if "validation" in self.y or held == 0:
             return self
         order = stream(seed, "local-validation", client).permutation(self.size("train"))
         taken = {"validation": np.sort(order[:held]), "train": np.sort(order[held:])}
