@@ -324,6 +324,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "sums of other images": lambda said: said | {"sums": [[1, 1, 1]]},
     "no sums": lambda said: said | {"sums": None},
     "endless tokens": lambda said: said | {"largest_token": 10**15},
+    "no shape": lambda said: said | {"shape": []},
     "an endless shape": lambda said: said | {"shape": [10**9, 10**9]},
     "a negative size": lambda said: said | {"train": -1},
     "no fingerprint": lambda said: said | {"fingerprint": "../../x"},

@@ -1,6 +1,7 @@
 """Sites that fall silent, are started again, or come back with other data."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from fedbac.deploy.asking import Asking
 from fedbac.deploy.charter import OTHER_DATA
+from fedbac.deploy.enrolment import stored
 from fedbac.deploy.greeting import hello
 from fedbac.deploy.wire import encode
+from fedbac.errors import DeployError
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren
 from tests.deploy.small import FIRST, begun, played
@@ -90,6 +93,13 @@ def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: py
     record = next(playing)
     assert (record["absent"], record["accuracy_per_edge"][0]) == ([0], None)
     assert "its data are not those with which the run began" in caplog.text
+
+
+def test_a_stored_charter_of_images_without_a_shape_cannot_be_read(tmp_path: Path) -> None:
+    _, enrolled = begun(tmp_path, rounds=1)
+    replace(enrolled, charter=replace(enrolled.charter, shape=(), sums=())).save(tmp_path)
+    with pytest.raises(DeployError, match=r"charter\.json: it cannot be read .*start anew with --overwrite"):
+        stored(tmp_path)
 
 
 class Charter:

@@ -252,8 +252,8 @@ def _possible(charter: Charter) -> bool:
 
 
 def are_sides(shape: Sequence[int]) -> bool:
-    """Whether an example can have this shape."""
-    return all(side > 0 for side in shape) and math.prod(shape) <= MOST_NUMBERS
+    """Whether an example can have this shape; a single number is none."""
+    return len(shape) > 0 and all(side > 0 for side in shape) and math.prod(shape) <= MOST_NUMBERS
 
 
 def are_sums(rows: Sequence[Sequence[int]]) -> bool:
@@ -308,6 +308,6 @@ def read_together(said: Mapping[str, Any], told: Sequence[Facts]) -> Together:
     if not others:  # else they do not fit together, which is said in other words
         pixels = examples * math.prod(shape[1:])
         rows = [] if found.sums is None else found.sums
-        if len(rows) != (shape[0] if dtype == "uint8" and shape else 0) or any(row[2] != pixels for row in rows):
+        if len(rows) != (shape[0] if dtype == "uint8" else 0) or any(row[2] != pixels for row in rows):
             raise WireError("facts: sums must be of every pixel of all images, channel by channel")
     return found
