@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,19 @@ import yaml
 
 from fedbac.cli.deploying import described
 from fedbac.cli.main import app
-from fedbac.deploy.kits import FederationFolder
+from fedbac.config.experiment import Runtime
+from fedbac.deploy.cloud import Cloud
+from fedbac.deploy.counting import Counted
+from fedbac.deploy.edge import run_edge
+from fedbac.deploy.kits import FederationFolder, Kit
 from fedbac.deploy.local_data import read_local
 from fedbac.deploy.remote import Remote
 from fedbac.deploy.status import read_status
 from fedbac.deploy.trial import Trial
-from fedbac.errors import DeployError
+from fedbac.errors import DeployError, OutputError
+from fedbac.runs.store import RunFolder
 from tests.deploy.folders import make, small
+from tests.deploy.in_memory import MemoryChildren
 from tests.test_cli import SMALL, Shell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -167,6 +174,32 @@ def test_whoever_waited_says_that_waiting_is_over(tmp_path: Path) -> None:
     assert said == ["waiting for edge-0", "enough are there; going on"]
     remote.wait(lambda: None)
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("role", ["cloud", "edge"])
+def test_a_site_that_cannot_write_its_status_stops_listening(
+    role: str, fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Listening(MemoryChildren):
+        def close(self) -> None:
+            closed.append(role)
+
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    folder = FederationFolder.load(tmp_path / "hospital")
+    state = tmp_path / "state"
+    state.write_text("no folder")
+    monkeypatch.setattr(f"fedbac.deploy.{role}.children_of", lambda *given: Counted(Listening({})))
+    cloud = Cloud(Kit.load(folder.kit("cloud")), RunFolder(tmp_path / "run"), Runtime(), state=state)
+    edge = Kit.load(folder.kit("edge-0"))
+    begin = {
+        "cloud": lambda: next(cloud.play()),
+        "edge": lambda: run_edge(edge, None, threading.Event(), Runtime(), state=state),
+    }
+    with pytest.raises(OutputError):
+        begin[role]()
+    assert closed == [role]
 
 
 def test_a_second_trial_begins_with_empty_logs(tmp_path: Path) -> None:

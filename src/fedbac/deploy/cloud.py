@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,34 @@ class Cloud:
         before = None if self.overwrite or not self.folder.has_run() else stored(self.folder.path)
         if before is not None:
             _refuse_another(before.charter.experiment, experiment, self.folder)
-        children = children_of(self.kit, self._greet, self.listen)
-        board = Board(self._state, lambda: self._look(children))
-        self._board = board
-        played = 0 if before is None else newest(self.folder.checkpoints)
-        board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=str(self.folder.path))
-        try:
-            make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
-            deadline = self.kit.site.deploy.deadline
-            enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
-            board.say(doing="playing")
-            enrolled.save(self.folder.path)
-            playing = conduct(
-                experiment,
-                enrolled,
-                self._connect(enrolled, children),
-                self.runtime,
-                folder=self.folder,
-                continued=True,
-                overwrite=self.overwrite,
-                stop=self.stop,
-            )
-            return (yield from self._followed(playing, board, children))
-        except Interruption as waited:
-            board.say(doing="stopped")
-            raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
-        finally:
-            board.close()
-            children.close()
+        with (
+            closing(children_of(self.kit, self._greet, self.listen)) as children,
+            closing(Board(self._state, lambda: self._look(children))) as board,
+        ):
+            self._board = board
+            played = 0 if before is None else newest(self.folder.checkpoints)
+            run = str(self.folder.path)
+            board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
+            try:
+                make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
+                deadline = self.kit.site.deploy.deadline
+                enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
+                board.say(doing="playing")
+                enrolled.save(self.folder.path)
+                playing = conduct(
+                    experiment,
+                    enrolled,
+                    self._connect(enrolled, children),
+                    self.runtime,
+                    folder=self.folder,
+                    continued=True,
+                    overwrite=self.overwrite,
+                    stop=self.stop,
+                )
+                return (yield from self._followed(playing, board, children))
+            except Interruption as waited:
+                board.say(doing="stopped")
+                raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
 
     def _followed(
         self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children

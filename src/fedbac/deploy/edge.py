@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,6 @@ def run_edge(
     assert site.edge is not None
     shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
     edge = Edge(site, folder, shop, kit)
-    children = edge.children = children_of(kit, edge.greet, listen)
 
     def look() -> dict[str, Any]:
         return {
@@ -244,16 +244,15 @@ def run_edge(
             "traffic": children.traffic(),
         }
 
-    board = Board(folder, look)
-    board.say(doing="serving")
-    try:
-        parent_of(kit, address).serve(
-            hello=edge.hello,
-            welcomed=lambda said: check_welcome(site.parent or "", said),
-            answer=edge.answer,
-            stop=stop,
-        )
-    finally:
-        board.say(doing="stopped")
-        board.close()
-        children.close()
+    with closing(children_of(kit, edge.greet, listen)) as children, closing(Board(folder, look)) as board:
+        edge.children = children
+        board.say(doing="serving")
+        try:
+            parent_of(kit, address).serve(
+                hello=edge.hello,
+                welcomed=lambda said: check_welcome(site.parent or "", said),
+                answer=edge.answer,
+                stop=stop,
+            )
+        finally:
+            board.say(doing="stopped")
