@@ -236,8 +236,6 @@ def _as_answer(
 ) -> Callable[[bytes], object]:
     """Return how an edge reads a client's answer: with the request made again from what the client was sent."""
     reach, charter = Told(), enrolled.charter
-    client = federation.sites[name].number
-    site = next(site for site in charter.sites if client in site.clients)
     shop = federation.shops[name]
     asked: list[Any] = []
 
@@ -253,7 +251,7 @@ def _as_answer(
     shop.charter = charter
     shop.__dict__["trainer"] = Keeping(charter)
     shop.answer(data)
-    clients = Clients(charter, site, reach)
+    clients = Clients(charter, reach)
 
     def read(changed: bytes) -> object:
         reach.answer = changed

@@ -170,6 +170,24 @@ def test_everybody_is_told_the_run_first_so_nothing_is_said_twice(method: str, t
         assert kinds[0].count("train") == kinds[0].count("trained") == 2 * 2
 
 
+@pytest.mark.parametrize("tests_at", ["edge", "clients"])
+def test_a_cloud_without_tiers_asks_all_edges_at_once(
+    tests_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One edge after another would take as long as all of them together."""
+    federation = small("fedavg", rounds=1, tests_at=tests_at).federation(tmp_path)
+    calls: list[list[str]] = []
+    call = federation.cloud.call
+
+    def noted(messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        calls.append(sorted(messages))
+        return call(messages, deadline)
+
+    monkeypatch.setattr(federation.cloud, "call", noted)
+    federation.run()
+    assert calls == [["edge-0", "edge-1"]] * len(calls)
+
+
 # ----------------------------------------------------------------------------------- going back a round
 
 

@@ -20,7 +20,6 @@ from fedbac.deploy.charter import Charter
 from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned
 from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
-from fedbac.rounds.orders import Site
 
 log = logging.getLogger("fedbac")
 
@@ -51,8 +50,8 @@ class Reach(Protocol):
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
-    def __init__(self, charter: Charter, site: Site, reach: Reach) -> None:
-        self.charter, self.site, self.reach = charter, site, reach
+    def __init__(self, charter: Charter, reach: Reach) -> None:
+        self.charter, self.reach = charter, reach
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
@@ -82,20 +81,15 @@ class Clients:
 
     def evaluate(self, request: Evaluate) -> Measured:
         """Have clients, or edges that hold test data, measure; who gives no answer holds no examples."""
-        if request.level == "client":
-            return self._asked_of_clients(request)
-        found, reasons = [], []
-        for place in range(len(request.owners)):
-            try:
-                found.append(self._asked_of_edge(request, place))
-            except TooFewClientsError as error:
-                reasons.append(str(error))
-                found.append(_nothing(request.num_models))
-        if len(reasons) == len(found):
-            raise TooFewClientsError("; ".join(reasons))
-        for reason in reasons:
-            log.warning(reason)
-        return _side_by_side(found)
+        if request.level == "edge":
+            return self._asked_of_edges(request)
+        found = self._asked_of_clients(request)
+        if found and not any(measured.count_G.any() for measured in found):
+            raise TooFewClientsError("nobody who holds data answered when clients were asked to measure a model")
+        num_models = 1 if request.paired else request.num_models
+        return (
+            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
+        )
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
         codec = self.charter.experiment.method.links.client_up
@@ -136,7 +130,7 @@ class Clients:
         }
         return replace(trained, parts_C=trained.parts_C | twins)
 
-    def _asked_of_clients(self, request: Evaluate) -> Measured:
+    def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:
             messages = {owner: self._question(request, place) for place, owner in enumerate(request.owners)}
         else:
@@ -155,32 +149,35 @@ class Clients:
                     reasons[owner] = str(error)
             found.append(measured or _nothing(num_models))
         self.reach.note(reasons)
-        if found and not any(measured.count_G.any() for measured in found):
-            raise TooFewClientsError("nobody who holds data answered when clients were asked to measure a model")
-        return (
-            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
+        return found
+
+    def _asked_of_edges(self, request: Evaluate) -> Measured:
+        """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
+        holders = [edge for edge in request.owners if self.charter.test_M[edge]]
+        others = [edge for edge in request.owners if edge not in holders]
+        clients = tuple(client for edge in others for client in self.charter.clients[edge])
+        answers, lost = (
+            self.reach.ask_edges(dict.fromkeys(holders, self._question(request, 0))) if holders else ({}, {})
         )
-
-    def _asked_of_edge(self, request: Evaluate, place: int) -> Measured:
-        edge = request.owners[place]
-        if not self.charter.test_M[edge]:
-            return self._asked_of_its_clients(request, edge)
-        answers, reasons = self.reach.ask_edges({edge: self._question(request, place)})
-        try:
-            return read_findings(decode(answers[edge], ("findings",)), request.num_models, self.charter.test_M[edge])
-        except (KeyError, WireError) as error:
-            why = reasons.get(edge, str(error))
-            raise TooFewClientsError(f"the test data of edge {edge} could not be measured on: {why}") from error
-
-    def _asked_of_its_clients(self, request: Evaluate, edge: int) -> Measured:
-        """Measure on the test data of an edge that its clients hold: each on its own, weighted by their examples."""
-        clients = tuple(client for client, at in zip(self.site.clients, self.site.edge_N, strict=True) if at == edge)
-        each = self._asked_of_clients(replace(request, owners=clients, level="client"))
-        held = each.count_G > 0
-        count_G, total = each.count_G[held], int(each.count_G.sum())
-        loss_V = each.loss_VG[:, held] @ (count_G / total)
-        right_V = np.rint(each.accuracy_VG[:, held] * count_G).sum(1)  # whole numbers, which add up without rounding
-        return Measured(loss_V[:, None], (right_V / total)[:, None], np.array([total]))
+        each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
+        told = dict(zip(clients, each, strict=True))
+        found, reasons = [], []
+        for edge in request.owners:
+            try:
+                if edge in others:
+                    found.append(_of_all([told[client] for client in self.charter.clients[edge]]))
+                else:
+                    message = decode(answers[edge], ("findings",))
+                    found.append(read_findings(message, request.num_models, self.charter.test_M[edge]))
+            except (KeyError, WireError) as error:
+                why = lost.get(edge, str(error))
+                reasons.append(f"the test data of edge {edge} could not be measured on: {why}")
+                found.append(_nothing(request.num_models))
+        if len(reasons) == len(found):
+            raise TooFewClientsError("; ".join(reasons))
+        for reason in reasons:
+            log.warning(reason)
+        return _side_by_side(found)
 
     def _question(self, request: Evaluate, place: int) -> bytes:
         return question(request, place, self.before, self.owners, self.charter.id)
@@ -214,6 +211,18 @@ def _failed(train: Train, place: int, num_epochs: int) -> Trained:
 def _nothing(num_models: int) -> Measured:
     missing = np.full((num_models, 1), np.nan)
     return Measured(missing, missing, np.zeros(1, dtype=np.int64))
+
+
+def _of_all(each: list[Measured]) -> Measured:
+    """Return what clients measured, each on its own data, as measured on all their data together."""
+    found = _side_by_side(each)
+    held = found.count_G > 0
+    count_G, total = found.count_G[held], int(found.count_G.sum())
+    if not total:
+        raise WireError("none of its clients that hold some answered")
+    loss_V = found.loss_VG[:, held] @ (count_G / total)
+    right_V = np.rint(found.accuracy_VG[:, held] * count_G).sum(1)  # whole numbers, which add up without rounding
+    return Measured(loss_V[:, None], (right_V / total)[:, None], np.array([total]))
 
 
 def _side_by_side(found: list[Measured]) -> Measured:

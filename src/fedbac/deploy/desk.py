@@ -36,7 +36,7 @@ class Desk:
 
     def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
-        self.clients = Clients(charter, site, reach)
+        self.clients = Clients(charter, reach)
         self.keepsakes = Keepsakes(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""

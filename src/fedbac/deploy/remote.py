@@ -226,15 +226,9 @@ class RelayReach:
 
     def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
         """Send edges what they are to measure on their own test data."""
-        found: dict[int, bytes] = {}
-        reasons: dict[int, str] = {}
-        for edge, message in messages.items():
-            answers, lost, _ = self._relayed({edge: ({}, message)})
-            if -1 - edge in answers:
-                found[edge] = answers[-1 - edge]
-            else:
-                reasons[edge] = lost.get(-1 - edge, "it is not there")
-        return found, reasons
+        answers, lost, _ = self._relayed({edge: ({}, message) for edge, message in messages.items()})
+        found = {edge: answers[-1 - edge] for edge in messages if -1 - edge in answers}
+        return found, {edge: lost.get(-1 - edge, "it is not there") for edge in messages if edge not in found}
 
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gives no answer that can be used, and who does again."""
