@@ -160,8 +160,18 @@ def test_the_run_of_a_federation_is_resumed_by_its_cloud(fedbac: Shell, tmp_path
     config = tmp_path / "run" / "config.yaml"
     tree = yaml.safe_load(config.read_text())
     tree["runtime"]["engine"] = "federation"
-    config.write_text(yaml.safe_dump(tree))
-    assert "its cloud resumes it (fedbac cloud KIT)" in refused(fedbac, "resume", "run")
+    config.write_text(before := yaml.safe_dump(tree))
+    for engine in ([], ["--engine", "simulator"]):
+        said = refused(fedbac, "resume", "run", *engine)
+        assert said.endswith("start its cloud, which plays and resumes it: fedbac cloud KIT\n")
+        assert "--out" not in said
+        assert config.read_text() == before
+
+
+def test_an_engine_that_only_a_cloud_has_leaves_no_folder(fedbac: Shell, tmp_path: Path) -> None:
+    said = refused(fedbac, "run", "hierfavg", "--out", "run", "--engine", "federation", *SMALL)
+    assert "start its cloud, which plays and resumes it: fedbac cloud KIT" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_whoever_waited_says_that_waiting_is_over(tmp_path: Path) -> None:

@@ -54,11 +54,7 @@ def play(
     """
     if isinstance(folder, Path | str):
         folder = RunFolder(folder)
-    if runtime.engine == "federation":
-        raise ConfigError(
-            "runtime.engine: this is a run of a federation, whose data are elsewhere; its cloud resumes it (fedbac "
-            "cloud KIT). To simulate the same experiment, give --engine simulator and another --out"
-        )
+    refuse_federation(runtime, "runtime.engine")
     federation = assemble(
         experiment,
         dataset=inputs.dataset,
@@ -70,6 +66,15 @@ def play(
     edges = connect(experiment, federation, runtime)
     given = inputs.dataset is not None
     return (yield from conduct(experiment, federation, edges, runtime, given, folder, continued, overwrite, stop))
+
+
+def refuse_federation(runtime: Runtime, source: str) -> None:
+    """Refuse a run that only the cloud of a federation can play; messages begin with ``source``."""
+    if runtime.engine == "federation":
+        raise ConfigError(
+            f"{source}: the data of a federation's run are elsewhere; start its cloud, which plays and resumes it: "
+            "fedbac cloud KIT"
+        )
 
 
 def conduct(

@@ -22,7 +22,7 @@ from fedbac.runs.configure import SHOWN_DIFFERENCES, Inputs, common_file, config
 from fedbac.runs.crew import Crew
 from fedbac.runs.listing import list_runs, listed
 from fedbac.runs.naming import shortened
-from fedbac.runs.play import play_folder
+from fedbac.runs.play import play_folder, refuse_federation
 from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, differences
@@ -129,11 +129,12 @@ def _values(axis: str) -> list[str]:
 def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, parent: Path | None = None) -> None:
     """Write every point's configuration, so that all of them can be run, and resumed, from their folders alone.
 
-    A folder that holds the same experiment already is resumed, wherever it ran before; one that holds another is
-    refused, unless it is to be overwritten. Nothing is written before all folders have been looked at. ``parent`` is
-    the folder of a comparison or sweep, which lists its runs; where it is overwritten, runs that it listed and that
-    are not among these points are removed.
+    A folder that holds the same experiment already is resumed, wherever it ran before; one that holds another, or the
+    run of a federation, is refused, unless it is to be overwritten. Nothing is written before all folders have been
+    looked at. ``parent`` is the folder of a comparison or sweep, which lists its runs; where it is overwritten, runs
+    that it listed and that are not among these points are removed.
     """
+    refuse_federation(runtime, "runtime.engine")
     now = runtime.model_dump(mode="json")
     if not overwrite:
         for point in points:
@@ -170,7 +171,9 @@ def _remove_others(parent: Path, names: Sequence[str]) -> None:
 def _refuse_another(point: Point) -> None:
     if not point.folder.has_run():
         return
-    there = parse(Experiment, point.folder.read_config()["experiment"])
+    config = point.folder.read_config()
+    refuse_federation(parse(Runtime, config.get("runtime", {}), "runtime"), str(point.folder.path))
+    there = parse(Experiment, config["experiment"])
     if there != point.experiment:
         changed = differences(there.model_dump(mode="json"), point.experiment.model_dump(mode="json"))
         more = [f"{len(changed) - SHOWN_DIFFERENCES} more"] * (len(changed) > SHOWN_DIFFERENCES)
