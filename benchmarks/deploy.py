@@ -75,12 +75,13 @@ def by_role(trial: Trial, found: dict[str, dict[str, float]]) -> dict[str, dict[
 
 def held_together(trial: Trial, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return, for every tier and direction, what the ledger counts for training and what links carried."""
-    clouds = [read_status(trial.kits / CLOUD)["traffic"]]
-    edges = [
-        json.loads((trial.folder / "state" / name / "status.json").read_text())["traffic"]
+    carried_by = {
+        name: read_status(trial.kits / name, trial.state(name))["traffic"]
         for name, site in trial.sites.items()
-        if site.role == "edge"
-    ]
+        if site.role != "client"
+    }
+    clouds = [carried_by.pop(CLOUD)]
+    edges = list(carried_by.values())
     rows = []
     for tier, parents in (("client", edges), ("cloud", clouds)):
         messages, carried = Counter[str](), Counter[str]()

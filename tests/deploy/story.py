@@ -77,8 +77,8 @@ class Story(ABC):
                 assert mine[key] == theirs[key], (mine["round"], key)
 
     def status_says(self, line: str) -> None:
-        kit = self.clinic.folder.kit("cloud")
-        self.until(f"the status: {line}", lambda: line in described(read_status(kit), time.time()))
+        kit, state = self.clinic.folder.kit("cloud"), self.trial.state("cloud")
+        self.until(f"the status: {line}", lambda: line in described(read_status(kit, state), time.time()))
 
     def it_can_be_watched(self) -> None:
         """What ``fedbac watch`` shows follows the rounds."""

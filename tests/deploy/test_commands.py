@@ -7,6 +7,7 @@ import shlex
 import sys
 import threading
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,21 @@ def test_a_site_that_cannot_write_its_status_stops_listening(
     monkeypatch.setattr(f"fedbac.deploy.{role}.children_of", lambda *given: Counted(Listening({})))
     cloud = Cloud(Kit.load(folder.kit("cloud")), RunFolder(tmp_path / "run"), Runtime(), state=state)
     edge = Kit.load(folder.kit("edge-0"))
-    begin = {
+    begin: dict[str, Callable[[], object]] = {
         "cloud": lambda: next(cloud.play()),
         "edge": lambda: run_edge(edge, None, threading.Event(), Runtime(), state=state),
     }
     with pytest.raises(OutputError):
         begin[role]()
     assert closed == [role]
+
+
+def test_sites_of_a_trial_write_into_its_folder_only(tmp_path: Path) -> None:
+    """Else the real cloud would have the status of a trial."""
+    trial = Trial(tmp_path / "kits", tmp_path / "data", tmp_path / "try", small(2).sites())
+    for name in trial.sites:
+        words = trial.command(name)
+        assert words[words.index("--state") + 1] == str(tmp_path / "try" / "state" / name)
 
 
 def test_a_second_trial_begins_with_empty_logs(tmp_path: Path) -> None:

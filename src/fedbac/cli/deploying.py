@@ -79,7 +79,7 @@ def cloud(
     runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, listen=listen):
-        _hosted_cloud(kit, out_folder, rounds, overwrite, track)
+        _hosted_cloud(kit, out_folder, rounds, state, overwrite, track)
         return
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
     with _logged(kit), run.stop.caught():
@@ -108,7 +108,9 @@ def _say_stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def _hosted_cloud(kit: "Kit", out_folder: Path | None, rounds: int | None, overwrite: bool, track: str | None) -> None:
+def _hosted_cloud(
+    kit: "Kit", out_folder: Path | None, rounds: int | None, state: Path | None, overwrite: bool, track: str | None
+) -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.cloud import run_folder
@@ -119,7 +121,8 @@ def _hosted_cloud(kit: "Kit", out_folder: Path | None, rounds: int | None, overw
 
     place, stop = run_folder(kit, out_folder), Stop()
     counts = configure(kit.experiment_file, rounds=rounds).task.clients()
-    order = SiteOrder(out=str(place.path.resolve()), rounds=rounds, overwrite=overwrite, track=track)
+    out_path = str(place.path.resolve())
+    order = SiteOrder(state=_in_full(state), out=out_path, rounds=rounds, overwrite=overwrite, track=track)
     with _logged(kit), stop.caught():
         outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not overwrite)
     if outcome.ended != "finished":
@@ -133,8 +136,11 @@ def _host(kit: "Kit", data: str | None, state: Path | None, device: str, stop: t
     from fedbac.deploy.nvflare.orders import SiteOrder
 
     source = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
-    kept = None if state is None else str(state.resolve())
-    run_site(kit, SiteOrder(data=source, state=kept, device=device), stop)
+    run_site(kit, SiteOrder(data=source, state=_in_full(state), device=device), stop)
+
+
+def _in_full(state: Path | None) -> str | None:
+    return None if state is None else str(state.resolve())
 
 
 def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:

@@ -79,6 +79,10 @@ class Trial:
         """The run folder."""
         return self.folder / "run"
 
+    def state(self, name: str) -> Path:
+        """Return where a site keeps its status and what it has of a run; the kit is for the real run."""
+        return self.folder / "state" / name
+
     def command(self, name: str) -> list[str]:
         """Return the command that starts a site."""
         site = self.sites[name]
@@ -88,7 +92,7 @@ class Trial:
             words += ["--listen", self.addresses[name]]
         if site.parent is not None:
             words += ["--parent", self.addresses[site.parent]] if by_us else []
-            words += ["--state", str(self.folder / "state" / name)]
+        words += ["--state", str(self.state(name))]
         if site.role == "cloud":
             return [*words, "--out", str(self.run), *self.cloud_options]
         if (self.data / name).is_dir():

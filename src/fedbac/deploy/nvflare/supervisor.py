@@ -49,11 +49,14 @@ class Supervisor:
         self.others = {*self.edges, *(client for clients in self.edges.values() for client in clients)}
         self.since = self.submitted = time.time()
         self.session: Any = None
+        self.state: Path | None = None
+        """Where the cloud keeps its status, if not in the kit."""
         self.waited_for = ""
         self.round = 0
 
     def run(self, order: SiteOrder, begun: bool) -> Outcome:
         """Have the run played; ``begun`` is whether some of it was played before."""
+        self.state = None if order.state is None else Path(order.state)
         _keep_within(self.kit.folder / FOLDER)
         order.save(self.kit.folder)
         fruitless = 0
@@ -161,14 +164,14 @@ class Supervisor:
     def _back(self, returning: Returning) -> list[str]:
         """Return the sites that can take part again, if only in a new job."""
         try:
-            status = read_status(self.kit.folder)
+            status = read_status(self.kit.folder, self.state)
         except DeployError:
             return []
         return returning.back(status, self._heard()) if status["at"] > self.submitted else []
 
     def _show_round(self) -> None:
         with contextlib.suppress(DeployError):
-            found = read_status(self.kit.folder)
+            found = read_status(self.kit.folder, self.state)
             round_ = int(found.get("round", 0))
             if round_ > self.round and "accuracy" in found and float(found["at"]) > self.since:
                 self.round = round_
