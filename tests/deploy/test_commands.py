@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import typer
@@ -18,6 +19,7 @@ import yaml
 from fedbac.cli.deploying import described
 from fedbac.cli.main import app
 from fedbac.config.experiment import Runtime
+from fedbac.deploy.client import run_client
 from fedbac.deploy.cloud import Cloud
 from fedbac.deploy.counting import Counted
 from fedbac.deploy.edge import run_edge
@@ -211,6 +213,31 @@ def test_a_site_that_cannot_write_its_status_stops_listening(
     with pytest.raises(OutputError):
         begin[role]()
     assert closed == [role]
+
+
+def test_waiting_for_the_first_round_is_no_trouble(
+    fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="fedbac")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    kit = Kit.load(FederationFolder.load(tmp_path / "hospital").kit("cloud"))
+    cloud = Cloud(kit, RunFolder(tmp_path / "run"), Runtime())
+    monkeypatch.setattr("fedbac.deploy.cloud.children_of", lambda *given: Counted(MemoryChildren({})))
+    monkeypatch.setattr("time.sleep", lambda seconds: setattr(cloud.stop, "wanted", True))
+    with pytest.raises(DeployError, match="stopped before the first round"):
+        next(cloud.play())
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "waiting for edge-0")]
+
+
+def test_a_client_that_begins_leaves_its_name_to_the_log(
+    clinic: FederationFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every line begins with it."""
+    caplog.set_level("INFO", logger="fedbac")
+    for name in ("Worker", "parent_of"):
+        monkeypatch.setattr(f"fedbac.deploy.client.{name}", MagicMock())
+    run_client(Kit.load(clinic.kit("edge-0-client-0")), "mine.npz", threading.Event())
+    assert caplog.messages == ["its data can be read; dialling edge-0 at 127.0.0.1:8444"]
 
 
 def test_sites_of_a_trial_write_into_its_folder_only(tmp_path: Path) -> None:

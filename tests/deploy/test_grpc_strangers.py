@@ -1,6 +1,7 @@
 """Who may join: strangers are turned away before a frame of theirs is read, and it is logged."""
 
 import datetime as dt
+import logging
 import shutil
 import socket
 import ssl
@@ -215,3 +216,19 @@ def test_a_child_whose_files_are_being_replaced_waits(identities: Identities, ca
     gone = Credentials(Path("nowhere"), Path("nowhere"), Path("nowhere"))
     with child(gone, "127.0.0.1:1", FIRST):
         eventually(lambda: any("nowhere: the file is missing" in message for message in caplog.messages))
+
+
+def test_a_parent_that_is_not_up_yet_or_stops_is_no_trouble(
+    identities: Identities, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="fedbac")
+    with edge(identities) as parent:
+        port, address = parent.children.port, parent.address
+    with child(identities.of(FIRST), address, FIRST):
+        waiting = f"waiting for edge-0, which does not listen at {address} yet"
+        eventually(lambda: waiting in caplog.messages)
+        with edge(identities, port=port) as parent:
+            parent.wait_for(FIRST)
+        eventually(lambda: "edge-0 has stopped" in caplog.messages)
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+    assert "failed to connect" not in caplog.text

@@ -28,6 +28,8 @@ def test_who_falls_silent_is_logged_once_and_once_more_when_back(
     federation, enrolled = begun(tmp_path, "ditto", rounds=8)
     playing = federation.play(enrolled=enrolled)
     next(playing)
+    told = [message for message in caplog.messages if "part of run" in message]
+    assert {message.partition(" ")[0] for message in told} == {"part"}  # whoever writes the line names the site
     lost = {"edge-1-client-0": federation.children("edge-1"), "edge-0": federation.cloud}
     for name, links in lost.items():
         links.lost = {name}

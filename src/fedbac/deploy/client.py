@@ -36,7 +36,7 @@ def run_client(
     worker = Worker(says, idle)
     try:
         worker.start()
-        log.info("%s: its data can be read; dialling %s at %s", site.name, site.parent, address or site.parent_address)
+        log.info("its data can be read; dialling %s at %s", site.parent, address or site.parent_address)
         parent_of(kit, address).serve(
             hello=lambda: hello(site.name),
             welcomed=lambda said: check_welcome(site.parent or "", said),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ class Cloud:
             yield record
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
-        rest = (enrolled.charter, children, self.kit.site.deploy, self._waiting, lambda: self.stop.wanted)
+        missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
+        rest = (enrolled.charter, children, self.kit.site.deploy, missed, lambda: self.stop.wanted)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote
@@ -111,9 +113,9 @@ class Cloud:
             self.remote.asking.rejoined(name)
         return welcome(self.kit.site.name)
 
-    def _waiting(self, what: str) -> None:
+    def _waiting(self, what: str, level: int = logging.INFO) -> None:
         if self._board.said.get("doing") != what:
-            log.warning("%s", what)
+            log.log(level, "%s", what)
         self._board.say(doing=what)
 
     def _look(self, children: Counted) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Shop:
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
-        log.info("%s: part of run %s with %d examples to %s", self.name, charter.run, data.size(split), split)
+        log.info("part of run %s with %d examples to %s", charter.run, data.size(split), split)
         return encode("ready", {"charter": charter.id}, {})
 
     @property

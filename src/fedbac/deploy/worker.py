@@ -23,10 +23,11 @@ log = logging.getLogger("fedbac")
 
 def main() -> None:
     """Read who we are from the arguments, then answer until the pipe ends."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    say = json.loads(sys.argv[1])
+    line = f"%(asctime)s {say['name']} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not end up between messages
-    say = json.loads(sys.argv[1])
     try:
         runtime = parse(Runtime, say["runtime"], "runtime")
         shop = Shop(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)

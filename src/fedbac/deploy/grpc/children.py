@@ -16,6 +16,7 @@ from fedbac.deploy.exchange import Exchange
 from fedbac.deploy.frames import Assembler, Budget, FrameError, Kind, Message, Outbox
 from fedbac.deploy.grpc.common import (
     LARGEST_HELLO,
+    LET_GO,
     LONGEST_FAILURE,
     MISSED,
     NAME,
@@ -215,7 +216,7 @@ class GrpcChildren:
         with self._changed:
             links = list(self._links.values())
         for link in links:
-            self._end(link, "was let go, as its parent stops")
+            self._end(link, "was let go, as its parent stops", LET_GO)
         self._server.stop(grace=min(1.0, self._heartbeat)).wait()
         self._pool.shutdown()
         for _, reader in self._lingering:
@@ -247,9 +248,9 @@ class GrpcChildren:
         try:
             link = self._admitted(context)
         except DeployError as error:
-            log.warning("%s was refused: %s", context.peer(), error)
             closing = self._closing.is_set()
-            context.set_code(grpc.StatusCode.UNAVAILABLE if closing else grpc.StatusCode.PERMISSION_DENIED)
+            log.log(logging.INFO if closing else logging.WARNING, "%s was refused: %s", context.peer(), error)
+            context.set_code(LET_GO if closing else grpc.StatusCode.PERMISSION_DENIED)
             context.set_details(shown(str(error)))
             return iter(())
         reader = threading.Thread(target=self._read, args=(link, frames), name=f"fedbac-{link.name}", daemon=True)

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+import grpc
+
 from fedbac.deploy.frames import LARGEST_FRAME, Budget
 from fedbac.errors import visible
 
@@ -18,6 +20,8 @@ LONGEST_LINE = 400
 LONGEST_FAILURE = 4 * LONGEST_LINE
 """Bytes of a FAILED message, which is such a line in UTF-8."""
 LARGEST_HELLO = 16 * 1024 * 1024
+LET_GO = grpc.StatusCode.ABORTED
+"""By this a parent that stops ends links; gRPC itself never does."""
 
 Option = tuple[str, int | str]
 

@@ -12,7 +12,18 @@ import grpc
 
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.frames import Assembler, FrameError, Kind, Message, Outbox
-from fedbac.deploy.grpc.common import LARGEST_HELLO, METHOD, MISSED, SITE, options, short, shown, signs_budget, ticks
+from fedbac.deploy.grpc.common import (
+    LARGEST_HELLO,
+    LET_GO,
+    METHOD,
+    MISSED,
+    SITE,
+    options,
+    short,
+    shown,
+    signs_budget,
+    ticks,
+)
 from fedbac.deploy.transport import Answer, Refusal
 from fedbac.errors import DeployError, Error
 
@@ -22,6 +33,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between two attempts to reach the parent; each pause is twice the one before."""
 LONGEST_DIAL = 10.0
 """Seconds that a connection may take to its first sign of life, however short the heartbeat is."""
+NOBODY_LISTENS = "Connection refused"
+"""What gRPC says, among more, of an address where no program listens."""
 REFUSED = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
 
 
@@ -48,6 +61,8 @@ class Uplink:
         """Whether the parent has sent anything."""
         self.reason = ""
         self.refused = False
+        self.let_go = False
+        """Whether the parent ended the link because it stops."""
         self._signs = signs_budget(heartbeat)
         self._inbox = Assembler({Kind.PING: 0, Kind.CANCEL: 0, Kind.WELCOME: limit, Kind.REQUEST: limit}, self._admit)
         self._outbox = Outbox(heartbeat)
@@ -108,6 +123,7 @@ class Uplink:
             reason = f"it sent {error}"
         except grpc.RpcError as error:
             reason, refused = shown(error.details() or reason), error.code() in REFUSED
+            self.let_go = error.code() is LET_GO
         finally:
             self.end(reason, refused)
 
@@ -174,7 +190,8 @@ class GrpcParent:
                 link.close()
             if stop.is_set():
                 return
-            self._note(self._explained(link))
+            self._note(*self._explained(link))
+            log.debug("the link to %s ended with: %s", self._parent, link.reason)
             if link.refused:
                 pause = LONGEST_PAUSE
             elif lasted > MISSED * self._heartbeat:
@@ -230,15 +247,20 @@ class GrpcParent:
             text = shown(str(error)) if isinstance(error, Error) else f"{type(error).__name__}; its log says more"
         return Kind.FAILED, request.number, text.encode(errors="replace")
 
-    def _explained(self, link: Uplink) -> str:
+    def _explained(self, link: Uplink) -> tuple[str, int]:
+        """Return why a link ended, and how much that matters: a parent that stops, or is not up yet, is no trouble."""
         if link.refused:
-            return f"{self._parent}: {link.reason}"
+            return f"{self._parent}: {link.reason}", logging.WARNING
+        if link.let_go:
+            return f"{self._parent} has stopped", logging.INFO
         if link.answered:
-            return f"the link to {self._parent} has ended: {link.reason}"
+            return f"the link to {self._parent} has ended: {link.reason}", logging.WARNING
+        if NOBODY_LISTENS in link.reason:
+            return f"waiting for {self._parent}, which does not listen at {self._address} yet", logging.INFO
         return (
             f"{self._parent} cannot be reached at {self._address}: {link.reason} "
             f"(if it runs, see there whether it takes the certificate of {self._name})"
-        )
+        ), logging.WARNING
 
     def _note(self, text: str, level: int = logging.WARNING) -> None:
         """Log what is new: an attempt that fails like the one before is none."""

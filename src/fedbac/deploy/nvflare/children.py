@@ -198,7 +198,8 @@ class NvflareChildren:
     def _lose(self, child: Child, reason: str) -> None:
         """Note that a child is gone; whoever waits for it is told."""
         if child.present:
-            log.warning("the link to %s has ended: %s", child.name, reason)
+            level = logging.INFO if self._closing.is_set() else logging.WARNING
+            log.log(level, "the link to %s has ended: %s", child.name, reason)
         child.present = False
         for exchange in child.waiting:
             exchange.reason = exchange.reason or reason

@@ -79,7 +79,7 @@ def run_site(kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
     """Have NVFlare run an edge or a client until ``stop`` is set. An edge is a relay and a client beside it."""
     order.save(kit.folder)
     with hosted(kit, (RELAY, FOLDER) if kit.site.role == "edge" else (FOLDER,)) as host:
-        log.info("%s: run by NVFlare, which logs to %s", kit.site.name, kit.folder / FOLDER / LOG)
+        log.info("run by NVFlare, which logs to %s", kit.folder / FOLDER / LOG)
         while not stop.wait(LOOK):
             host.look_after()
 

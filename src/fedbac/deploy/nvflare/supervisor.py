@@ -180,7 +180,7 @@ class Supervisor:
     def _wait_for(self, what: str) -> None:
         if what != self.waited_for:
             self.waited_for = what
-            log.warning("%s", what)
+            log.info("%s", what)
 
     def _disconnect(self) -> None:
         session, self.session = self.session, None
