@@ -39,7 +39,7 @@ ListenOption = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Where to listen. Default: as the kit says.",
+        help="Address to listen at. Default: as the kit says.",
         callback=_address("--listen", lowest=0),
     ),
 ]
@@ -48,7 +48,7 @@ ParentOption = Annotated[
     typer.Option(
         "--parent",
         metavar="HOST:PORT",
-        help="Where to dial. Default: as the kit says.",
+        help="Address of the site above: the cloud for an edge, the edge for a client. Default: as the kit says.",
         callback=_address("--parent", lowest=1),
     ),
 ]
