@@ -17,7 +17,7 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, T
 from fedbac.core.settings import IntArray
 from fedbac.deploy.asking import ask_twice
 from fedbac.deploy.charter import Charter
-from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned
+from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned, start_of
 from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
 
@@ -194,13 +194,9 @@ def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
 
 def _failed(train: Train, place: int, num_epochs: int) -> Trained:
     """Return what stands for a client that did not come back: it does not count."""
-    start = {
-        part: {name: value[int(train.row_C[part][place])][None] for name, value in params.items()}
-        for part, params in train.bank.items()
-    }
     missing = np.full(1, np.nan)
     return Trained(
-        start,
+        start_of(train, place),
         missing,
         None,
         missing if "square" in train.keep else None,

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from fedbac.core import trees
 from fedbac.core.codecs import Broadcast, Changes, Codec
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Split
@@ -44,11 +45,16 @@ class Lesson:
     teachers: Teachers | None
 
 
+def start_of(request: Train, place: int) -> Parts:
+    """Return the networks from which one client of a request starts, a row each."""
+    one = slice(place, place + 1)
+    return {part: trees.select(params, request.row_C[part][one]) for part, params in request.bank.items()}
+
+
 def lesson(request: Train, place: int, owners: Owners, charter: str, broadcast: Broadcast | None = None) -> bytes:
     """Return the training of one client of a request, by changes where it is known how they are sent."""
-    bank = owners.without(request.bank, "client")
-    row = {part: int(request.row_C[part][place]) for part in bank}
-    rows = {part: {name: value[row[part]][None] for name, value in params.items()} for part, params in bank.items()}
+    rows = owners.without(start_of(request, place), "client")
+    row = {part: int(request.row_C[part][place]) for part in rows}
     changes = {} if broadcast is None else of_row(broadcast.changes, row)
     one = slice(place, place + 1)
     teachers = None if request.teachers is None else request.part(one).teachers
@@ -108,10 +114,7 @@ def read_learned(
     message: Message, request: Train, place: int, sent: Collection[str], num_epochs: int, codec: Codec | None
 ) -> Trained:
     """Return what a client came back with if it can be; parts that are not sent are as the client received them."""
-    start = {
-        part: {name: value[int(request.row_C[part][place])][None] for name, value in params.items()}
-        for part, params in request.bank.items()
-    }
+    start = start_of(request, place)
     like = {part: start[part] for part in start if part in sent}
     parts = checked_parts(packed_in(message, "parts", codec, like), like, 1, "learned")
     square = message.array("square", np.float64, (1,)) if "square" in request.keep else None

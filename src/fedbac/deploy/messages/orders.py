@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from fedbac.core import trees
 from fedbac.core.codecs import Codec
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts
@@ -22,7 +23,6 @@ from fedbac.deploy.messages.pieces import (
     measured_in,
     most_in,
     names_in,
-    num_rows,
     one_of,
     query_in,
     query_out,
@@ -55,7 +55,7 @@ def train_order(order: TrainOrder, owners: Owners, charter: str) -> bytes:
         "temperature": None if order.teachers is None else order.teachers.temperature,
     }
     if broadcast is not None:
-        head["had"] = stamps(broadcast, {part: range(num_rows(params)) for part, params in sent.items()})
+        head["had"] = stamps(broadcast, {part: range(trees.count(params)) for part, params in sent.items()})
     return encode("train", head, tensors)
 
 
@@ -76,12 +76,12 @@ def read_train_order(
         raise WireError(f"train: it holds the parts {quoted(sorted(bank))}, not {quoted(sorted(first))}")
     rows = {part: message.array(f"rows/{part}", np.int64, (count,)) for part in bank}
     for part, row_N in rows.items():
-        if row_N.size and (row_N.min() < 0 or row_N.max() >= num_rows(bank[part])):
+        if row_N.size and (row_N.min() < 0 or row_N.max() >= trees.count(bank[part])):
             raise WireError(f"train: rows/{part} points beyond the bank")
     owner_R = {part: np.array([site.index]) for part in owners.only(own, "edge")}
     for part, params in received.items():
-        owner_R[part] = message.array(f"owners/{part}", np.int64, (num_rows(params),))
-        known = np.isin(owner_R[part], np.arange(num_rows(first[part])))
+        owner_R[part] = message.array(f"owners/{part}", np.int64, (trees.count(params),))
+        known = np.isin(owner_R[part], np.arange(trees.count(first[part])))
         if not known.all() or np.unique(owner_R[part]).size != owner_R[part].size:
             raise WireError(f"train: owners/{part} names owners that are not there, or one of them twice")
     return TrainOrder(
@@ -127,7 +127,7 @@ def read_train_report(
     sent = owners.without(order.bank, "edge", "client")
     bank = checked_parts(packed_in(message, "bank", codec, sent), sent, None, "trained: bank")
     weight = {
-        part: message.array(f"weight/{part}", np.int64, (num_rows(params),)) for part, params in order.bank.items()
+        part: message.array(f"weight/{part}", np.int64, (trees.count(params),)) for part, params in order.bank.items()
     }
     for part, weight_R in weight.items():
         if (weight_R < 0).any() or weight_R.sum() > site.size:
@@ -177,7 +177,7 @@ def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
     asked = order.statistics | {Statistic("loss")}
     return TrainReport(
         bank=order.bank,
-        weight={part: np.zeros(num_rows(params), dtype=np.int64) for part, params in order.bank.items()},
+        weight={part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()},
         selection=order.selection,
         selected=(),
         failed=(),

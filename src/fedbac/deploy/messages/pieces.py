@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import numpy as np
-from torch import Tensor
 
+from fedbac.core import trees
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Direction, Ledger, Purpose, Tier
 from fedbac.core.parts import Params, Parts, Scope
 from fedbac.core.queries import Accuracy, Gram, Loss, Models, Query, Seconds, Slope, Split, Statistic
@@ -44,11 +44,6 @@ class Owners:
         return {part: params for part, params in parts.items() if self.scopes[part] in kept}
 
 
-def num_rows(params: Mapping[str, Tensor]) -> int:
-    """Return the number of networks in a stack."""
-    return len(next(iter(params.values())))
-
-
 def are_shares(*arrays: FloatArray) -> bool:
     """Whether all numbers are from 0 to 1."""
     return all(bool(((values >= 0) & (values <= 1 + ROUNDING)).all()) for values in arrays)
@@ -68,7 +63,7 @@ def rows_in(rows: Mapping[str, IntArray], bank: Parts, kept: Parts) -> dict[str,
     if not rows or any(row_V.ndim != 1 for row_V in rows.values()) or len({len(row_V) for row_V in rows.values()}) != 1:
         raise WireError("a measurement names no models, or not as many of every part")
     for part, row_V in rows.items():
-        known = (num_rows(bank[part]) if part in bank else 0) + (num_rows(kept[part]) if part in kept else 0)
+        known = (trees.count(bank[part]) if part in bank else 0) + (trees.count(kept[part]) if part in kept else 0)
         good = row_V.dtype == np.int64 and 0 < row_V.size <= MOST_MODELS
         if not good or row_V.min() < 0 or row_V.max() >= known:
             raise WireError(f"a measurement points beyond the networks of part {quoted(part)}")
@@ -86,7 +81,7 @@ def teachers_in(message: Message, count: int, like: Params) -> Teachers | None:
     if message.head.get("temperature") is None:
         return None
     bank = checked_bank({"bank": message.under("teachers/bank")}, {"bank": like}, f"{message.kind}: teachers")["bank"]
-    weight_CT = message.array("teachers/weight_CT", np.float64, (count, num_rows(bank)))
+    weight_CT = message.array("teachers/weight_CT", np.float64, (count, trees.count(bank)))
     share_C = message.array("teachers/share_C", np.float64, (count,))
     temperature = float(message.value("temperature", (float, int)))
     if not (are_shares(weight_CT, share_C) and 0 < temperature < LARGEST):
