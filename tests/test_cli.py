@@ -116,7 +116,9 @@ def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
     assert "cannot be written" in fedbac("report", "a", "--out", "a/config.yaml/page.html", code=2)
 
 
-def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: Path) -> None:
+def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
+    fedbac: Shell, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     words = ["compare", "hierfavg", "ifca", "--rounds", "20", "--out", "c", *SMALL]
     process = subprocess.Popen(
         [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -132,7 +134,9 @@ def test_compare_is_interrupted_and_resumed_as_a_whole(fedbac: Shell, tmp_path: 
     done = rounds.read_bytes().count(b"\n")
     assert 2 <= done < 20
     assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
-    assert f"hierfavg: stopped after {done} of 20 rounds" in fedbac("report", "c/hierfavg")
+    assert f"hierfavg: stopped after {done} of 20 rounds" in fedbac("report", "c")
+    assert caplog.messages == ["Left out, as no round is complete yet: c/ifca"]
+    assert "no complete round yet in c/ifca" in fedbac("report", "c/ifca", code=2)
     text = fedbac("resume", "c")
     assert text.index("hierfavg") < text.index("ifca"), "in the order of the comparison, though ifca was not begun"
     for method in ("hierfavg", "ifca"):

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedbac
+from fedbac.errors import ConfigError
 from fedbac.report import best, figures, final, outcome, table
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import LEAK, caveats, leaks
@@ -65,11 +67,22 @@ def test_bytes_for_people() -> None:
     assert shown == ["–", "999 B", "1.00 kB", "999 kB", "1.00 MB", "12.3 MB", "3.20 TB", "5,000 TB"]
 
 
-def test_nothing_to_report_is_an_error(three: list[Run]) -> None:
+def test_nothing_to_report_is_an_error(three: list[Run], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no runs"):
         table([])
+    empty = replace(three[1], records=[], summary={})
     with pytest.raises(ValueError, match="'ifca' has no complete round"):
-        figures([replace(three[1], records=[], summary={})])
+        figures([empty])
+    with pytest.raises(ConfigError, match="no complete round yet in ifca; try again after the first round"):
+        fedbac.report([empty], tmp_path / "page.html")
+
+
+def test_runs_without_a_round_are_left_out_by_name(
+    three: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = fedbac.report([three[0], replace(three[1], records=[], summary={})], tmp_path / "page.html")
+    assert "fed-bac reaches" in page.read_text()
+    assert caplog.messages == ["Left out, as no round is complete yet: ifca"]
 
 
 # ------------------------------------------------------------------------------------------------- outcome

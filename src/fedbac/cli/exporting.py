@@ -53,9 +53,9 @@ def export(
     ] = None,
 ) -> None:
     """Export the numbers of runs, finished or not, for use in other programs."""
-    runs = [run for run in (place.read() for place in run_folders(folders)) if run.records]
-    if not runs:
-        raise ConfigError(f"no complete round yet in {', '.join(map(str, folders))}")
+    from fedbac.report.groups import begun
+
+    runs = begun([place.read() for place in run_folders(folders)])
     if format_ is Format.PARQUET:
         _write_parquet(runs, per, out_file)
     else:

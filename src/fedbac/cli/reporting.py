@@ -55,10 +55,9 @@ def report(
         raise ConfigError(f"--out {out_file}: the page is HTML, so give it a name that ends in .html")
     if figures is not None and os.path.lexists(figures) and not figures.is_dir():
         raise ConfigError(f"--figures {figures}: it is a file; name a folder for the figures to be written into")
-    runs = [place.read() for place in run_folders(folders)]
-    empty = [str(run.folder) for run in runs if not run.records]
-    if empty:
-        raise ConfigError(f"no complete round yet in {', '.join(empty)}")
+    from fedbac.report.groups import begun
+
+    runs = begun([place.read() for place in run_folders(folders)])
     # A page about several folders is nobody's own: it goes where the command was typed.
     _show(runs, out_file or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if figures is not None:

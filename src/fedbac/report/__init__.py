@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedbac.report.figures import figures, save_figures
+from fedbac.report.groups import begun
 from fedbac.report.outcome import outcome
 from fedbac.report.page import write_report
 from fedbac.report.table import best, final, table
@@ -20,7 +21,7 @@ class _Report(ModuleType):
     ``fedbac.report(runs)`` must go on to work."""
 
     def __call__(self, runs: Run | Sequence[Run], path: Path | str = "report.html") -> Path:
-        return write_report([runs] if isinstance(runs, Run) else list(runs), Path(path))
+        return write_report(begun([runs] if isinstance(runs, Run) else list(runs)), Path(path))
 
 
 sys.modules[__name__].__class__ = _Report

@@ -1,6 +1,7 @@
 """Which runs belong together, what they are called, and the curves in their records."""
 
 import json
+import logging
 import math
 import re
 import zlib
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.settings import FloatArray
+from fedbac.errors import ConfigError
 from fedbac.report.naming import distinct
 from fedbac.report.theme import SERIES, Look
 from fedbac.rounds import metrics
 from fedbac.runs.store import Run
+
+log = logging.getLogger("fedbac")
 
 OWN_COLOURS = ("fed-bac", "ifca", "hierfavg", "fedbac-plus", "fedavg", "local", "ditto", "fedper")
 """Methods that have one of the palette's colours to themselves, in its order."""
@@ -59,6 +63,16 @@ class Group:
         curves = self.curves(values)
         length = min(len(rounds) for rounds, _ in curves)
         return curves[0][0][:length], finite_mean(np.stack([curve[:length] for _, curve in curves]))
+
+
+def begun(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs that have a complete round and say which have none, as in an interrupted comparison."""
+    empty = [str(run.folder or run.name) for run in runs if not run.records]
+    if empty and len(empty) == len(runs):
+        raise ConfigError(f"no complete round yet in {', '.join(empty)}; try again after the first round")
+    if empty:
+        log.warning("Left out, as no round is complete yet: %s", ", ".join(empty))
+    return [run for run in runs if run.records]
 
 
 def summarized(runs: Sequence[Run]) -> list[Run]:
