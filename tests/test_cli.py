@@ -248,6 +248,43 @@ def test_bad_input_is_one_clear_message(words: list[str], parts: list[str], fedb
     assert not list(tmp_path.rglob("config.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("words", "part", "code"),
+    [
+        (["run", "ifca", "--device", "cuda"], "finds no such device", 2),
+        (["run", "ifca", "--task", "cifar10"], "fedbac data get cifar10", 2),
+        (["run", "ifca", "--track", "mlflow"], "pip install 'fedbac[mlflow]'", 2),
+        (["run", "ifca", "--live"], "pip install 'fedbac[watch]'", 2),
+        (["run", "ifca", "--set", "task.partition.min_client_samples=5000"], "cannot give 100 clients", 2),
+        (["compare", "ifca", "ditto", "--set", "task.partition.min_client_samples=5000"], "failed: ifca, ditto", 1),
+    ],
+)
+def test_a_refused_command_leaves_nothing_behind(
+    words: list[str], part: str, code: int, fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for package in ("mlflow", "starlette.applications", "fedbac.report.live"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert part in fedbac(*words, code=code)
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    fedbac(*words, "--out", "mine", code=code)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_refused_command_keeps_the_runs_that_were_there(
+    fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fedbac("compare", "ifca", "--rounds", "1", "--out", "c", *SMALL)
+    before = {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    for words in (["compare", "ifca", "--overwrite"], ["compare", "ifca", "ditto"], ["resume", "c"]):
+        task = [] if words[0] == "resume" else ["--rounds", "1", "--out", "c", *SMALL]
+        fedbac(*words, *task, "--device", "cuda", code=2)
+    assert {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()} == before
+
+
 def test_lists(fedbac: Shell) -> None:
     assert "linucb" in fedbac("methods")
     assert "cifar10-severe" in fedbac("tasks")

@@ -110,6 +110,21 @@ def test_a_run_may_resume_elsewhere_than_it_began(tmp_path: Path) -> None:
     assert point.folder.read_config()["runtime"]["device"] == "cpu"
 
 
+def test_what_was_laid_out_is_withdrawn_unless_a_run_has_a_round(tmp_path: Path) -> None:
+    parent = tmp_path / "new" / "c"
+    found = points(parent, seeds=(0, 1))
+    sweep.lay_out(found[:1], ALONE, parent=parent)
+    kept = found[0].folder.config_file.read_bytes()
+    sweep.lay_out(found, ALONE, parent=parent).withdraw()
+    assert found[0].folder.config_file.read_bytes() == kept, "a run that waits to be resumed"
+    assert sorted(path.name for path in parent.iterdir()) == [found[0].folder.path.name, "runs.json"]
+    assert json.loads((parent / "runs.json").read_text()) == [found[0].folder.path.name]
+    laid = sweep.lay_out(found, ALONE, parent=parent)
+    finish(play_folder(found[1].folder))
+    laid.withdraw()
+    assert all(point.folder.has_run() for point in found)
+
+
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     found = points(tmp_path, seeds=(0,))
     sweep.lay_out(found, ALONE)

@@ -85,6 +85,7 @@ def test_a_tracker_that_fails_costs_nobody_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(tracking.TRACKERS, "mlflow", Failing)
+    monkeypatch.setitem(tracking.LIBRARIES, "mlflow", "json")
     with caplog.at_level(logging.WARNING, "fedbac"):
         assert len(tracked("mlflow", tmp_path)) == 3
     assert [record.getMessage() for record in caplog.records] == ["mlflow shows no more of this run: no such host"]
@@ -98,6 +99,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedbac\[mlflow\]'"):
         tracked("mlflow", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_replacing_a_run_begins_a_new_one_with_the_tracker(tmp_path: Path) -> None:

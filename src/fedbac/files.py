@@ -70,6 +70,12 @@ def why(error: OSError) -> str:
     return error.strerror or " ".join(str(error).split())
 
 
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all that is in it; a link itself, not what it points to."""
     if path.is_dir() and not path.is_symlink():

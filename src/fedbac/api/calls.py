@@ -16,9 +16,10 @@ from fedbac.errors import ConfigError, quoted
 from fedbac.models import UserNetwork
 from fedbac.runs import play as playing
 from fedbac.runs.configure import Changes, Inputs, common_file, configure, experiment_in, is_file, reached
+from fedbac.runs.readiness import check_ready
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
-from fedbac.runs.sweep import Point, folder_name, full_name, lay_out, run_all
+from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, run_all
 from fedbac.runs.tail import Tail
 
 MethodLike = str | Method | Path
@@ -162,15 +163,22 @@ def sweep(
     points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
     jobs = min(_jobs(jobs, parent), len(points))
     runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
+    check_ready([experiment for experiment, _, _ in points], runtime, inputs)
+    laid = Laid()
     if parent is not None:
-        lay_out([Point(e, RunFolder(folder), ()) for e, folder, _ in points if folder], runtime, overwrite, parent)
-    with bar(progress) as show:
-        if jobs > 1:
-            return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
-        return Runs(
-            _play(experiment, runtime, inputs, folder, False, show, label, continued=True).finish()
-            for experiment, folder, label in points
-        )
+        placed = [Point(experiment, RunFolder(folder), ()) for experiment, folder, _ in points if folder]
+        laid = lay_out(placed, runtime, overwrite, parent)
+    try:
+        with bar(progress) as show:
+            if jobs > 1:
+                return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
+            return Runs(
+                _play(experiment, runtime, inputs, folder, False, show, label, continued=True).finish()
+                for experiment, folder, label in points
+            )
+    except Exception:
+        laid.withdraw()
+        raise
 
 
 def resume(

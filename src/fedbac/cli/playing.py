@@ -16,7 +16,7 @@ from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Interrupted, Stop
 from fedbac.runs.store import Run
-from fedbac.runs.sweep import Point
+from fedbac.runs.sweep import Laid, Point
 from fedbac.runs.tail import Tail
 
 FEW = 10
@@ -26,15 +26,22 @@ SAY_SECONDS = 60
 
 
 def play_all(
-    points: Sequence[Point], parent: Path, *, data_folder: Path | None, jobs: int = 1, spread: Runtime | None = None
+    points: Sequence[Point],
+    parent: Path,
+    *,
+    inputs: Inputs,
+    laid: Laid = Laid(),  # noqa: B008 (frozen)
+    jobs: int = 1,
+    spread: Runtime | None = None,
 ) -> list[Run]:
     """Run, or resume, what has been laid out, and return the runs that did not fail.
 
     A single run's error is raised; of several, the others continue and errors are shown at the end. A signal stops all
-    of them when their rounds in hand are saved, and ends the command.
+    of them when their rounds in hand are saved, and ends the command. If all are refused, what was laid out for them is
+    withdrawn.
     """
     stop, failures = Stop(), dict[Path, Exception]()
-    folders, inputs = [point.folder for point in points], Inputs(data_folder=data_folder)
+    folders = [point.folder for point in points]
     try:
         with stop.caught(), progress_bars() as bars:
             board = Board(points, jobs, bars)
@@ -43,9 +50,14 @@ def play_all(
                 board.update(done, failures, stop.wanted)
     except Interrupted:
         raise _stopped("Stopped at once", parent) from None
+    except Exception:
+        laid.withdraw()
+        raise
     show_failures(failures)
     if stop.wanted and not all(point.folder.finished() for point in points if point.folder.path not in failures):
         raise _stopped("Stopped", parent)
+    if failures:
+        laid.withdraw()
     runs = [folder.read() for folder in folders if folder.path not in failures]
     if not runs:
         raise typer.Exit(1)

@@ -68,7 +68,8 @@ def run(
     """Run one method on one task. The same command resumes an interrupted run."""
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
-    from fedbac.runs.configure import configure, is_file, reached, runtime_in
+    from fedbac.runs.configure import Inputs, configure, is_file, reached, runtime_in
+    from fedbac.runs.readiness import check_ready
     from fedbac.runs.store import RunFolder
     from fedbac.runs.sweep import Point, lay_out
 
@@ -82,10 +83,11 @@ def run(
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
     if below:
         raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
-    point = Point(experiment, folder, ())
-    lay_out([point], runtime, overwrite)
+    point, inputs = Point(experiment, folder, ()), Inputs(data_folder=data_folder)
+    check_ready([experiment], runtime, inputs)
     with shown_live(folder.path, live):
-        conclude(play_all([point], folder.path, data_folder=data_folder), folder.path)
+        laid = lay_out([point], runtime, overwrite)
+        conclude(play_all([point], folder.path, inputs=inputs, laid=laid), folder.path)
 
 
 def compare(
@@ -115,6 +117,8 @@ def compare(
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.presets import methods
+    from fedbac.runs.configure import Inputs
+    from fedbac.runs.readiness import check_ready
     from fedbac.runs.sweep import grid, lay_out
 
     if bool(names) == everything:
@@ -129,10 +133,11 @@ def compare(
     def named(method: str, settings: Sequence[str], seed: int) -> str:
         return method if len(seeds) <= 1 else f"{method}-seed{seed}"
 
-    points = grid(names, task, (), (), seeds, rounds, settings, parent, named)
-    lay_out(points, runtime, overwrite, parent)
+    points, inputs = grid(names, task, (), (), seeds, rounds, settings, parent, named), Inputs(data_folder=data_folder)
+    check_ready([point.experiment for point in points], runtime, inputs)
     with shown_live(parent, live):
-        runs = play_all(points, parent, data_folder=data_folder)
+        laid = lay_out(points, runtime, overwrite, parent)
+        runs = play_all(points, parent, inputs=inputs, laid=laid)
         conclude(runs, parent)
     _fail_if(len(runs) < len(points))
 
@@ -174,10 +179,12 @@ def sweep(
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.local import num_cores
+    from fedbac.runs.configure import Inputs
+    from fedbac.runs.readiness import check_ready
     from fedbac.runs.sweep import grid, lay_out
 
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
-    points = grid(names, task, axes, listed, seeds, rounds, settings, parent)
+    points, inputs = grid(names, task, axes, listed, seeds, rounds, settings, parent), Inputs(data_folder=data_folder)
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
@@ -185,9 +192,11 @@ def sweep(
     own = _changed(own, workers=None if alone else 1)
     spread = _changed(Runtime(), device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
-    lay_out(points, own, overwrite, parent)
+    if spread.engine == "simulator":  # elsewhere there may be what is not here
+        check_ready([point.experiment for point in points], own, inputs)
     with shown_live(parent, live):
-        runs = play_all(points, parent, data_folder=data_folder, jobs=jobs, spread=spread)
+        laid = lay_out(points, own, overwrite, parent)
+        runs = play_all(points, parent, inputs=inputs, laid=laid, jobs=jobs, spread=spread)
         conclude_sweep(runs, parent)
     _fail_if(len(runs) < len(points))
 
@@ -203,18 +212,22 @@ def resume(
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""
     from fedbac.cli.playing import play_all
-    from fedbac.runs.configure import experiment_in, reached
+    from fedbac.runs.configure import Inputs, experiment_in, reached
+    from fedbac.runs.readiness import check_ready
     from fedbac.runs.sweep import Point, lay_out
 
-    points, runtimes = [], []
+    points, runtimes, inputs = [], [], Inputs(data_folder=data_folder)
     for place in run_folders([folder]):
         experiment, before = experiment_in(place)
         runtime = _changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
-        runtimes.append(reached(runtime, address, place.config_file))
+        runtime = reached(runtime, address, place.config_file)
+        if runtime != before:  # which the folder is about to state
+            check_ready((), runtime, inputs)
+        runtimes.append(runtime)
         points.append(Point(experiment, place, ()))
     for point, runtime in zip(points, runtimes, strict=True):
         lay_out([point], runtime)
-    runs = play_all(points, folder, data_folder=data_folder)
+    runs = play_all(points, folder, inputs=inputs)
     conclude(runs, folder)
     _fail_if(len(runs) < len(points))
 

@@ -5,7 +5,7 @@ from fedbac.data.datasets import Dataset
 from fedbac.data.noise import Noise, add_noise
 from fedbac.data.partition import Partition, class_counts, deal_test, partition
 from fedbac.data.shards import Shards
-from fedbac.data.sources import Available, available, fetch, load
+from fedbac.data.sources import Available, available, check, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Shards",
     "add_noise",
     "available",
+    "check",
     "class_counts",
     "deal_test",
     "fetch",

@@ -2,7 +2,7 @@
 
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -35,15 +35,23 @@ def load(name: str, folder: Folder | None = None) -> Dataset:
     source = _source(name)
     if name == MINI:
         return _read(name, source, _embedded(), source.layouts[0])
-    tried = []
-    for label, place in _places(source, folder):
+    for _, place in _places(source, folder):
         layout = _layout_in(source, place)
         if place and layout:
             return _read(name, source, place, layout)
-        tried.append(f"  {label}: {_what_is_missing(source, place)}")
-    raise DataNotFoundError(
-        "\n".join([f"data set {name!r} is in none of the places tried:", *tried, f"To get it, {_ways(name, source)}."])
-    )
+    raise _not_found(name, folder)
+
+
+def check(names: Iterable[str], folder: Folder | None = None) -> None:
+    """Refuse data sets that ``load`` would not find, all of them in one message."""
+    missing = [name for name in names if _found(name, folder) is None]
+    if len(missing) == 1:
+        raise _not_found(missing[0], folder)
+    if missing:
+        raise DataNotFoundError(
+            f"the data sets {', '.join(missing)} are not here; run `fedbac data get NAME` for each, or set FEDBAC_DATA "
+            "or --data to a folder that holds them"
+        )
 
 
 def fetch(name: str, folder: Folder | None = None) -> Path:
@@ -72,10 +80,18 @@ def available(folder: Folder | None = None) -> list[Available]:
 
 
 def _found(name: str, folder: Folder | None) -> Path | None:
+    source = _source(name)
     if name == MINI:
         return _embedded()
-    source = SOURCES[name]
     return next((place for _, place in _places(source, folder) if _layout_in(source, place)), None)
+
+
+def _not_found(name: str, folder: Folder | None) -> DataNotFoundError:
+    source = SOURCES[name]
+    tried = [f"  {label}: {_what_is_missing(source, place)}" for label, place in _places(source, folder)]
+    return DataNotFoundError(
+        "\n".join([f"data set {name!r} is in none of the places tried:", *tried, f"To get it, {_ways(name, source)}."])
+    )
 
 
 def _source(name: str) -> Source:

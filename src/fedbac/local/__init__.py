@@ -31,8 +31,7 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     Where our kernels know the network they train it, on a GPU as on a CPU. Others go through torch: all clients at once
     on a GPU, one process per core on a CPU.
     """
-    if runtime.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
+    check_device(runtime)
     layers = layers_of(network, examples.dataset.x_train.shape[1:])
     reason = _reason(network, scheme, examples, layers)
     known = layers if reason is None else None
@@ -51,6 +50,12 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     if workers == 1:
         return LoopTrainer(network, scheme, examples)
     return PoolTrainer(network, scheme, examples, workers)
+
+
+def check_device(runtime: Runtime) -> None:
+    """Refuse a GPU where there is none."""
+    if runtime.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
 
 
 def _on_gpu(
@@ -129,6 +134,7 @@ __all__ = [
     "NativeTrainer",
     "PoolTrainer",
     "VmapTrainer",
+    "check_device",
     "describe",
     "kernels",
     "make_trainer",

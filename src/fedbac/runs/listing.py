@@ -4,10 +4,10 @@ A command that dies while it lays out folders leaves some of them missing, which
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedbac.files import make_folder, read_json, write_whole
+from fedbac.files import make_folder, read_json, remove, write_whole
 
 NAME = "runs.json"
 
@@ -18,6 +18,14 @@ def list_runs(parent: Path, names: Iterable[str], anew: bool = False) -> None:
     wanted = list(dict.fromkeys([*([] if anew else known), *names]))
     if wanted != known:
         write_whole(make_folder(parent) / NAME, json.dumps(wanted, indent=1) + "\n")
+
+
+def list_again(parent: Path, names: Sequence[str]) -> None:
+    """Make the list what it was before, which may be none."""
+    if names:
+        list_runs(parent, names, anew=True)
+    else:
+        remove(parent / NAME)
 
 
 def listed(parent: Path) -> list[str]:

@@ -26,7 +26,7 @@ from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
 from fedbac.runs.summary import summarize
-from fedbac.runs.tracking import Tracking
+from fedbac.runs.tracking import Tracking, check_tracker
 from fedbac.version import __version__
 
 Record = dict[str, Any]
@@ -55,6 +55,7 @@ def play(
     if isinstance(folder, Path | str):
         folder = RunFolder(folder)
     refuse_federation(runtime, "runtime.engine")
+    check_tracker(runtime.track)
     federation = assemble(
         experiment,
         dataset=inputs.dataset,

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State
 from fedbac.errors import CheckpointError, ConfigError, OutputError, RunFolderError, RunInUseError
-from fedbac.files import read_json, remove, remove_partial, why, write_whole
+from fedbac.files import read_json, remove, remove_empty, remove_partial, why, write_whole
 from fedbac.runs import checkpoints
 from fedbac.runs.naming import usable
 from fedbac.runs.records import Log, Record, Writer, read_log, root_of
@@ -125,8 +125,20 @@ class RunFolder:
         with self._disk():
             for path in (self.lock_file, self.path / "report.html"):
                 remove(path)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+            remove_empty(self.path)
+
+    def has_rounds(self) -> bool:
+        """Whether a round was played in the folder."""
+        return self.checkpoints.exists() or (self.rounds_file.exists() and self.rounds_file.stat().st_size > 0)
+
+    def withdraw(self) -> None:
+        """Remove a run without rounds; the folder itself only if nothing else is there."""
+        with self.locked(), self._disk():
+            for path in (self.rounds_file, self.config_file):
+                remove(path)
+        with self._disk():
+            remove(self.lock_file)
+            remove_empty(self.path)
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""

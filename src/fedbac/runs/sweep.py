@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
-from fedbac.errors import ConfigError, quoted
+from fedbac.errors import ConfigError, FederationError, quoted
+from fedbac.files import remove_empty
 from fedbac.runs.configure import SHOWN_DIFFERENCES, Inputs, common_file, configure, is_file
 from fedbac.runs.crew import Crew
-from fedbac.runs.listing import list_runs, listed
+from fedbac.runs.listing import list_again, list_runs, listed
 from fedbac.runs.naming import shortened
 from fedbac.runs.play import play_folder, refuse_federation
 from fedbac.runs.provenance import written
@@ -126,19 +127,47 @@ def _values(axis: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------- folders
 
 
-def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, parent: Path | None = None) -> None:
+@dataclass(frozen=True)
+class Laid:
+    """What was laid out that was not there before."""
+
+    folders: Sequence[RunFolder] = ()
+    """In which there was no run."""
+    made: Sequence[Path] = ()
+    """All folders that there were not, those inside others first."""
+    parent: Path | None = None
+    listed: Sequence[str] = ()
+
+    def withdraw(self) -> None:
+        """Remove it, unless one of the runs has a round: a command that was refused leaves nothing for the next."""
+        if not self.folders or any(folder.has_rounds() for folder in self.folders):
+            return
+        with suppress(FederationError, OSError):  # what cannot be removed is not worth another error
+            for folder in self.folders:
+                folder.withdraw()
+            if self.parent is not None:
+                list_again(self.parent, self.listed)
+            for path in self.made:
+                remove_empty(path)
+
+
+def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, parent: Path | None = None) -> Laid:
     """Write every point's configuration, so that all of them can be run, and resumed, from their folders alone.
 
     A folder that holds the same experiment already is resumed, wherever it ran before; one that holds another, or the
     run of a federation, is refused, unless it is to be overwritten. Nothing is written before all folders have been
     looked at. ``parent`` is the folder of a comparison or sweep, which lists its runs; where it is overwritten, runs
-    that it listed and that are not among these points are removed.
+    that it listed and that are not among these points are removed. What is returned can be withdrawn.
     """
     refuse_federation(runtime, "runtime.engine")
     now = runtime.model_dump(mode="json")
     if not overwrite:
         for point in points:
             _refuse_another(point)
+    new = [point.folder for point in points if overwrite or not point.folder.has_run()]
+    above = {path for folder in new for path in (folder.path, *folder.path.parents) if not path.exists()}
+    made = sorted(above, key=lambda path: -len(path.parts))
+    before = [] if overwrite or parent is None else listed(parent)
     if parent is not None:
         names = [point.folder.path.name for point in points]
         if overwrite:
@@ -153,6 +182,7 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
                 config = point.folder.read_config()
             if config.get("runtime") != now:
                 point.folder.write_config(config | {"runtime": now})
+    return Laid(new, made, parent, before)
 
 
 def _remove_others(parent: Path, names: Sequence[str]) -> None:

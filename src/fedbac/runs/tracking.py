@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class TensorBoard:
     """Event files in the run's folder: ``tensorboard --logdir FOLDER``."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        writer = _import("tensorboard", lambda: __import__("torch.utils.tensorboard", fromlist=["SummaryWriter"]))
+        writer = check_tracker("tensorboard")
         place = folder / EVENTS
         for old in place.glob("events.out.tfevents.*"):  # everything is written again
             old.unlink()
@@ -120,7 +121,7 @@ class MLflow:
     """A run of MLflow, in the store that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        mlflow = _import("mlflow", lambda: __import__("mlflow"))
+        mlflow = check_tracker("mlflow")
         self.client = mlflow.MlflowClient()
         known = folder / MLFLOW_RUN
         if known.exists():
@@ -148,7 +149,7 @@ class WandB:
     """A run of Weights & Biases; without an account, WANDB_MODE=offline keeps it in the run's folder."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        wandb = _import("wandb", lambda: __import__("wandb"))
+        wandb = check_tracker("wandb")
         name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.resolve().name)
         self.run = wandb.init(
             project="fedbac", dir=str(folder), name=name, config=flat(config["experiment"]), reinit="create_new"
@@ -170,10 +171,14 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
 }
 
 
-def _import(extra: str, load: Callable[[], Any]) -> Any:
+LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+
+
+def check_tracker(kind: str | None) -> Any:
+    """Return the library of a tracker, if one is wanted; refuse one that is not installed."""
     try:
-        return load()
+        return None if kind is None else import_module(LIBRARIES[kind])
     except ImportError as error:
         raise ConfigError(
-            f"runtime.track: {extra!r} needs a package that is not installed; pip install 'fedbac[{extra}]'"
+            f"runtime.track: {kind!r} needs a package that is not installed; pip install 'fedbac[{kind}]'"
         ) from error
