@@ -86,6 +86,14 @@ def test_a_flat_run_and_one_of_personal_networks_are_reported(fedbac: Shell, tmp
     assert {"fedavg", "ditto"} <= set(both.split())
 
 
+def test_a_run_whose_clients_all_diverged_says_so_under_its_verdict(fedbac: Shell, tmp_path: Path) -> None:
+    wild = ["--set", "task.training.learning_rate=1e30", "--set", "task.training.clip_norm=null"]
+    text = " ".join(fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL, *wild).split())
+    note = "10 of 10 client trainings failed (weights or losses were not finite), so this says little"
+    assert f"%. {note}" in text
+    assert f'</p>\n<p class="note">{note}' in (tmp_path / "a" / "report.html").read_text()
+
+
 def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path) -> None:
     fedbac("run", "hierfavg", "--rounds", "1", "--out", "a", *SMALL)
     fedbac("run", "a/config.yaml", "--seed", "7", "--rounds", "2", "--set", "task.training.epochs=2", "--out", "b")

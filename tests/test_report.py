@@ -9,7 +9,7 @@ import pytest
 
 import fedbac
 from fedbac.errors import ConfigError
-from fedbac.report import best, figures, final, outcome, table
+from fedbac.report import best, failures, figures, final, outcome, table
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import LEAK, caveats, leaks
 from fedbac.report.sections import facts
@@ -125,6 +125,23 @@ def test_what_limits_the_outcome_is_said(three: list[Run]) -> None:
     short = with_task(fake("ifca", rounds=5), rounds=12)
     assert {"ifca stopped after 5 of 12 rounds.", "The runs are not equally long."} <= set(caveats([three[0], short]))
     assert any("different seeds" in note for note in caveats([three[0], fake("ifca", seed=1)]))
+
+
+def test_a_run_whose_clients_diverged_is_no_success() -> None:
+    diverged = fake("hierfavg", failed=[0, 1, 2, 3])
+    (note, *_) = caveats([diverged])
+    assert note == (
+        "48 of 60 client trainings failed (weights or losses were not finite), so this says little; lower "
+        "task.training.learning_rate or task.training.clip_norm."
+    )
+    assert failures([diverged]) == [note]
+    training = diverged.config["experiment"]["task"]["training"] | {"clip_norm": None}
+    (free,) = failures([fake("ifca"), with_task(diverged, training=training)])
+    assert free.startswith("hierfavg: 48 of 60 client trainings failed")
+    assert free.endswith("or set task.training.clip_norm.")
+    few = fake("hierfavg")
+    few.records[0]["failed"] = [0, 1, 2, 3, 4]
+    assert failures([few]) == []
 
 
 # -------------------------------------------------------------------------------------------------- groups

@@ -151,10 +151,10 @@ def _html(runs: Sequence[Run]) -> str:
     begun = [run for run in runs if run.records]
     if not begun:
         return f"<p>{len(runs)} runs, none with a complete round</p>"
-    from fedbac.report import final, outcome
+    from fedbac.report import failures, final, outcome
 
     (header, lines), _ = final(begun)
     head = "".join(f"<th>{escape(title)}</th>" for title in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(visible(cell))}</td>" for cell in line) + "</tr>" for line in lines)
-    said = escape(visible(outcome(begun)))
+    said = escape(visible(" ".join([outcome(begun), *failures(begun)])))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{said}</p>"

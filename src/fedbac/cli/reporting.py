@@ -121,7 +121,12 @@ def _say_what_is_missing(folder: Path, there: set[str]) -> None:
 
 
 def _show(runs: Sequence["Run"], page: Path) -> None:
-    from fedbac.report import final, outcome, write_report  # matplotlib is slow to import and needed only here
+    from fedbac.report import (
+        failures,
+        final,
+        outcome,
+        write_report,
+    )  # matplotlib is slow to import and needed only here
 
     (header, rows), best = final(runs)
     out.print()
@@ -131,6 +136,8 @@ def _show(runs: Sequence["Run"], page: Path) -> None:
         names = ", ".join(map(shown, missing))
         out.print(f"Left out, as the terminal is narrow: {names}. The report has them.", highlight=False)
     out.print(f"\n{shown(outcome(runs))}", highlight=False)
+    for note in failures(runs):
+        out.print(f"[yellow]{shown(note)}[/]", highlight=False)
     for run in runs:
         wanted = run.config["experiment"]["task"]["rounds"]
         if len(run.records) < wanted:

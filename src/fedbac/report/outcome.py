@@ -11,6 +11,8 @@ from fedbac.report.groups import Group, data_of, groups, last_rounds, look_up, n
 from fedbac.report.table import percent
 from fedbac.runs.store import Run
 
+FEW_FAILURES = 0.1
+"""Share of trainings that may fail before the outcome says little."""
 LEAK = "test data: leaks the test set into training"
 
 
@@ -46,11 +48,30 @@ def too_early(runs: Sequence[Run]) -> str | None:
     )
 
 
-def caveats(runs: Sequence[Run]) -> list[str]:
-    """Return what limits the outcome."""
-    runs = summarized(runs)
+def failures(runs: Sequence[Run]) -> list[str]:
+    """Return of whose clients so many diverged that the outcome says little, and what to do."""
     together = groups(runs)
     notes = []
+    for group in together:
+        records = [record for run in group.runs for record in run.records]
+        failed = sum(len(record["failed"]) for record in records)
+        lost = sum(len(record.get(key, ())) for record in records for key in ("dropped", "late"))
+        trained = sum(len(clients) for record in records for clients in record.get("selected", ())) - lost
+        if failed > FEW_FAILURES * trained:
+            clipped = look_up(group.runs[0].config, "experiment.task.training.clip_norm") is not None
+            notes.append(
+                f"{f'{group.label}: ' if len(together) > 1 else ''}{failed} of {trained} client trainings failed "
+                "(weights or losses were not finite), so this says little; lower task.training.learning_rate or "
+                f"{'' if clipped else 'set '}task.training.clip_norm."
+            )
+    return notes
+
+
+def caveats(runs: Sequence[Run]) -> list[str]:
+    """Return what limits the outcome, the worst first."""
+    runs = summarized(runs)
+    together = groups(runs)
+    notes = failures(runs)
     differ = different(runs)
     if differ:
         notes.append(f"The runs differ in {_join(differ)}.")
