@@ -192,6 +192,8 @@ def test_many_runs_share_a_line(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) 
     text = fedbac("compare", "ifca", "hierfavg", "--rounds", "2", "--out", "c", *SMALL)
     assert "1 of 2 runs finished, round 2 of 4" in text
     assert "2 of 2 runs finished, round 4 of 4" in text
+    text = fedbac("compare", "ifca", "hierfavg", "--out", "d", *SMALL, "--set", "task.num_edges=900", code=1)
+    assert "0 of 2 runs finished, 2 failed, round 0 of 100" in text
 
 
 def test_a_sweep_is_ranked_and_its_rows_are_named_by_what_sets_them_apart(fedbac: Shell, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from rich.table import Table
 from fedbac.cli.playing import Board, show_failures
 from fedbac.cli.terminal import out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
-from fedbac.errors import ConfigError, unknown
+from fedbac.errors import ConfigError, DataNotFoundError, unknown
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
+from fedbac.runs.readiness import check_ready
 from fedbac.runs.stopping import Stop
 from fedbac.runs.sweep import Point
 from fedbac_paper.artefact import Artefact
@@ -36,9 +37,15 @@ def run_missing(
     out.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished, {len(todo)} to go", highlight=False)
     if not todo:
         return False, False
-    sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
-    stop, late, failures = Stop(), False, dict[Path, Exception]()
     inputs = Inputs(data_folder=data_folder)
+    try:
+        check_ready([point.experiment for point in todo], runtime, inputs)
+    except DataNotFoundError as error:
+        raise DataNotFoundError(
+            f"{error}\nTo run only what needs other data sets, name them with --data-set."
+        ) from error
+    laid = sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
+    stop, late, failures = Stop(), False, dict[Path, Exception]()
     with stop.caught(), progress_bars() as bars:
         board = Board(todo, jobs, bars)
         for done in sweep.run_all([point.folder for point in todo], runtime, jobs, inputs, failures, stop):
@@ -49,6 +56,8 @@ def run_missing(
     for point in todo:
         if point not in left:
             point.folder.drop_checkpoints()
+    if failures and not stop.wanted:
+        laid.withdraw()
     show_failures(failures)
     _say_what_is_left([point for point in left if point.folder.path not in failures])
     return stop.wanted and not late and bool(left), bool(failures)

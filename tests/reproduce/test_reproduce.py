@@ -207,7 +207,7 @@ def test_networks_are_clipped_each_by_itself_unless_a_row_says_otherwise() -> No
 
 
 def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) -> None:  # noqa: F811
-    """One run was interrupted before; another data set is missing; a second command finds everything done."""
+    """One run was interrupted before; other data sets are missing; a second command finds everything done."""
     begun, other = (point_of(cell, 0, QUICK, tmp_path / "out") for cell in (HIERFAVG, IFCA))
     stop = Stop()
     playing = play(begun.experiment, folder=begun.folder, inputs=Inputs(data_folder=data), stop=stop)
@@ -221,9 +221,12 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--minutes", "0")
     assert "2 runs are not finished; the same command resumes them" in said
     assert "1 of 2 rounds" in said
-    said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--task", "svhn", code=1)
-    assert "svhn_hierfavg_seed0" in said
-    assert "fedbac data get svhn" in said
+    said = fedbac("reproduce", *words, code=2)
+    assert said.count("cifar10") == said.count("svhn") == 1
+    assert "the data sets cifar10, svhn are not here; run `fedbac data get NAME` for each" in said
+    assert "name them with --data-set" in said
+    assert not list((tmp_path / "out").glob("svhn*")), "nothing was begun"
+    fedbac("reproduce", *words, "--task", "fashion-mnist")
     assert (status(begun), status(other)) == ("finished", "finished")
     records = begun.folder.read_records()
     assert records[0] == first, "it went on with the interrupted run"

@@ -119,7 +119,7 @@ class Board:
                 elif failed[index]:
                     self.bars.update(self.lines[index], note="[red]failed")
         else:
-            self._many(sum(rounds), sum(ended), suffix)
+            self._many(sum(rounds), sum(ended), sum(failed), suffix)
         self.seen = rounds
 
     def _begin(self, count: int) -> None:
@@ -141,8 +141,8 @@ class Board:
         if self.bars.disable and (count // tenth > self.seen[index] // tenth or count == 1):
             out.print(f"{shown(self.labels[index])}: round {count}/{total}, {note}", highlight=False, soft_wrap=True)
 
-    def _many(self, rounds: int, over: int, suffix: str) -> None:
-        note = f"{over} of {len(self.points)} runs finished"
+    def _many(self, rounds: int, over: int, failed: int, suffix: str) -> None:
+        note = f"{over - failed} of {len(self.points)} runs finished" + (f", {failed} failed" if failed else "")
         self.bars.update(self.line, completed=rounds, note=note + suffix)
         if self.bars.disable and (over != self.over or time.monotonic() - self.said > SAY_SECONDS):
             out.print(f"{note}, round {rounds} of {self.total}", highlight=False)

@@ -50,7 +50,7 @@ def check(names: Iterable[str], folder: Folder | None = None) -> None:
     if missing:
         raise DataNotFoundError(
             f"the data sets {', '.join(missing)} are not here; run `fedbac data get NAME` for each, or set FEDBAC_DATA "
-            "or --data to a folder that holds them"
+            "or --data to a folder that holds them."
         )
 
 
