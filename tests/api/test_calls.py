@@ -1,6 +1,7 @@
 """The calls at the top of the package take the same arguments and give runs to look at."""
 
 import inspect
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -66,8 +67,12 @@ def test_a_loop_that_is_left_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(fedbac.Error, match="it ended before its last round"):
         playing.finish()
     assert repr(fedbac.load(tmp_path)).startswith("Run(hierfavg on toy: 1 of 2 rounds, accuracy ")
+    shutil.copytree(tmp_path, other := tmp_path.with_name("other"))
     resumed = fedbac.resume(tmp_path, dataset=tiny_data())
     assert without(resumed.records) == without(whole.records)
+    with fedbac.play("hierfavg", **TINY, out=other) as playing:
+        assert [record["round"] for record in playing] == [2], "the same call, too"
+    assert without(playing.run.records) == without(whole.records)
     assert str(resumed.folder) == str(tmp_path)
 
 

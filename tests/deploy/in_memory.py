@@ -147,7 +147,7 @@ class MemoryFederation:
         enrolled = enrolled or self.enrol()
         to = None if folder is None else RunFolder(folder)
         edges = remote or self.connect(enrolled)
-        return conduct(self.experiment, enrolled, edges, CPU, folder=to, continued=folder is not None)
+        return conduct(self.experiment, enrolled, edges, CPU, folder=to)
 
     def run(
         self,

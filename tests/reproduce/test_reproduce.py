@@ -255,7 +255,7 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     fedbac("reproduce", "table-2", "--render-only", "--out", "out", "--pages", "again")
     assert (tmp_path / "again" / "table-2.md").read_text() == page, "without the run folders"
     place = RunFolder(tmp_path / begun.folder.path.name)
-    again = play(begun.experiment, folder=place, inputs=Inputs(data_folder=data), continued=True)
+    again = play(begun.experiment, folder=place, inputs=Inputs(data_folder=data))
     with pytest.raises(RunFolderError, match="checkpoints were removed"):
         finish(again)
     assert place.read_records() == records

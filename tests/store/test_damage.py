@@ -159,7 +159,7 @@ def test_another_trainer_is_mentioned(stopped: Path, caplog: pytest.LogCaptureFi
     folder = RunFolder(stopped)
     experiment, runtime = experiment_in(folder, with_data=True)
     other = runtime.model_copy(update={"trainer": "torch"})
-    finish(play(experiment, folder=folder, runtime=other, inputs=INPUTS, continued=True))
+    finish(play(experiment, folder=folder, runtime=other, inputs=INPUTS))
     assert "may round differently" in caplog.text
 
 

@@ -39,7 +39,7 @@ def run(two_rounds: Path, tmp_path: Path) -> Path:
 
 
 def resume(folder: Path) -> Run:
-    return finish(play(EXPERIMENT, folder=folder, inputs=INPUTS, runtime=ALONE, continued=True))
+    return finish(play(EXPERIMENT, folder=folder, inputs=INPUTS, runtime=ALONE))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "rounds.jsonl", "summary.json", ".lock"])
@@ -51,7 +51,7 @@ def test_a_link_is_not_written_through(name: str, overwrite: bool, run: Path, tm
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(victim)
     with pytest.raises(RunFolderError, match=rf"{name}: it is a link"):
-        finish(play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, continued=True, overwrite=overwrite))
+        finish(play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, overwrite=overwrite))
     assert victim.read_bytes() == content
 
 
@@ -77,7 +77,7 @@ def test_links_at_checkpoints_and_reports_are_replaced(run: Path, tmp_path: Path
 
 
 def test_deleted_records_are_noticed_and_put_back(run: Path) -> None:
-    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, continued=True)
+    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE)
     next(playing)
     before = (run / "rounds.jsonl").read_bytes()
     (run / "rounds.jsonl").unlink()
@@ -88,7 +88,7 @@ def test_deleted_records_are_noticed_and_put_back(run: Path) -> None:
 
 
 def test_records_that_others_changed_get_no_more(run: Path) -> None:
-    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, continued=True)
+    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE)
     next(playing)
     with (run / "rounds.jsonl").open("a") as file:
         file.write("a line of somebody's\n")
@@ -101,7 +101,7 @@ def test_records_that_others_changed_get_no_more(run: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_deleted_lock_is_noticed(replaced: bool, run: Path) -> None:
-    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, continued=True)
+    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE)
     next(playing)
     before = (run / "rounds.jsonl").read_bytes()
     (run / ".lock").unlink()
@@ -114,7 +114,7 @@ def test_a_deleted_lock_is_noticed(replaced: bool, run: Path) -> None:
 
 
 def test_a_removed_folder_is_one_sentence(run: Path) -> None:
-    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE, continued=True)
+    playing = play(EXPERIMENT, folder=run, inputs=INPUTS, runtime=ALONE)
     next(playing)
     shutil.rmtree(run)
     with pytest.raises(RunFolderError, match="deleted during the run"):

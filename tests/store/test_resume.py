@@ -218,11 +218,14 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_in_the_folder_is_not_replaced_unasked(copy: Path) -> None:
-    before = timeless(copy)
-    with pytest.raises(RunFolderError, match="--overwrite"):
-        worker.play(copy, resume=False)
-    assert timeless(copy) == before
+def test_a_run_in_the_folder_is_resumed_and_not_replaced_unasked(copy: Path) -> None:
+    """As compare and sweep do, and the command."""
+    before = (copy / "rounds.jsonl").read_bytes()
+    again = worker.play(copy, resume=False)
+    assert len(again.records) == worker.ROUNDS
+    with pytest.raises(ConfigError, match=r"another run is in this folder.*out= in Python.*overwrite=True"):
+        fedbac.run("hierfavg", worker.TASK, out=copy, dataset=toy(size=8))
+    assert (copy / "rounds.jsonl").read_bytes() == before
 
 
 def test_a_full_disk_loses_nothing(copy: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +341,7 @@ def test_data_given_in_python_must_be_given_again(copy: Path) -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="choose another --out"):
+    with pytest.raises(RunFolderError, match="choose another one"):
         worker.play(tmp_path / "file", resume=False)
 
 

@@ -15,7 +15,16 @@ from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted
 from fedbac.models import UserNetwork
 from fedbac.runs import play as playing
-from fedbac.runs.configure import Changes, Inputs, common_file, configure, experiment_in, is_file, reached
+from fedbac.runs.configure import (
+    Changes,
+    Inputs,
+    common_file,
+    configure,
+    experiment_in,
+    is_file,
+    reached,
+    refuse_another,
+)
 from fedbac.runs.readiness import check_ready
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
@@ -49,7 +58,7 @@ def run(
     data_folder: Path | str | None = None,
     progress: bool | None = None,
 ) -> Run:
-    """Run one method on one task and return the run; with ``out`` it is also saved and can be resumed.
+    """Run one method on one task and return the run; with ``out`` it is also saved, and the same call resumes it.
 
     ``method`` is a name, a ``Method``, or a file that ``fedbac show`` wrote. ``settings`` changes single settings:
     ``{"task.training.epochs": 2}``. ``progress`` switches the bar on or off; by default it is on in a terminal and in
@@ -173,7 +182,7 @@ def sweep(
             if jobs > 1:
                 return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
             return Runs(
-                _play(experiment, runtime, inputs, folder, False, show, label, continued=True).finish()
+                _play(experiment, runtime, inputs, folder, False, show, label).finish()
                 for experiment, folder, label in points
             )
     except Exception:
@@ -196,7 +205,7 @@ def resume(
     experiment, runtime = experiment_in(place, with_data=dataset is not None)
     runtime = reached(runtime, address, place.config_file)
     with bar(progress) as show:
-        return _play(experiment, runtime, inputs, folder, False, show, continued=True).finish()
+        return _play(experiment, runtime, inputs, folder, False, show).finish()
 
 
 def load(folder: Path | str) -> Run:
@@ -219,11 +228,11 @@ def _play(
     overwrite: bool,
     show: Show | None,
     label: str | None = None,
-    continued: bool = False,
 ) -> Playing:
-    rounds = playing.play(
-        experiment, folder=out, runtime=runtime, inputs=inputs, overwrite=overwrite, continued=continued
-    )
+    folder = None if out is None else RunFolder(out)
+    if folder is not None and not overwrite:
+        refuse_another(folder, experiment)
+    rounds = playing.play(experiment, folder=folder, runtime=runtime, inputs=inputs, overwrite=overwrite)
     return Playing(rounds, label or experiment.method.name, experiment.task.rounds, show)
 
 

@@ -72,7 +72,6 @@ class Cloud:
                     self._connect(enrolled, children),
                     self.runtime,
                     folder=self.folder,
-                    continued=True,
                     overwrite=self.overwrite,
                     stop=self.stop,
                 )

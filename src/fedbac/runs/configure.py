@@ -169,6 +169,31 @@ def experiment_in(folder: RunFolder, with_data: bool = False) -> tuple[Experimen
     return parse(Experiment, config["experiment"]), parse(Runtime, config.get("runtime", {}), "runtime")
 
 
+def refuse_federation(runtime: Runtime, source: str) -> None:
+    """Refuse a run that only the cloud of a federation can play; messages begin with ``source``."""
+    if runtime.engine == "federation":
+        raise ConfigError(
+            f"{source}: the data of a federation's run are elsewhere; start its cloud, which plays and resumes it: "
+            "fedbac cloud KIT"
+        )
+
+
+def refuse_another(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse a folder that holds another experiment, and say what differs, or the run of a federation."""
+    if not folder.has_run():
+        return
+    config = folder.read_config()
+    refuse_federation(parse(Runtime, config.get("runtime", {}), "runtime"), str(folder.path))
+    there = parse(Experiment, config["experiment"])
+    if there != experiment:
+        changed = differences(there.model_dump(mode="json"), experiment.model_dump(mode="json"))
+        more = [f"{len(changed) - SHOWN_DIFFERENCES} more"] * (len(changed) > SHOWN_DIFFERENCES)
+        raise ConfigError(
+            f"{folder.path}: another run is in this folder ({'; '.join(changed[:SHOWN_DIFFERENCES] + more)}); "
+            "choose another --out (out= in Python), or replace it with --overwrite (overwrite=True)"
+        )
+
+
 def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
     """Return the runtime with the address that a person gave; a file's own word is not enough to connect anywhere."""
     if runtime.engine == "ray" and runtime.address is not None and address is None:

@@ -14,13 +14,13 @@ from fedbac.core import trees
 from fedbac.core.parts import judged_parts
 from fedbac.core.state import State
 from fedbac.engines import check_room, connect
-from fedbac.errors import ConfigError, RunFolderError
+from fedbac.errors import ConfigError
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import Edges, on_device
-from fedbac.runs.configure import Inputs, experiment_in
+from fedbac.runs.configure import Inputs, experiment_in, refuse_federation
 from fedbac.runs.models import Models, models_of
 from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
@@ -43,14 +43,13 @@ def play(
     folder: RunFolder | Path | str | None = None,
     runtime: Runtime = Runtime(),  # noqa: B008 (frozen)
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
-    continued: bool = False,
     overwrite: bool = False,
     stop: Stop | None = None,
 ) -> Generator[Record, None, Run]:
     """Run an experiment, yielding each round's record once it is safe on the disk; return the run.
 
-    With ``continued`` the rounds already in the folder are kept and not yielded again. Without a folder nothing is
-    written.
+    Rounds that are in the folder already are kept and not yielded again, unless they are to be overwritten. Without a
+    folder nothing is written.
     """
     if isinstance(folder, Path | str):
         folder = RunFolder(folder)
@@ -66,16 +65,7 @@ def play(
     check_room(experiment, federation)
     edges = connect(experiment, federation, runtime)
     given = inputs.dataset is not None
-    return (yield from conduct(experiment, federation, edges, runtime, given, folder, continued, overwrite, stop))
-
-
-def refuse_federation(runtime: Runtime, source: str) -> None:
-    """Refuse a run that only the cloud of a federation can play; messages begin with ``source``."""
-    if runtime.engine == "federation":
-        raise ConfigError(
-            f"{source}: the data of a federation's run are elsewhere; start its cloud, which plays and resumes it: "
-            "fedbac cloud KIT"
-        )
+    return (yield from conduct(experiment, federation, edges, runtime, given, folder, overwrite, stop))
 
 
 def conduct(
@@ -85,7 +75,6 @@ def conduct(
     runtime: Runtime,
     given_in_python: bool = False,
     folder: RunFolder | None = None,
-    continued: bool = False,
     overwrite: bool = False,
     stop: Stop | None = None,
 ) -> Generator[Record, None, Run]:
@@ -110,7 +99,7 @@ def conduct(
         state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with _held(folder):
             if folder is not None:
-                state, records = _open(folder, state, config, frozen, continued, overwrite)
+                state, records = _open(folder, state, config, frozen, overwrite)
                 config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
@@ -180,14 +169,8 @@ def _open(
     state: State,
     config: dict[str, Any],
     frozen: Mapping[str, Any],
-    continued: bool,
     overwrite: bool,
 ) -> tuple[State, list[Record]]:
-    if folder.has_run() and not continued and not overwrite:
-        raise RunFolderError(
-            f"{folder.path}: there is a run in this folder already; resume it (fedbac resume {folder.path}), "
-            "replace it (--overwrite), or choose another --out"
-        )
     if overwrite:
         folder.clear()
     state, records = folder.restore(state, frozen)
@@ -211,7 +194,7 @@ def play_folder(
 ) -> Generator[Record, None, Run]:
     """Start or resume the run that a folder's configuration describes; otherwise like ``play``."""
     experiment, runtime = experiment_in(folder, with_data=inputs.dataset is not None)
-    return play(experiment, folder=folder, runtime=runtime, inputs=inputs, continued=True, stop=stop)
+    return play(experiment, folder=folder, runtime=runtime, inputs=inputs, stop=stop)
 
 
 def finish(playing: Generator[Record, None, Run]) -> Run:

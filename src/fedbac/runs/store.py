@@ -36,6 +36,8 @@ from fedbac.runs.tracking import OF_TRACKERS
 FORMAT = 2
 """Of the folder, in its config.yaml. Folders of format 1, which did not say so, have no checksums."""
 
+START_OVER = "To start over, run again with --overwrite (overwrite=True in Python)"
+
 log = logging.getLogger("fedbac")
 
 
@@ -83,11 +85,11 @@ class RunFolder:
             self._lock = self.lock_file.stat()
         except Timeout:
             raise RunInUseError(
-                f"{self.path}: another process is running in this folder; wait for it, or choose another --out"
+                f"{self.path}: another process is running in this folder; wait for it, or choose another folder"
             ) from None
         except OSError as error:
             raise RunFolderError(
-                f"{self.path}: it cannot be used as a folder ({error.strerror}); choose another --out"
+                f"{self.path}: it cannot be used as a folder ({error.strerror}); choose another one"
             ) from error
         try:
             yield
@@ -283,7 +285,7 @@ class RunFolder:
                 problem = "the run is finished and its checkpoints were removed, so it cannot be resumed"
                 raise RunFolderError(f"{self.path}: {problem}")
             problem = f"no checkpoint is there to resume from, though {len(found.records)} rounds were played"
-            raise CheckpointError(f"{self.path}: {problem}. To start over, run again with --overwrite")
+            raise CheckpointError(f"{self.path}: {problem}. {START_OVER}")
         troubles = [] if found.trouble is None else [f"{self.rounds_file}: {found.trouble}"]
         troubles += [] if self.has_run() else [f"{self.config_file} is missing"] * bool(manifests)
         for file in manifests:
@@ -296,10 +298,7 @@ class RunFolder:
                 log.warning("%s; resuming from round %d", "; ".join(troubles), state.round)
             return state, self._begin(found, state.round)
         if troubles:
-            raise CheckpointError(
-                f"{self.path}: no checkpoint can be used ({'; '.join(troubles)}). "
-                "To start over, run again with --overwrite"
-            )
+            raise CheckpointError(f"{self.path}: no checkpoint can be used ({'; '.join(troubles)}). {START_OVER}")
         return template, self._begin(found, 0)
 
     def last(self, template: State, experiment: Mapping[str, Any]) -> tuple[list[Record], State]:

@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.config.explain import parse
 from fedbac.errors import ConfigError, FederationError, quoted
 from fedbac.files import remove_empty
-from fedbac.runs.configure import SHOWN_DIFFERENCES, Inputs, common_file, configure, is_file
+from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
 from fedbac.runs.crew import Crew
 from fedbac.runs.listing import list_again, list_runs, listed
 from fedbac.runs.naming import shortened
-from fedbac.runs.play import play_folder, refuse_federation
+from fedbac.runs.play import play_folder
 from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder, differences
+from fedbac.runs.store import Run, RunFolder
 from fedbac.runs.tail import Tail
 
 POLL_SECONDS = 0.2
@@ -163,7 +162,7 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     now = runtime.model_dump(mode="json")
     if not overwrite:
         for point in points:
-            _refuse_another(point)
+            refuse_another(point.folder, point.experiment)
     new = [point.folder for point in points if overwrite or not point.folder.has_run()]
     above = {path for folder in new for path in (folder.path, *folder.path.parents) if not path.exists()}
     made = sorted(above, key=lambda path: -len(path.parts))
@@ -196,21 +195,6 @@ def _remove_others(parent: Path, names: Sequence[str]) -> None:
         with folder.locked():
             folder.clear()
         folder.leave()
-
-
-def _refuse_another(point: Point) -> None:
-    if not point.folder.has_run():
-        return
-    config = point.folder.read_config()
-    refuse_federation(parse(Runtime, config.get("runtime", {}), "runtime"), str(point.folder.path))
-    there = parse(Experiment, config["experiment"])
-    if there != point.experiment:
-        changed = differences(there.model_dump(mode="json"), point.experiment.model_dump(mode="json"))
-        more = [f"{len(changed) - SHOWN_DIFFERENCES} more"] * (len(changed) > SHOWN_DIFFERENCES)
-        raise ConfigError(
-            f"{point.folder.path}: another run is in this folder ({'; '.join(changed[:SHOWN_DIFFERENCES] + more)}); "
-            "choose another --out, or replace it with --overwrite"
-        )
 
 
 # --------------------------------------------------------------------------------------------------- running
