@@ -232,7 +232,7 @@ def test_a_sweep_that_is_stopped_leaves_no_worker_behind(number: signal.Signals,
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "fedbac"], ["unknown method 'fedbac'", "did you mean 'fed-bac'"]),
+        (["run", "fedbca"], ["unknown method 'fedbca'", "did you mean 'fed-bac'? fedbac methods lists all "]),
         (["run", "fed-bac", "--task", "cifar"], ["unknown task 'cifar'", "cifar10"]),
         (["run", "fed-bac", "--task", "none.yaml"], ["none.yaml", "cannot be read"]),
         (["run", "none.yaml"], ["none.yaml", "cannot be read"]),

@@ -19,10 +19,15 @@ The first three are ValueErrors too.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST_QUOTE = 200
 """Characters of a value that a message repeats."""
+
+
+MOST_NAMES = 12
+"""Names that a message lists beside the one that was probably meant."""
 
 
 class Error(Exception):
@@ -100,13 +105,20 @@ def quoted(value: object) -> str:
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
 
 
-def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """Say that a name is unknown, with the nearest one or all that there are."""
+def unknown(what: str, name: object, known: Iterable[str], command: str | None = None) -> str:
+    """Say that a name is unknown, with the nearest one and all others; of many, with the command that lists them."""
     names = sorted(known)
     name = name if isinstance(name, str) else quoted(name)
-    near = difflib.get_close_matches(name[:LONGEST_QUOTE].lower(), names, n=1)
-    return (
-        f"unknown {what} {quoted(name)}; "
-        + (f"did you mean {near[0]!r}? " if near else "")
-        + f"known: {', '.join(names)}"
-    )
+    plain = {_plain(other): other for other in names}
+    typed = _plain(name[:LONGEST_QUOTE])
+    near = difflib.get_close_matches(typed, plain)
+    near.sort(key=lambda other: sorted(other) != sorted(typed))  # letters that changed places are the likeliest slip
+    everything = f"known: {', '.join(names)}"
+    if near and len(names) > MOST_NAMES:
+        everything = f"{command} lists all {len(names)}" if command else f"there are {len(names)}"
+    return f"unknown {what} {quoted(name)}; {f'did you mean {plain[near[0]]!r}? ' if near else ''}{everything}"
+
+
+def _plain(name: str) -> str:
+    """Return a name without what people leave out or mix up in it."""
+    return re.sub(r"[-_ ]", "", name.lower())

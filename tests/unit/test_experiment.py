@@ -157,7 +157,7 @@ def test_several_mistakes_are_told_together() -> None:
 @pytest.mark.parametrize(
     ("name", "task", "needles"),
     [
-        ("fedbac", "demo", ["method", "'fedbac'", "did you mean 'fed-bac'", "hierfavg"]),
+        ("fedbac", "demo", ["method", "'fedbac'", "did you mean 'fed-bac'? fedbac methods lists all"]),
         ("fed-bac", "cifar", ["task", "'cifar'", "did you mean 'cifar10'"]),
         ("fed-bac", "nowhere.yaml", ["nowhere.yaml", "cannot be read"]),
     ],

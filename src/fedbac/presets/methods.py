@@ -71,7 +71,7 @@ def method(name: str, task: Task) -> Method:
     """Return a preset by name."""
     presets = METHODS if name in METHODS else known()
     if name not in presets:
-        raise ConfigError(unknown("method", name, presets))
+        raise ConfigError(unknown("method", name, presets, "fedbac methods"))
     try:
         found = presets[name](task)
     except ConfigError:

@@ -46,5 +46,5 @@ another data set need that one in full."""
 def task(name: str) -> Task:
     """Return a task by name."""
     if name not in TASKS:
-        raise ConfigError(unknown("task", name, TASKS))
+        raise ConfigError(unknown("task", name, TASKS, "fedbac tasks"))
     return TASKS[name]

@@ -14,7 +14,6 @@ from fedbac.core import trees
 from fedbac.core.parts import judged_parts
 from fedbac.core.state import State
 from fedbac.engines import check_room, connect
-from fedbac.errors import ConfigError
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.rounds.beginning import start
