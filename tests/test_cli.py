@@ -110,6 +110,8 @@ def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
     assert "ifca is given twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
     text = fedbac("compare", "ifca", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
     assert text.index("ifca") < text.index("hierfavg")
+    said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca", *SMALL, code=2)
+    assert "another run is in this folder (method: ifca is now fed-bac; task.rounds: 1 is now 2); choose" in said
     assert "holds the runs hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
     again = fedbac("report", "c")
     assert again.index("ifca") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"

@@ -187,6 +187,9 @@ def refuse_another(folder: RunFolder, experiment: Experiment) -> None:
     there = parse(Experiment, config["experiment"])
     if there != experiment:
         changed = differences(there.model_dump(mode="json"), experiment.model_dump(mode="json"))
+        if there.method.name != experiment.method.name:  # whose settings all differ
+            changed = [line for line in changed if not line.startswith("method.")]
+            changed.insert(0, f"method: {there.method.name} is now {experiment.method.name}")
         more = [f"{len(changed) - SHOWN_DIFFERENCES} more"] * (len(changed) > SHOWN_DIFFERENCES)
         raise ConfigError(
             f"{folder.path}: another run is in this folder ({'; '.join(changed[:SHOWN_DIFFERENCES] + more)}); "
