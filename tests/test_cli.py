@@ -305,7 +305,9 @@ def test_lists(fedbac: Shell) -> None:
     assert yaml.safe_load(shown)["experiment"]["task"]["rounds"] == 7
 
 
-def test_missing_data_lists_the_places(fedbac: Shell) -> None:
+def test_missing_data_lists_the_places(fedbac: Shell, tmp_path: Path) -> None:
+    assert "--data here" in fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
+    (tmp_path / "here").mkdir()
     text = fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
     assert "here" in text
     assert "fedbac data get cifar10" in text

@@ -11,7 +11,7 @@ import numpy as np
 import pooch
 import pytest
 
-from fedbac.data import Dataset, available, fetch, load
+from fedbac.data import Dataset, available, check, fetch, load
 from fedbac.data.catalog import SOURCES, Download, Source
 from fedbac.errors import ConfigError, DataNotFoundError
 
@@ -74,12 +74,25 @@ def test_a_damaged_file_is_named(layout: str, harm: str, tmp_path: Path) -> None
 
 def test_an_npz_without_the_arrays_or_with_odd_labels_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "svhn.npz", x_train=np.zeros(3))
-    with pytest.raises(DataNotFoundError, match=r"svhn.npz .*y_train"):
+    with pytest.raises(DataNotFoundError, match=r"svhn.npz cannot be used: it lacks y_train, x_test, y_test; save"):
         load("svhn", tmp_path)
     x_train, y_train, x_test, y_test = COLOUR
     layouts.write_npz(tmp_path / "svhn.npz", (x_train, y_train + 1, x_test, y_test))
     with pytest.raises(DataNotFoundError, match=r"svhn.npz .*labels run from 1 to 10"):
         load("svhn", tmp_path)
+    layouts.write_npz(tmp_path / "svhn.npz", (np.full((10, 2), np.nan), y_train[:10], x_test, y_test))
+    with pytest.raises(
+        DataNotFoundError, match=r"svhn.npz cannot be used: .*hold NaN or infinite values; remove"
+    ) as said:
+        load("svhn", tmp_path)
+    assert "damaged" not in str(said.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Also where the data set is part of the package and needs none."""
+    for look in (partial(load, "fashion-mnist-mini"), partial(check, ["svhn"]), available):
+        with pytest.raises(ConfigError, match=r"--data .*nosuch .*: there is no such folder"):
+            look(tmp_path / "nosuch")
 
 
 class Attack:

@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 
 from fedbac.data.datasets import Array
-from fedbac.errors import LONGEST_QUOTE, DataNotFoundError
+from fedbac.errors import LONGEST_QUOTE, ConfigError, DataNotFoundError
 
 Arrays = tuple[Array, Array, Array, Array]
 
+NAMES = ("x_train", "y_train", "x_test", "y_test")
+"""Of the arrays in an ``.npz`` file."""
 MAX_BYTES = 4 * 2**30
 """Of a data set, unpacked."""
 MAX_MEMO = 1_000_000
@@ -38,6 +40,8 @@ def reading(path: Path) -> Iterator[None]:
     """Turn whatever goes wrong while a file is read into one error that names the file."""
     try:
         yield
+    except ConfigError as error:  # which says what is wrong with sound bytes
+        raise DataNotFoundError(f"{path} cannot be used: {error}") from error
     except Exception as error:  # on damaged bytes a parser can raise nearly anything
         raise DataNotFoundError(
             f"{path} cannot be used: it is damaged, cut short, or not in the format of its name "
@@ -47,7 +51,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_npz(paths: Sequence[Path]) -> Arrays:
-    """Read one ``.npz`` file with the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+    """Read one ``.npz`` file with the four arrays under their names."""
     (path,) = paths
     # Opened here, because numpy leaves a file that it opened itself open when it is damaged.
     with reading(path), path.open("rb") as file:
@@ -55,7 +59,11 @@ def read_npz(paths: Sequence[Path]) -> Arrays:
             _refuse_beyond(MAX_BYTES, sum(member.file_size for member in members.infolist()))
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
-            return archive["x_train"], archive["y_train"], archive["x_test"], archive["y_test"]
+            missing = [name for name in NAMES if name not in archive]
+            if missing:
+                raise ConfigError(f"it lacks {', '.join(missing)}; save {', '.join(NAMES)} together")
+            x_train, y_train, x_test, y_test = (archive[name] for name in NAMES)
+            return x_train, y_train, x_test, y_test
 
 
 def read_idx(paths: Sequence[Path]) -> Arrays:

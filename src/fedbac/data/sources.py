@@ -33,6 +33,7 @@ def load(name: str, folder: Folder | None = None) -> Dataset:
     of the package.
     """
     source = _source(name)
+    _refuse_absent(folder)
     if name == MINI:
         return _read(name, source, _embedded(), source.layouts[0])
     for _, place in _places(source, folder):
@@ -44,6 +45,7 @@ def load(name: str, folder: Folder | None = None) -> Dataset:
 
 def check(names: Iterable[str], folder: Folder | None = None) -> None:
     """Refuse data sets that ``load`` would not find, all of them in one message."""
+    _refuse_absent(folder)
     missing = [name for name in names if _found(name, folder) is None]
     if len(missing) == 1:
         raise _not_found(missing[0], folder)
@@ -76,6 +78,7 @@ def fetch(name: str, folder: Folder | None = None) -> Path:
 
 def available(folder: Folder | None = None) -> list[Available]:
     """List every known data set and where ``load`` would find it."""
+    _refuse_absent(folder)
     return [Available(name, _found(name, folder), s.description, s.licence) for name, s in SOURCES.items()]
 
 
@@ -108,6 +111,11 @@ def _cache() -> Path:
     import pooch  # slow to import, and needed only to find or fill the cache
 
     return Path(os.environ.get("FEDBAC_CACHE") or pooch.os_cache("fedbac"))
+
+
+def _refuse_absent(folder: Folder | None) -> None:
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"--data {folder} (data_folder= in Python): there is no such folder; name one that is there")
 
 
 def _places(source: Source, folder: Folder | None) -> Iterator[tuple[str, Path | None]]:
