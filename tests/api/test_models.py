@@ -65,6 +65,8 @@ def accuracies(run: fedbac.Run, data: Dataset) -> list[float]:
     found = []
     for edge, test in enumerate(shards.test):
         if run.models.own:
+            with pytest.raises(ConfigError, match="every client has a model of its own; give client=0 to 14, and no"):
+                run.model()
             with pytest.raises(ConfigError, match="every client has a model of its own; give client="):
                 run.model(edge=edge)
             right = sum(correct(run.model(client=client), data, shares[client]) for client in shards.clients[edge])
@@ -145,7 +147,7 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "edge=None: there are edges 0 to 1"),
+        ({}, "model: edge= is not given; there are edges 0 to 1"),
         ({"edge": 5}, "edge=5: there are edges 0 to 1"),
         ({"client": -1}, "client=-1: there are clients 0 to"),
         ({"edge": 0, "client": 0}, "not both"),

@@ -94,18 +94,18 @@ class Models:
         return Predictor(self.scheme, networks, self.normalization)
 
     def _find(self, edge: int | None, client: int | None) -> tuple[int, int]:
+        clients = sorted(found for site in self.sites for found in site.clients)
         if client is None:
-            edges = sorted(found for site in self.sites for found in site.edges)
-            _check("edge", edge, edges)
             if self.own:
                 raise ConfigError(
-                    f"edge={edge}: with personalization {self.scheme.kind!r} every client has a model of its own; give "
-                    "client=... instead"
+                    f"model: with personalization {self.scheme.kind!r} every client has a model of its own; give "
+                    f"client={clients[0]} to {clients[-1]}, and no edge"
                 )
+            _check("edge", edge, sorted(found for site in self.sites for found in site.edges))
             return next((m, 0) for m, site in enumerate(self.sites) if edge in site.edges)
         if edge is not None:
             raise ConfigError("model: give edge=... or client=..., not both")
-        _check("client", client, sorted(found for site in self.sites for found in site.clients))
+        _check("client", client, clients)
         return next((m, site.clients.index(client)) for m, site in enumerate(self.sites) if client in site.clients)
 
 
@@ -152,4 +152,5 @@ def _load(network: nn.Module, params: Params) -> None:
 
 def _check(what: str, number: int | None, known: Sequence[int]) -> None:
     if number not in known:
-        raise ConfigError(f"{what}={number}: there are {what}s {known[0]} to {known[-1]}; name one of them")
+        given = f"model: {what}= is not given;" if number is None else f"{what}={number}:"
+        raise ConfigError(f"{given} there are {what}s {known[0]} to {known[-1]}; name one of them")
