@@ -71,6 +71,11 @@ def test_read_only_arrays_are_copied_so_that_torch_can_share_them() -> None:
         ({"y_test": np.arange(6) - 1}, "labels run from -1"),
         ({"num_classes": 2}, "num_classes=2 they must be 0 to 1"),
         ({"y_train": np.zeros(9)}, "y_train is float64"),
+        (
+            {"y_train": np.array(["cat"] * 9)},
+            "y_train is text; labels must be classes.*return_inverse=True. numbers them",
+        ),
+        ({"x_train": np.array([["a"]] * 9)}, "train examples are text; give uint8"),
         ({"y_train": np.zeros((9, 1), int)}, r"must be int64 of shape \(N,\)"),
         ({"x_test": images(5, 5)[:6]}, "both must be alike"),
         ({"x_test": images(4, 4)[:6].astype(np.float32)}, "both must be alike"),

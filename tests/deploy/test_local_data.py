@@ -126,7 +126,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "endless labels": ({"x_train": np.zeros((3, 2)), "y_train": np.array([2**60, 0, 1])}, "labels run from 0 to 1152"),
     "numbers in no rows": ({"x_train": np.zeros(3), "y_train": np.zeros(3, dtype=int)}, "an example in every row"),
     "a number": ({"x_train": np.float32(1), "y_train": np.zeros(1, dtype=int)}, "an example in every row"),
-    "text": ({"x_train": np.array([["a"], ["b"]]), "y_train": np.zeros(2, dtype=int)}, "x_train is <U1; give one of"),
+    "text": ({"x_train": np.array([["a"], ["b"]]), "y_train": np.zeros(2, dtype=int)}, "x_train is text; give one of"),
     "bytes in a table": ({"x_train": np.zeros((3, 2), np.uint8), "y_train": np.zeros(3, int)}, "must be .N, C, H, W."),
     "missing numbers": ({"x_train": np.full((3, 2), np.nan), "y_train": np.zeros(3, dtype=int)}, "hold NaN"),
     "tokens below 0": ({"x_train": np.full((3, 2), -1), "y_train": np.zeros(3, dtype=int)}, "tokens go down to -1"),

@@ -1,5 +1,6 @@
 """Text is measured before anything is built of it, and holds plain values only."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +67,20 @@ def test_a_file_is_not_read_past_its_limit(tmp_path: Path) -> None:
     with file.open("wb") as sparse:
         sparse.truncate(2**40)
     with pytest.raises(ConfigError, match="longer than 1,048,576 bytes"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it is empty; write settings as 'name: value'"),
+        ("# nothing yet\n", "it is empty"),
+        ("[1, 2]", "it must hold settings as 'name: value', not a list"),
+        ("ifca", "it must hold settings as 'name: value', not only 'ifca'"),
+    ],
+)
+def test_a_file_without_settings_says_so_in_plain_words(content: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(f"mine.yaml: {said}")):
         read_yaml(file)

@@ -89,8 +89,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); check its name") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not readable YAML ({error}); save it as UTF-8") from error
+    if tree is None:
+        raise ConfigError(f"{path}: it is empty; write settings as 'name: value', as fedbac show prints them")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: it must hold settings as 'name: value', not {type(tree).__name__}")
+        kind = "a list" if isinstance(tree, list) else f"only {quoted(tree)}"
+        raise ConfigError(f"{path}: it must hold settings as 'name: value', not {kind}")
     return tree
 
 

@@ -166,16 +166,24 @@ def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
         if x.min() < 0:
             raise ConfigError(f"{where} tokens go down to {x.min()}; tokens must be whole numbers from 0")
     elif not np.issubdtype(x.dtype, np.floating):
-        raise ConfigError(f"{where} examples are {x.dtype}; give uint8 images, floating-point numbers or int64 tokens")
+        raise ConfigError(
+            f"{where} examples are {kind_of(x)}; give uint8 images, floating-point numbers or int64 tokens"
+        )
     elif not np.isfinite(x).all():
         raise ConfigError(f"{where} examples hold NaN or infinite values; remove or replace them")
+
+
+def kind_of(array: Array) -> str:
+    """Return what an array holds, in words where its type has no plain name."""
+    return {"U": "text", "S": "text", "O": "Python objects"}.get(array.dtype.kind, str(array.dtype))
 
 
 def as_labels(name: str, field: str, y: Array) -> Array:
     """Return labels as int64; they must be whole numbers."""
     y = np.asarray(y)
     if not np.issubdtype(y.dtype, np.integer):
-        raise ConfigError(f"data set {name!r}: {field} is {y.dtype}; {CLASSES}")
+        number = " (numpy.unique(labels, return_inverse=True) numbers them)" * (kind_of(y) == "text")
+        raise ConfigError(f"data set {name!r}: {field} is {kind_of(y)}; {CLASSES}{number}")
     return y.astype(np.int64)
 
 

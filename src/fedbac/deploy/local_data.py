@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedbac.core.rng import stream
 from fedbac.core.settings import IntArray
-from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays
+from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of
 from fedbac.data.partition import validation_count
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
 
@@ -41,7 +41,7 @@ class LocalData:
             if x.ndim < 2:
                 raise DeployError(f"x_{split} has shape {x.shape}; it must hold an example in every row")
             if str(x.dtype) not in NUMBERS:
-                raise DeployError(f"x_{split} is {x.dtype}; give one of {', '.join(NUMBERS)}")
+                raise DeployError(f"x_{split} is {kind_of(x)}; give one of {', '.join(NUMBERS)}")
             check_arrays(split, x, y, num_classes=MOST_CLASSES)
 
     @property
