@@ -101,6 +101,7 @@ def test_outcome_admits_a_tie(three: list[Run]) -> None:
     text = outcome([three[0], close, three[2]])
     assert text.startswith("No clear winner")
     assert "within the spread; it is" in text
+    assert text.endswith("± is over the last 10 rounds.")
     assert "leads" not in text
 
 
@@ -144,6 +145,16 @@ def test_a_run_whose_clients_diverged_is_no_success() -> None:
     assert failures([few]) == []
 
 
+def test_a_spread_says_what_it_is_over_and_one_round_has_none() -> None:
+    assert "% distributed accuracy (± over the last 10 rounds); its edges range" in outcome([fake("ifca")])
+    assert "the mean over 2 seeds ± its deviation over them." in outcome([fake("ifca", seed=seed) for seed in (0, 1)])
+    one = with_task(fake("ifca", rounds=1), rounds=1)
+    assert f"ifca reaches {100 * one.summary['accuracy']:.1f} % distributed accuracy in its last round;" in outcome(
+        [one]
+    )
+    assert "±" not in "".join([*table([one])[1][0], *caveats([one])])
+
+
 # -------------------------------------------------------------------------------------------------- groups
 
 
@@ -175,6 +186,8 @@ def test_same_method_with_other_settings_is_another_line(three: list[Run]) -> No
     assert labels(folders) == ["fed-bac [cloud_weight=total]", "fed-bac [cloud_weight=uniform]"]
     same = [replace(three[0], folder=Path("runs") / name / "x") for name in "ab"]
     assert labels(same) == ["fed-bac [x] [runs/a/x]", "fed-bac [x] [runs/b/x]"], "nothing else tells them apart"
+    own = [replace(run, folder=Path("runs") / name) for run, name in zip(same, ("mine", "fed-bac"), strict=True)]
+    assert labels(own) == ["fed-bac [mine]", "fed-bac"], "not by its own name"
     assert len(set(labels([three[0]] * 3))) == 3
     assert not any("#" in label for label in (*labels(folders), *labels(same), *labels([three[0]] * 3)))
 

@@ -144,6 +144,7 @@ def test_runs_side_by_side_need_a_folder_and_a_sound_number(tmp_path: Path) -> N
 def test_a_run_is_short_on_a_line_and_a_table_in_a_notebook() -> None:
     run = fedbac.run("hierfavg", **TINY)
     assert repr(run) == f"Run(hierfavg on toy: 2 rounds, accuracy {100 * run.summary['accuracy']:.1f} %)"
+    assert repr(fedbac.run("hierfavg", **TINY, rounds=1)).startswith("Run(hierfavg on toy: 1 round, accuracy ")
     assert "<td>hierfavg</td>" in run._repr_html_()
     assert repr(tiny_data()) == "Dataset('toy': 300 training and 60 test examples of uint8 1×8×8, 10 classes)"
     figure = run.plot()

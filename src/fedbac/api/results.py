@@ -33,7 +33,8 @@ class Run(StoredRun):
     def __repr__(self) -> str:
         """Say in one line what ran, how far, and what came out."""
         wanted = self.config["experiment"]["task"]["rounds"]
-        rounds = f"{wanted} rounds" if len(self.records) == wanted else f"{len(self.records)} of {wanted} rounds"
+        rounds = f"{wanted} round{'s' * (wanted != 1)}"
+        rounds = rounds if len(self.records) == wanted else f"{len(self.records)} of {rounds}"
         data = self.config["experiment"]["task"]["dataset"]
         score = f", accuracy {100 * self.summary['accuracy']:.1f} %" if self.records else ""
         place = "" if self.folder is None else f", in {self.folder}"

@@ -54,6 +54,19 @@ class Group:
             return float(self.runs[0].summary["accuracy_std_last"])
         return float(np.std([run.summary["accuracy"] for run in self.runs], ddof=1))
 
+    @property
+    def spread_over(self) -> str | None:
+        """What the spread is over, in words; None of a single round, which has none."""
+        if self.num_seeds > 1:
+            return f"{self.num_seeds} seeds"
+        rounds = last_rounds(self.runs[0])
+        return f"the last {rounds} rounds" if rounds > 1 else None
+
+    @property
+    def shown_spread(self) -> float | None:
+        """The spread, where there is one to show."""
+        return self.spread if self.spread_over else None
+
     def curves(self, values: Callable[[Run], FloatArray]) -> list[tuple[FloatArray, FloatArray]]:
         """Return rounds and values of each run."""
         return [(rounds_of(run), values(run)) for run in self.runs]

@@ -24,7 +24,8 @@ def distinct(names: Sequence[str], examples: Sequence[Run], folders: Sequence[st
         places = [i for i, other in enumerate(names) if other == name]
         apart = _differences([_leaves(examples[i].config["experiment"]) for i in places])
         for i, settings in zip(places, apart, strict=True):
-            words = settings if 0 < len(settings) <= MOST else [folders[i].removeprefix(f"{name}_")]
+            folder = folders[i].removeprefix(f"{name}_")
+            words = settings if 0 < len(settings) <= MOST else [folder] * (folder != name)
             labels[i] = f"{name} [{', '.join(words)}]" if any(words) else name
     return _told_apart(labels, examples)
 

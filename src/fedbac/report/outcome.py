@@ -31,7 +31,9 @@ def outcome(runs: Sequence[Run]) -> str:
         verb = "is" if len(level) == 1 else "are"
         trail = f"; it is {_gaps(first, behind)}" if behind else ""
         close = _join([_score(group) for group in level])
-        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}."
+        over = _join(list(dict.fromkeys(group.spread_over for group in (first, *level) if group.spread_over)) or [""])
+        said = f" ± is over {over}." if over else ""
+        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}.{said}"
     return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
 
 
@@ -79,7 +81,9 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         notes.append("Within the spread: the gap is less than twice its deviation over the last rounds or the seeds.")
     if all(group.num_seeds == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
-        notes.append(f"{subject}: ± is the spread over the last rounds, not over repeats with other seeds.")
+        shown = any(group.spread_over for group in together)
+        spread = "± is the spread over the last rounds, not over" if shown else "nothing is known of the spread over"
+        notes.append(f"{subject}: {spread} repeats with other seeds.")
     if len({tuple(sorted(_seed(run) for run in group.runs)) for group in together}) > 1:
         notes.append("The methods ran with different seeds, so on differently spread data.")
     if len({len(run.records) for run in runs}) > 1:
@@ -172,16 +176,16 @@ def _paired(first: Group, other: Group) -> FloatArray | None:
 
 
 def _alone(group: Group) -> str:
+    reached = f"{group.label} reaches {percent(group.accuracy, group.shown_spread)} % distributed accuracy"
     if group.num_seeds > 1:
-        spread = percent(group.accuracy, group.spread)
-        return f"{group.label} reaches {spread} % distributed accuracy, the mean over {group.num_seeds} seeds."
+        return f"{reached}, the mean over {group.num_seeds} seeds ± its deviation over them."
+    how = f"(± over {group.spread_over})" if group.spread_over else "in its last round"
     lowest, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
-    score = percent(group.accuracy, group.spread)
-    return f"{group.label} reaches {score} % distributed accuracy; its edges range from {lowest} % to {highest} %."
+    return f"{reached} {how}; its edges range from {lowest} % to {highest} %."
 
 
 def _score(group: Group) -> str:
-    return f"{group.label} ({percent(group.accuracy, group.spread)} %)"
+    return f"{group.label} ({percent(group.accuracy, group.shown_spread)} %)"
 
 
 def _gaps(first: Group, others: Sequence[Group]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import Group, groups, labels, look_up, summarized
+from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
 from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
@@ -36,7 +36,7 @@ def table(runs: Sequence[Run]) -> Table:
     rows = [
         [
             label,
-            percent(run.summary["accuracy"], run.summary["accuracy_std_last"]),
+            percent(run.summary["accuracy"], run.summary["accuracy_std_last"] if last_rounds(run) > 1 else None),
             *(_cell(column, [run.summary]) for column in columns),
         ]
         for label, run in zip(labels(runs), runs, strict=True)
