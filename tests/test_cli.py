@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fedbac import data
 from fedbac.cli import playing
 from fedbac.cli.main import main
+from fedbac.cli.terminal import out
 from fedbac.errors import FederationError
 from fedbac.runs import play
 from fedbac.runs import sweep as runs
@@ -110,9 +112,12 @@ def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
     assert "ifca is given twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
     text = fedbac("compare", "ifca", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
     assert text.index("ifca") < text.index("hierfavg")
+    assert "finished already" not in text
+    said = fedbac("compare", "ifca", "hierfavg", "ditto", "--rounds", "1", "--out", "c", *SMALL)
+    assert "2 of 3 runs were finished already and are not run again." in said
     said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca", *SMALL, code=2)
     assert "another run is in this folder (method: ifca is now fed-bac; task.rounds: 1 is now 2); choose" in said
-    assert "holds the runs hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
+    assert "holds the runs ditto, hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
     again = fedbac("report", "c")
     assert again.index("ifca") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"
     config = tmp_path / "c" / "ifca" / "config.yaml"
@@ -140,7 +145,7 @@ def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "fedbac resume c" in errors
+    assert "\nTo resume: fedbac resume c, or the same command without --overwrite.\n" in errors, "a line of its own"
     done = rounds.read_bytes().count(b"\n")
     assert 2 <= done < 20
     assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
@@ -162,8 +167,10 @@ def test_the_same_command_resumes_and_another_is_refused(command: str, fedbac: S
     fedbac(*words)
     (rounds,) = tmp_path.glob("c/*/rounds.jsonl")
     before = rounds.read_bytes()
-    assert "hierfavg" in fedbac(*words)
-    assert rounds.read_bytes() == before, "nothing is run again"
+    said = fedbac(*words)
+    assert "hierfavg" in said
+    assert "This run was finished already, so nothing is run again." in said
+    assert rounds.read_bytes() == before
     refused = fedbac(*words, "--set", "task.training.batch_size=8", code=2)
     assert "another run" in refused
     assert "task.training.batch_size: 32 is now 8" in refused
@@ -297,10 +304,15 @@ def test_a_refused_command_keeps_the_runs_that_were_there(
     assert {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()} == before
 
 
-def test_lists(fedbac: Shell) -> None:
+def test_lists(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "linucb" in fedbac("methods")
-    assert "cifar10-severe" in fedbac("tasks")
-    assert "fashion-mnist-mini" in fedbac("data", "list")
+    tasks = fedbac("tasks")
+    assert "cifar10-severe" in tasks
+    assert "M edges, N clients, " in tasks
+    monkeypatch.setattr(out, "_width", 60)
+    listed = fedbac("data", "list").splitlines()
+    assert f"fashion-mnist-mini: {Path(data.__file__).parent / 'embedded'}" in listed, "no path is broken"
+    assert "svhn: not here" in listed
     shown = fedbac("show", "ifca", "--set", "task.rounds=7")
     assert yaml.safe_load(shown)["experiment"]["task"]["rounds"] == 7
 

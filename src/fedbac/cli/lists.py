@@ -133,18 +133,27 @@ def tasks() -> None:
         work = (task.rounds, task.training.epochs, task.training.batch_size)
         table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
     out.print(table)
+    out.print(
+        "M edges, N clients, α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), T rounds "
+        "of E epochs.",
+        highlight=False,
+    )
 
 
 def data_list(data_folder: DataOption = None) -> None:
     """List the data sets and where each was found."""
     from fedbac import data
 
+    entries = data.available(data_folder)
     table = Table(box=None, pad_edge=False)
-    for title in ("data set", "found in", "what it is", "licence"):
-        table.add_column(title, overflow="fold")
-    for entry in data.available(data_folder):
-        table.add_row(entry.name, shown(entry.where or "not here"), entry.description, entry.licence)
+    for title in ("data set", "what it is", "licence"):
+        table.add_column(title, no_wrap=title == "data set")
+    for entry in entries:
+        table.add_row(entry.name, entry.description, entry.licence)
     out.print(table)
+    out.print()
+    for entry in entries:  # on lines of their own, so that no path is broken
+        say(f"{entry.name}: {'not here' if entry.where is None else entry.where}")
 
 
 def data_get(

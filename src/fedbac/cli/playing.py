@@ -42,6 +42,7 @@ def play_all(
     """
     stop, failures = Stop(), dict[Path, Exception]()
     folders = [point.folder for point in points]
+    _say_what_is_finished([folder.finished() for folder in folders])
     try:
         with stop.caught(), progress_bars() as bars:
             board = Board(points, jobs, bars)
@@ -64,10 +65,18 @@ def play_all(
     return runs
 
 
+def _say_what_is_finished(finished: Sequence[bool]) -> None:
+    """Say how many runs are only shown: a command that is repeated would seem to have done their work."""
+    if finished == [True]:
+        say("This run was finished already, so nothing is run again.")
+    elif any(finished):
+        say(f"{sum(finished)} of {len(finished)} runs were finished already and are not run again.")
+
+
 def _stopped(how: str, folder: Path) -> typer.Exit:
     """Say that all complete rounds are saved and how to resume; return what ends the command."""
-    to_resume = f"To resume: fedbac resume {folder}, or the same command without --overwrite."
-    say(f"{how}; all complete rounds are saved. {to_resume}", err)
+    say(f"{how}; all complete rounds are saved.", err)
+    say(f"To resume: fedbac resume {folder}, or the same command without --overwrite.", err)
     return typer.Exit(130)
 
 
