@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedbac.config.experiment import Runtime
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, RunInUseError
 from fedbac.runs import sweep
 from fedbac.runs.play import finish, play_folder
 from fedbac.runs.stopping import Stop
@@ -123,6 +123,16 @@ def test_what_was_laid_out_is_withdrawn_unless_a_run_has_a_round(tmp_path: Path)
     finish(play_folder(found[1].folder))
     laid.withdraw()
     assert all(point.folder.has_run() for point in found)
+
+
+def test_nothing_is_overwritten_while_one_of_the_folders_is_in_use(tmp_path: Path) -> None:
+    found = points(tmp_path, seeds=(0, 1))
+    sweep.lay_out(found, ALONE, parent=tmp_path)
+    with found[1].folder.locked(), pytest.raises(RunInUseError):
+        sweep.lay_out([found[1]], ALONE, overwrite=True, parent=tmp_path)
+    assert found[0].folder.has_run(), "a run that the new command does not have"
+    sweep.lay_out([found[1]], ALONE, overwrite=True, parent=tmp_path)
+    assert not found[0].folder.path.exists()
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:

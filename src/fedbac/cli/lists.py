@@ -134,8 +134,8 @@ def tasks() -> None:
         table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
     out.print(table)
     out.print(
-        "M edges, N clients, α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), T rounds "
-        "of E epochs.",
+        "M edges, N clients, α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), "
+        "T rounds of E epochs.",
         highlight=False,
     )
 

@@ -160,17 +160,22 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     """
     refuse_federation(runtime, "runtime.engine")
     now = runtime.model_dump(mode="json")
-    if not overwrite:
+    names = [point.folder.path.name for point in points]
+    others = _others(parent, names) if overwrite and parent is not None else []
+    if overwrite:
+        _refuse_in_use([*(point.folder for point in points), *others])
+    else:
         for point in points:
             refuse_another(point.folder, point.experiment)
     new = [point.folder for point in points if overwrite or not point.folder.has_run()]
     above = {path for folder in new for path in (folder.path, *folder.path.parents) if not path.exists()}
     made = sorted(above, key=lambda path: -len(path.parts))
     before = [] if overwrite or parent is None else listed(parent)
+    for folder in others:
+        with folder.locked():
+            folder.clear()
+        folder.leave()
     if parent is not None:
-        names = [point.folder.path.name for point in points]
-        if overwrite:
-            _remove_others(parent, names)
         list_runs(parent, names, anew=overwrite)
     for point in points:
         with point.folder.locked():
@@ -184,17 +189,20 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     return Laid(new, made, parent, before)
 
 
-def _remove_others(parent: Path, names: Sequence[str]) -> None:
-    """Remove the listed runs that are none of these; what is no run of this comparison, and no plain folder, stays."""
-    for name in listed(parent):
-        place = parent / name
-        ours = re.fullmatch(PLAIN, name) is not None and name != ".."  # whatever somebody wrote into the list
-        if name in names or not ours or place.is_symlink() or not RunFolder(place).has_run():
-            continue
-        folder = RunFolder(place)
-        with folder.locked():
-            folder.clear()
-        folder.leave()
+def _others(parent: Path, names: Sequence[str]) -> list[RunFolder]:
+    """Return the listed runs that are none of these; not what is no run of this comparison, or no plain folder."""
+    # Whatever somebody wrote into the list.
+    plain = [name for name in listed(parent) if re.fullmatch(PLAIN, name) is not None and name != ".."]
+    places = [parent / name for name in plain if name not in names]
+    return [folder for place in places if not place.is_symlink() and (folder := RunFolder(place)).has_run()]
+
+
+def _refuse_in_use(folders: Iterable[RunFolder]) -> None:
+    """Refuse folders in which somebody is running, before a run in any other is removed."""
+    for folder in folders:
+        if folder.has_run():
+            with folder.locked():
+                pass
 
 
 # --------------------------------------------------------------------------------------------------- running
