@@ -110,7 +110,8 @@ def show(
     from fedbac.runs.configure import configure
 
     experiment = configure(method, task, settings=settings)
-    if method in rows.known() and not settings:  # with other settings it is no longer what its preset says of itself
+    same = not any(setting.startswith("method") for setting in settings)
+    if method in rows.known() and same:  # else it is no longer what its preset says of itself
         about = (rows.known()[method].__doc__ or "").strip().splitlines()
         typer.echo("".join(f"# {line}\n" for line in about[:1]), nl=False)
     typer.echo(to_yaml({"experiment": experiment.model_dump(mode="json")}), nl=False)

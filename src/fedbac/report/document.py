@@ -113,7 +113,7 @@ def beliefs(records: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """Return what was expected of every client after each round; None where nothing was, or records do not say."""
     try:
         return ["".join(_character(belief) for site in record["beliefs"] for belief in site) for record in records]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -125,10 +125,11 @@ def gaps(records: Sequence[Mapping[str, Any]]) -> list[Json]:
         if not isinstance(seen, Mapping):
             continue
         clusters, gap = seen.get("clusters"), seen.get("gap")
-        if isinstance(clusters, list) and isinstance(gap, list) and len(gap) == len(clusters):
-            rows = [[_short(value) for value in row] for row in gap]
+        rows = gap if isinstance(gap, list) and all(isinstance(row, list) for row in gap) else None
+        if isinstance(clusters, list) and rows is not None and len(rows) == len(clusters):
+            short = [[_short(value) for value in row] for row in rows]
             found.append(
-                {"round": record["round"], "clusters": clusters, "gap": rows, "limit": _short(seen.get("limit"))}
+                {"round": record["round"], "clusters": clusters, "gap": short, "limit": _short(seen.get("limit"))}
             )
     return found
 
