@@ -114,7 +114,7 @@ def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
     assert text.index("ifca") < text.index("hierfavg")
     assert "finished already" not in text
     said = fedbac("compare", "ifca", "hierfavg", "ditto", "--rounds", "1", "--out", "c", *SMALL)
-    assert "2 of 3 runs were finished already and are not run again." in said
+    assert "2 of 3 runs were finished already and were not run again." in said
     said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca", *SMALL, code=2)
     assert "another run is in this folder (method: ifca is now fed-bac; task.rounds: 1 is now 2); choose" in said
     assert "holds the runs ditto, hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
@@ -169,7 +169,7 @@ def test_the_same_command_resumes_and_another_is_refused(command: str, fedbac: S
     before = rounds.read_bytes()
     said = fedbac(*words)
     assert "hierfavg" in said
-    assert "This run was finished already, so nothing is run again." in said
+    assert "This run was finished already, so nothing was run again." in said
     assert rounds.read_bytes() == before
     refused = fedbac(*words, "--set", "task.training.batch_size=8", code=2)
     assert "another run" in refused

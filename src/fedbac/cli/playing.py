@@ -42,7 +42,7 @@ def play_all(
     """
     stop, failures = Stop(), dict[Path, Exception]()
     folders = [point.folder for point in points]
-    _say_what_is_finished([folder.finished() for folder in folders])
+    before = [folder.finished() for folder in folders]
     try:
         with stop.caught(), progress_bars() as bars:
             board = Board(points, jobs, bars)
@@ -62,15 +62,16 @@ def play_all(
     runs = [folder.read() for folder in folders if folder.path not in failures]
     if not runs:
         raise typer.Exit(1)
+    _say_what_was_finished(before)
     return runs
 
 
-def _say_what_is_finished(finished: Sequence[bool]) -> None:
+def _say_what_was_finished(finished: Sequence[bool]) -> None:
     """Say how many runs are only shown: a command that is repeated would seem to have done their work."""
     if finished == [True]:
-        say("This run was finished already, so nothing is run again.")
+        say("This run was finished already, so nothing was run again.")
     elif any(finished):
-        say(f"{sum(finished)} of {len(finished)} runs were finished already and are not run again.")
+        say(f"{sum(finished)} of {len(finished)} runs were finished already and were not run again.")
 
 
 def _stopped(how: str, folder: Path) -> typer.Exit:
