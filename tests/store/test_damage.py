@@ -295,7 +295,7 @@ def test_folders_of_earlier_versions_load_and_resume_and_say_so_once(
         assert fedbac.load(stopped).records == examples.shown["stopped"].records
         assert_resumes(stopped, examples)
         assert len(fedbac.load(stopped).records) == ROUNDS
-    assert caplog.text.count("is unsigned: written by an earlier version; its records cannot be checked") == 1
+    assert caplog.text.count("wrote it without checksums, so its records cannot be checked") == 1
     assert len(caplog.records) == 1
     assert '"check"' not in (stopped / "rounds.jsonl").read_text(), "new rounds do not vouch for old ones"
 
