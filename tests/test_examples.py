@@ -65,6 +65,7 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
 def test_the_package_on_the_page_of_plug_ins_brings_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point that its project file names is a preset; tests/unit/test_plugins.py installs such packages."""
     monkeypatch.setattr(fedbac.SELECTION, "kinds", dict(fedbac.SELECTION.kinds))
+    monkeypatch.syspath_prepend(ROOT / "examples")
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
     (project,), (module,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("toml", "python"))
     found: dict[str, Any] = {}

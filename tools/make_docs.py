@@ -269,12 +269,13 @@ def claims() -> str:
     """Return the page of the main claims."""
     return f"""# The claims in short
 
-The main claims of the paper and of this project, with the verdict on each. A page's name links to its evidence, its
-number of seeds and the rule of its verdicts. Fed-BAC is run in three
+The main claims of the paper and of this project, with the verdict on each. The last column links to
+the page with the evidence, the number of seeds and the rule of the verdicts. Fed-BAC is run in three
 [readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
 
 A claim about several settings holds only if it holds in each of them. It can stay **not clear** although some settings
 refute it, because refuting the whole claim takes a stricter test that allows for the number of settings (Simes' test).
+"Not worse" means that a loss of one point can be excluded.
 
 {overview.main_claims(RESULTS, "reproduce")}
 """
