@@ -51,7 +51,7 @@ class Counting(Ahead):
         return replace(begun, finish=finish)
 
     def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
-        if not self.trains:  # upon asking
+        if not self.trains or requests[0].split == "test":  # upon asking, or scores
             return super().begin_evaluation(requests)
         self.begun.append(self.round)
         finish, round_ = super().begin_evaluation(requests), self.round

@@ -4,11 +4,12 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from fedbac.config.experiment import Experiment
+from fedbac.config.experiment import Evaluation, Experiment
 from fedbac.core.codecs import Links, TopK
 from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.engines import Simulator
@@ -16,9 +17,12 @@ from fedbac.engines.pausing import begun, through
 from fedbac.federation import Federation
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import TrainOrder, TrainReport
+from fedbac.rounds.orders import TrainOrder, TrainReport, Underway
+from fedbac.sharing import TowardsMean
+from fedbac.topology import Hierarchical
 from tests.engines.test_chunks import Ahead
 from tests.engines.test_expecting import loop, played, setting
+from tests.support import distance, without
 
 
 class Diary(Ahead):
@@ -60,18 +64,60 @@ def edges_of(experiment: Experiment, federation: Federation, trainer: Trainer) -
     return Simulator(experiment, federation.sites, trainer)
 
 
-@pytest.mark.parametrize("links", [Links(), Links(client_up=TopK(keep=0.3))], ids=["plain", "compressed"])
-def test_the_device_trains_while_a_record_is_made_and_told(links: Links) -> None:
+FORESEEN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "judged at edges": {"evaluation": Evaluation(point="edge_model")},
+}
+ASKED_FOR: dict[str, dict[str, Any]] = {
+    "updates compressed": {"links": Links(client_up=TopK(keep=0.3))},
+    "averages compressed": {"links": Links(cloud_up=TopK(keep=0.3))},
+    "two rounds of edges": {"topology": Hierarchical(edge_rounds=2)},
+    "a mix is judged": {"sharing": TowardsMean(share=0.3)},
+}
+MOVED: dict[str, dict[str, Any]] = {"judged with new clusters": {"evaluation": Evaluation(point="post_reassign")}}
+
+
+def varied(experiment: Experiment, change: dict[str, Any]) -> Experiment:
+    if "evaluation" in change:
+        return experiment.model_copy(update=change)
+    return experiment.model_copy(update={"method": experiment.method.model_copy(update=change)})
+
+
+@pytest.mark.parametrize("change", [*FORESEEN, *ASKED_FOR, *MOVED])
+def test_the_device_scores_before_the_host_hears_of_the_training_if_it_can_be_known_what(change: str) -> None:
+    """And it trains while a record is made and told. The numbers are those of a trainer that does one at a time."""
     experiment, federation = setting()
-    experiment = experiment.model_copy(update={"method": experiment.method.model_copy(update={"links": links})})
+    experiment = varied(experiment, {**FORESEEN, **ASKED_FOR, **MOVED}[change])
+    plain, states = played(experiment, federation, loop(experiment, federation))
     diary = Diary(loop(experiment, federation))
-    state = start(experiment, federation.build, federation.sites)
-    for record, _ in rounds(experiment, federation.sites, edges_of(experiment, federation, diary), state):
-        diary.lines.append(f"told {record['round']}")
-    middle = [line for n in range(1, 6) for line in (
-        f"finish {n}", "begin scores", f"begin {n + 1}", "read scores", f"told {n}"
-    )]  # fmt: skip
-    assert diary.lines == ["begin 1", *middle, "finish 6", "begin scores", "read scores", "told 6"]
+    lines, records, ends = diary.lines, [], []
+    for record, state in rounds(experiment, federation.sites, edges_of(experiment, federation, diary), states[0]):
+        lines.append(f"told {record['round']}")
+        records.append(record)
+        ends.append(state)
+    assert without(records) == plain
+    assert distance(ends[-1].parts, states[-1].parts) == 0
+    measured_first, moves_due = 1, {2, 4, 6}
+    for number in range(1, 7):
+        last = lines.index(f"told {number}")
+        finished = max(i for i, line in enumerate(lines[:last]) if line == f"finish {number}")
+        begun = max(i for i, line in enumerate(lines[: lines.index(f"told {number}")]) if line == "begin scores")
+        foreseen = number > measured_first and (change in FORESEEN or (change in MOVED and number not in moves_due))
+        assert (begun < finished) == foreseen, (number, lines)
+        if number < 6:
+            assert begun < lines.index(f"begin {number + 1}") < last
+
+
+def test_a_round_in_which_a_client_fails_is_scored_again() -> None:
+    experiment, federation = setting(broken=True)
+    plain, states = played(experiment, federation, loop(experiment, federation))
+    diary = Diary(loop(experiment, federation))
+    records, _ = played(experiment, federation, diary, states[0])
+    assert records == plain
+    failed = sum(bool(record["failed"]) for record in plain)
+    assert 0 < failed < len(plain)
+    assert diary.lines.count("begin scores") == len(plain) + failed
+    assert diary.lines.count("read scores") == len(plain)
 
 
 def test_a_round_that_cannot_begin_does_not_take_the_one_before_it_along() -> None:
@@ -122,17 +168,17 @@ def test_networks_that_came_back_are_gone_when_the_next_round_begins() -> None:
     banks: list[weakref.ref[torch.Tensor]] = []
 
     class Watching(Simulator):
-        def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+        def begin_training(self, orders: Sequence[TrainOrder]) -> Underway:
             alive.append(sum(bank() is not None for bank in banks))
-            finish = super().begin_training(orders)
+            underway = super().begin_training(orders)
 
             def watched() -> list[TrainReport]:
-                reports = finish()
+                reports = underway.reports()
                 stacks = [part for report in reports for part in report.bank.values()]
                 banks[:] = [weakref.ref(value) for stack in stacks for value in stack.values()]
                 return reports
 
-            return watched
+            return underway._replace(reports=watched)
 
     edges = Watching(experiment, federation.sites, Diary(loop(experiment, federation)))
     for _ in rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites)):

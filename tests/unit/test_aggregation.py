@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedbac.core import trees
-from fedbac.core.aggregation import BLOCK, EdgeAverage, average_by_owner, look
+from fedbac.core.aggregation import BLOCK, EdgeAverage, average_by_owner, begin_look
 from fedbac.core.parts import Params, Parts
 
 NAN = float("nan")
@@ -115,7 +115,7 @@ def test_an_average_that_was_foreseen_has_the_same_bits_and_counts_nobody_who_br
     bank = {part: {"w": torch.zeros(int(row_C[part].max()) + 1, 7)} for part in parts}
     plain, ahead = EdgeAverage(size_C, bank, row_C), EdgeAverage(size_C, bank, row_C)
     ahead.foresee(parts)
-    look([ahead])
+    begin_look([ahead])()
     assert ahead.ahead is not None
     foreseen = ahead.ahead.bank
     for average in (plain, ahead):

@@ -1,6 +1,6 @@
 """Averages at the edge and at the cloud."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -124,14 +124,22 @@ class Foreseen:
         return bool(np.isfinite(self.looks.cpu().numpy()).all())
 
 
-def look(averages: Sequence[EdgeAverage]) -> None:
-    """See at once which foreseen averages are sound: to ask a GPU for each of them would take longer."""
+def begin_look(averages: Sequence[EdgeAverage]) -> Callable[[], None]:
+    """Begin to look which foreseen averages are sound, all at once: to ask a GPU for each of them would take longer.
+
+    What is returned waits for the answer.
+    """
     foreseen = [average.ahead for average in averages if average.ahead is not None]
-    if foreseen:
-        looks = torch.cat([ahead.looks for ahead in foreseen]).cpu().numpy()
+    if not foreseen:
+        return lambda: None
+    arrived = trees.to_host(torch.cat([ahead.looks for ahead in foreseen]))
+
+    def look() -> None:
         ends = np.cumsum([len(ahead.looks) for ahead in foreseen])
-        for ahead, mine in zip(foreseen, np.split(looks, ends[:-1]), strict=True):
+        for ahead, mine in zip(foreseen, np.split(arrived(), ends[:-1]), strict=True):
             ahead.sound = bool(np.isfinite(mine).all())
+
+    return look
 
 
 class Shares:

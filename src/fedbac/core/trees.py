@@ -1,6 +1,6 @@
 """Arithmetic on parameter dictionaries, single or stacked on a leading axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,22 @@ def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None =
     """Return numbers on a device; the host does not wait until a GPU has done what it was told before."""
     here = torch.as_tensor(np.ascontiguousarray(values), dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
+def to_host(tensor: Tensor) -> Callable[[], NDArray[Any]]:
+    """Have a tensor copied to the host when its turn comes; what is returned waits for that and for nothing later."""
+    if tensor.device.type != "cuda":
+        return tensor.numpy
+    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    here.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def arrived() -> NDArray[Any]:
+        copied.synchronize()
+        return here.numpy()
+
+    return arrived
 
 
 def stack(trees: Sequence[Params]) -> Params:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedbac.core import trees
-from fedbac.core.aggregation import EdgeAverage, look
+from fedbac.core.aggregation import EdgeAverage, Foreseen, begin_look
 from fedbac.core.codecs import passed
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Beginning, Train, Trained, Trainer
@@ -55,7 +55,7 @@ class Chunks:
         """Clients in a chunk; None before the first."""
 
     def average(
-        self, requests: Sequence[Average], upon: Callable[[list[Parts]], None] = lambda averages: None
+        self, requests: Sequence[Average], upon: Callable[[list[Foreseen]], None] = lambda averages: None
     ) -> Pausing[list[Averaged]]:
         """Train the clients of all requests and average those of each by the rows that they started from.
 
@@ -86,16 +86,18 @@ class Chunks:
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
         told: Sequence[list[Told]],
-        upon: Callable[[list[Parts]], None],
+        upon: Callable[[list[Foreseen]], None],
     ) -> Pausing[bool]:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         mine = [averages[piece.request] for piece in chunk if requests[piece.request].codec is None]
         whole = len(mine) == len(chunk)
+        looks: list[Callable[[], None]] = []
 
         def foresee(parts: Sequence[Parts]) -> None:
             for average, parts_C in zip(mine, parts, strict=True):
                 average.foresee(parts_C)
-            foreseen = [average.ahead.bank for average in averages if average.ahead is not None]
+            looks.append(begin_look(mine))
+            foreseen = [average.ahead for average in averages if average.ahead is not None]
             if len(foreseen) == len(averages):
                 upon(foreseen)
 
@@ -105,7 +107,8 @@ class Chunks:
             for average in mine:
                 average.ahead = None  # it holds on to memory
             return False
-        look(mine)
+        for look in looks:
+            look()
         for piece, result in zip(chunk, trained, strict=True):
             left: Parts = {}
             if requests[piece.request].codec is not None:

@@ -36,7 +36,9 @@ class Expected:
 
     def answer(self, requests: Mapping[int, Evaluate], after_averages: bool) -> Pausing[list[Measured]]:
         """Evaluate the requests of edges; what has been begun need only be waited for."""
-        begun, self.begun = self.begun, None
+        begun = None
+        if after_averages:
+            begun, self.begun = self.begun, None
         right = begun is not None and _same(requests, begun[0])
         if after_averages and self.beginning is not None:
             asked = {i: replace(request, bank={}) for i, request in requests.items()}

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Generator, Sequence
 
 from fedbac.config.experiment import Experiment
-from fedbac.core.parts import Parts, Scope
+from fedbac.core.aggregation import Foreseen
+from fedbac.core.parts import Scope
 from fedbac.core.requests import Average, Beginning, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
@@ -12,7 +13,17 @@ from fedbac.engines.pausing import Pausing, begun
 from fedbac.local import one_thread
 from fedbac.rounds.common import Common
 from fedbac.rounds.edge import serve
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.orders import (
+    Averages,
+    MeasureOrder,
+    MeasureReport,
+    Order,
+    Report,
+    Site,
+    TrainOrder,
+    TrainReport,
+    Underway,
+)
 
 
 class Simulator:
@@ -35,29 +46,39 @@ class Simulator:
         self.goes_on = isinstance(self.hooked, Beginning)
         self.following: Common | None = None
         """The round after the one that the device is busy with."""
+        self.foreseen: dict[int, Averages] = {}
+        """By edge, averages of clients in training, before they are known to be sound."""
+        method = experiment.method
+        self.final = method.topology.edge_rounds == 1 and method.links.cloud_up is None
+        """Whether what edges average once is what they report."""
         self.path = trainer.path
         self.device = trainer.device
         self.keeps: frozenset[Scope] = frozenset()
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order."""
-        return self.begin_training(orders)()
+        return self.begin_training(orders).reports()
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure."""
         return self.begin_measuring(orders)()
 
-    def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
-        """Have every edge run its order; what is returned waits for the device, if there is one."""
+    def begin_training(self, orders: Sequence[TrainOrder]) -> Underway:
+        """Have every edge run its order."""
         common = self._common(orders[0].round)
         finish = self._begin(orders, common)
 
         def reports() -> list[TrainReport]:
             if self.goes_on and common.round < self.experiment.task.rounds:
                 self.following = common.following()  # before the host waits for the device
-            return [report for report in finish() if isinstance(report, TrainReport)]
+            told = finish()
+            self.foreseen = {}  # edges may have measured before they trained
+            return [report for report in told if isinstance(report, TrainReport)]
 
-        return reports
+        foreseen, self.foreseen = self.foreseen, {}
+        if not self.final or len(foreseen) < len(orders):
+            return Underway(reports)
+        return Underway(reports, [_reported(order, common, foreseen[i]) for i, order in enumerate(orders)])
 
     def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
         """Have every edge measure; what is returned waits for the device, if there is one."""
@@ -105,8 +126,10 @@ class Simulator:
         results: dict[int, Result] = {}
         if training:
 
-            def upon(averages: list[Parts]) -> None:
-                self.expected.begin(dict(zip(training, averages, strict=True)))
+            def upon(averages: list[Foreseen]) -> None:
+                found = zip(training, averages, strict=True)
+                self.foreseen = {i: Averages(average.bank, average.weight) for i, average in found}
+                self.expected.begin({i: average.bank for i, average in self.foreseen.items()})
 
             found = yield from self.chunks.average(list(training.values()), upon)
             results |= zip(training, found, strict=True)
@@ -114,6 +137,12 @@ class Simulator:
             measured = yield from self.expected.answer(measuring, averaged)
             results |= zip(measuring, measured, strict=True)
         return results, bool(training)
+
+
+def _reported(order: TrainOrder, common: Common, averages: Averages) -> Averages:
+    """Return what an edge will report of its networks; those that keep still are as they came."""
+    bank = {part: averages.bank[part] if part in common.moving else stack for part, stack in order.bank.items()}
+    return averages._replace(bank=bank)
 
 
 def _advance(

@@ -1,13 +1,12 @@
 """Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
 """The driver's attribute of a kernel that lets it use more than 48 KiB of shared memory, and that of a device which
@@ -90,22 +89,6 @@ class Streams:
         finally:
             for stream in self.beside:
                 own.wait_stream(stream)
-
-
-def to_host(tensor: torch.Tensor) -> Callable[[], NDArray[Any]]:
-    """Have a tensor copied to the host when its turn comes; what is returned waits for that and for nothing later."""
-    if tensor.device.type != "cuda":
-        return tensor.numpy
-    here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    here.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-
-    def arrived() -> NDArray[Any]:
-        copied.synchronize()
-        return here.numpy()
-
-    return arrived
 
 
 def current_stream() -> c_void_p:

@@ -13,7 +13,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Module, Streams, current_stream, pointers, to_host
+from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import Launch, Plan
 from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
@@ -308,7 +308,7 @@ class FusedTrainer:
         if num_pairs:
             self.module.launch(self.judge, (num_pairs, 1, 1), 128, 0, stream, pointers(values))
 
-        arrived = to_host(both)
+        arrived = trees.to_host(both)
 
         def read() -> tuple[FloatArray, FloatArray]:
             found = arrived()

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbac.core import trees
 from fedbac.core.requests import Kept
 from fedbac.core.settings import IntArray
-from fedbac.gpu.driver import to_host
 from fedbac.gpu.network import Plan
 from fedbac.local.arguments import Arguments
 from fedbac.local.losses import Losses
@@ -58,9 +58,9 @@ class Sums:
         """Begin to sum up, given the examples of an epoch, with the jobs in these places; what is returned waits."""
         used_J = np.maximum(used_J, 1)
         seen_J = self.num_epochs * used_J
-        loss = to_host(self.loss.sum(1))
-        square = None if self.square is None else to_host(self.square.sum(1))
-        epochs = None if self.epoch_loss is None else to_host(self.epoch_loss.sum(2))
+        loss = trees.to_host(self.loss.sum(1))
+        square = None if self.square is None else trees.to_host(self.square.sum(1))
+        epochs = None if self.epoch_loss is None else trees.to_host(self.epoch_loss.sum(2))
 
         def losses() -> Losses:
             square_J = None if square is None else (square() / seen_J)[place]

@@ -13,7 +13,6 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.aggregation import average_by_owner
 from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
@@ -38,11 +37,11 @@ from fedbac.core.queries import (
     Statistic,
 )
 from fedbac.core.rng import stream
-from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
+from fedbac.rounds.averaging import averages
 from fedbac.rounds.common import moment_of
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
@@ -50,7 +49,7 @@ from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import Holding
 from fedbac.rounds.members import Members
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
-from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport, on_device, training
+from fedbac.rounds.orders import Averages, Edges, Site, Told, TrainOrder, TrainReport, Underway, on_device, training
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
 from fedbac.rounds.writing import Heard, beliefs, notes, written_gaps
@@ -98,7 +97,7 @@ class Begun(NamedTuple):
     asked: "Asked"
     orders: list[TrainOrder]
     memories: list[Remembered]
-    reports: Callable[[], list[TrainReport]]
+    underway: Underway
 
 
 class Played(NamedTuple):
@@ -155,14 +154,23 @@ class Round:
 
     def finish(self, begun: Begun) -> Played:
         """Play the round to its end."""
-        before, sent, asked, orders, memories, trained_by_sites = begun
-        reports = trained_by_sites()
-        links_M = self._received(orders, reports, memories)
-        averaged = replace(self._average(before, reports), links_M=links_M)
+        before, sent, asked, orders, memories, underway = begun
+        ahead = None if underway.foreseen is None else self._foresee(before, asked, underway.foreseen)
+        reports = underway.reports()
+        if ahead is None or not underway.foresaw(reports):
+            ahead = self._average(before, reports), None
+        averaged, scores = ahead
+        averaged = replace(
+            averaged,
+            selection_M=tuple(report.selection for report in reports),
+            momentum_M=tuple(report.momentum for report in reports),
+            links_M=self._received(orders, reports, memories),
+        )
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
         after, gaps = self._reassign(trained, asked, readings)
-        scores = self._score(after if self.experiment.evaluation.point == "post_reassign" else trained, reports)
+        if scores is None:
+            scores = self._score(after if self._judged_after_moves else trained, reports)
         # The next round has begun when this one is told: networks that came back must not take up its memory.
         heard, labels = Heard.of(reports), trained.label_N
         return Played(after, lambda: {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)})
@@ -185,7 +193,11 @@ class Round:
             "bytes": self._bytes(),
         }
 
-    def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
+    @property
+    def _judged_after_moves(self) -> bool:
+        return self.experiment.evaluation.point == "post_reassign"
+
+    def _score(self, shown: State, reports: Sequence[Told]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
         held = self._holdings(networks.label_N)
         scores = score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
@@ -265,31 +277,20 @@ class Round:
             after.append(memory.with_(report.links))
         return tuple(after)
 
-    def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6) by the owners of the parts."""
-        moving = moving_parts(
-            self.method.personalization, self.moment
-        )  # a mean of what keeps still would only round it
-        parts, trained = {}, {}
+    def _average(self, state: State, told: Sequence[Told]) -> State:
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6)."""
         held = self._holdings(state.label_N)
-        for part, stack in state.parts.items():
-            rows, weight_R, owner_R = self._contributions(part, [own[part] for own in held], reports)
-            parts[part] = average_by_owner(stack, rows, weight_R, owner_R) if part in moving else stack
-            if part in state.trained:
-                owners = np.arange(state.trained[part].size)
-                trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
-        for part, trained_R in trained.items():
-            leader = self.method.personalization.parts[part].follows
-            assert leader is not None
-            parts[part] = trees.fill(parts[part], ~trained_R, parts[leader])
-        return replace(
-            state,
-            round=state.round + 1,
-            parts=parts,
-            trained=trained,
-            selection_M=tuple(report.selection for report in reports),
-            momentum_M=tuple(report.momentum for report in reports),
-        )
+        parts, trained = averages(self.method, self.moment, self.sites, held, state, told)
+        return replace(state, round=state.round + 1, parts=parts, trained=trained)
+
+    def _foresee(self, before: State, asked: "Asked", foreseen: Sequence[Averages]) -> tuple[State, Scores | None]:
+        """Average what sites will report if all clients are healthy, and have it scored.
+
+        So a device has work while the host hears the reports. What the scores depend on must be known by then.
+        """
+        averaged, moves = self._average(before, foreseen), asked.by_clustering is not None
+        settled = not self.method.sharing.active and not (moves and self._judged_after_moves)
+        return averaged, self._score(averaged, foreseen) if settled else None
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -297,22 +298,6 @@ class Round:
         mine = {query: readings[query] for query in asked.by_sharing}
         learned = consult("sharing", self.when, policy.learn, state.sharing, self._evidence(state, state.round, mine))
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
-
-    def _contributions(
-        self, part: str, held: Sequence[Holding], reports: Sequence[TrainReport]
-    ) -> tuple[list[Params], FloatArray, IntArray]:
-        """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
-        weights, owners = [], []
-        for site, own, report in zip(self.sites, held, reports, strict=True):
-            trained_R = report.weight[part].astype(np.float64)
-            weight_R = trained_R
-            if self.method.cloud_weight == "total":
-                weight_R = np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size).astype(np.float64)
-            elif self.method.cloud_weight == "uniform":
-                weight_R = np.ones_like(trained_R)
-            weights.append(np.where(trained_R > 0, weight_R, 0.0))
-            owners.append(own.owner_R)
-        return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
 
     def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> tuple[State, Gaps | None]:
         """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -179,14 +179,42 @@ class Edges(Protocol):
         """Let the sites go."""
 
 
+class Averages(NamedTuple):
+    """The networks of a report, and how much they count."""
+
+    bank: Parts
+    weight: Mapping[str, IntArray]
+
+
+Told = TrainReport | Averages
+"""Whatever tells of a site's networks."""
+
+
+class Underway(NamedTuple):
+    """Training that sites have their orders for."""
+
+    reports: Callable[[], list[TrainReport]]
+    """Waits for it."""
+    foreseen: list[Averages] | None = None
+    """What the sites will report if all clients are healthy, on a device that has been told to make it."""
+
+    def foresaw(self, reports: Sequence[TrainReport]) -> bool:
+        """Whether what was foreseen are the very networks of the reports, and count as much."""
+        return self.foreseen is not None and all(
+            report.bank[part] is stack and np.array_equal(report.weight[part], averages.weight[part])
+            for averages, report in zip(self.foreseen, reports, strict=True)
+            for part, stack in averages.bank.items()
+        )
+
+
 class DeviceEdges(Protocol):
     """Edges whose work a device may do while the host goes on."""
 
     goes_on: bool
     """Whether it does. If not, all is done when it has begun."""
 
-    def begin_training(self, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
-        """Give the device its work; what is returned waits for it."""
+    def begin_training(self, orders: Sequence[TrainOrder]) -> Underway:
+        """Give the device its work."""
 
     def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
         """Give the device its work; what is returned waits for it."""
@@ -197,10 +225,10 @@ def on_device(edges: Edges) -> DeviceEdges | None:
     return cast(DeviceEdges, edges) if getattr(edges, "goes_on", False) else None
 
 
-def training(edges: Edges, orders: Sequence[TrainOrder]) -> Callable[[], list[TrainReport]]:
+def training(edges: Edges, orders: Sequence[TrainOrder]) -> Underway:
     """Have every site run its order: at once where a device does the work, and otherwise when asked for the reports."""
     device = on_device(edges)
-    return partial(edges.train, orders) if device is None else device.begin_training(orders)
+    return Underway(partial(edges.train, orders)) if device is None else device.begin_training(orders)
 
 
 def measuring(edges: Edges, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:

@@ -16,7 +16,7 @@ from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
 from fedbac.rounds.holdings import Holding, compact, distinct
-from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted, measuring
+from fedbac.rounds.orders import Edges, MeasureOrder, Site, Told, Wanted, measuring
 
 Scores = Callable[[], dict[str, Any]]
 """Returns the numbers of a round, when the device has measured them."""
@@ -29,7 +29,7 @@ def score(
     edges: Edges,
     moment: Moment,
     state: State,
-    reports: Sequence[TrainReport],
+    reports: Sequence[Told],
 ) -> Scores:
     """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14).
 
