@@ -132,7 +132,8 @@ def _beside(edges: Edges) -> AbstractContextManager[object]:
     """
     if on_device(edges) is None or edges.device.type != "cuda":
         return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(edges.device))  # type: ignore[no-untyped-call]
+    # Copies of views take small kernels, which must not queue up behind those of the training.
+    return torch.cuda.stream(torch.cuda.Stream(edges.device, priority=-1))  # type: ignore[no-untyped-call]
 
 
 def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
