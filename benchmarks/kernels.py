@@ -91,7 +91,7 @@ def measure_phases(turns: int, found: dict[str, float]) -> None:
         found["launching"] = 1e6 * (time.perf_counter() - began)
         found["step"] = microseconds(lambda: step(0), PER_KERNEL)
         found["few"] = microseconds(lambda: step(0, 8), PER_KERNEL)
-        first, stream = parts * batches.lanes[0].active[0], current_stream()
+        first, stream = parts * batches.lanes[0].active[0], current_stream(self.device)
         given[0].step.value = 0
         for kernel in self.plan.training:
             alone = partial(self._launch, [kernel], first, stream, arguments[0])

@@ -26,7 +26,7 @@ def to_host(tensor: Tensor) -> Callable[[], NDArray[Any]]:
     here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     here.copy_(tensor, non_blocking=True)
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
+    copied.record(torch.cuda.current_stream(tensor.device))
 
     def arrived() -> NDArray[Any]:
         copied.synchronize()

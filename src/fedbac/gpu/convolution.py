@@ -319,7 +319,7 @@ class Convolution:
         first, second = first.contiguous(), second.contiguous()
         values: list[Any] = [c_void_p(tensor.data_ptr()) for tensor in (first, second, out)]
         values += [c_int(len(first)), c_int(clients)]
-        stream = current_stream() if first.is_cuda else None
+        stream = current_stream(first.device)
         module.launch(module.kernel(name, shared), grid, sizes["THREADS"], shared, stream, pointers(values))
 
 

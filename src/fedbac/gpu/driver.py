@@ -72,7 +72,7 @@ class Streams:
     """Streams on which kernels run beside each other; on a CPU, where kernels are emulated, there are none."""
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self.on_gpu = count, device.type == "cuda"
+        self.count, self.device, self.on_gpu = count, device, device.type == "cuda"
         self.beside = [torch.cuda.Stream(device) for _ in range(count - 1)] if self.on_gpu else []  # type: ignore[no-untyped-call]
 
     @contextmanager
@@ -81,7 +81,7 @@ class Streams:
         if not self.on_gpu:
             yield [None] * self.count
             return
-        own = torch.cuda.current_stream()
+        own = torch.cuda.current_stream(self.device)
         for stream in self.beside:
             stream.wait_stream(own)
         try:
@@ -91,9 +91,12 @@ class Streams:
                 own.wait_stream(stream)
 
 
-def current_stream() -> c_void_p:
-    """Return the stream that torch works on, which takes longer to ask for than to launch a kernel."""
-    return c_void_p(torch.cuda.current_stream().cuda_stream)
+def current_stream(device: torch.device) -> c_void_p | None:
+    """Return the stream that torch works on; a CPU, where kernels are emulated, has none.
+
+    Without the number of a device torch counts devices first, which takes longer than to launch many kernels.
+    """
+    return c_void_p(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
 
 
 def pointers(values: Sequence[Any]) -> Any:

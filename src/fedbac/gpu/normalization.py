@@ -65,7 +65,7 @@ class GroupNorm:
 
     def _launch(self, name: str, x: Tensor, tensors: list[Tensor | None], *more: Any) -> None:
         values = [c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
-        stream = current_stream() if x.is_cuda else None
+        stream = current_stream(x.device)
         grid = (x.shape[1] // self.channels, len(x), 1)
         self.module.launch(self.module.kernel(name), grid, 32 * self.warps, 0, stream, pointers([*values, *more]))
 

@@ -50,7 +50,7 @@ def step(
     moving = [one for one in sorted(all_weights, key=lambda one: one.scope) if one.weight.numel()]
     if not moving:
         return
-    module, stream = _module(load), current_stream() if counts.is_cuda else None
+    module, stream = _module(load), current_stream(counts.device)
     gradients = [one.gradient.contiguous() for one in moving]
     firsts, chunks = [], 0
     for one in moving:

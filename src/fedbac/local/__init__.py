@@ -66,7 +66,7 @@ def _on_gpu(
     known: native.Layers | None,
     reason: str | None,
 ) -> Trainer:
-    device = torch.device("cuda")
+    device = torch.device("cuda", torch.cuda.current_device())
     if runtime.trainer != "torch":
         missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
         if known is not None and missing is None:

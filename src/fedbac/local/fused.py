@@ -294,7 +294,7 @@ class FusedTrainer:
         given.point_each("winner", room.winner)
         given.buffers.logits = logits.data_ptr()
         arguments = pointers([given.buffers, given.rule, given.step])
-        stream = current_stream() if self.device.type == "cuda" else None
+        stream = current_stream(self.device)
         for start in range(0, num_jobs, at_once):
             some = slice(start, start + at_once)
             given.point("jobs", there["jobs"][some])

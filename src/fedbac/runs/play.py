@@ -32,6 +32,8 @@ Record = dict[str, Any]
 
 log = logging.getLogger("fedbac")
 
+SECONDS_APART = 0.5
+"""Between checkpoints where a device plays many rounds a second: the host would keep it waiting to save each."""
 MOST_CLASS_TEXT = 100_000
 """Characters of the class mix in config.yaml, which holds a tenth of what may be in it."""
 
@@ -92,6 +94,7 @@ def conduct(
         **_class_mix(federation),
     }
     records: list[Record] = []
+    apart = 0.0 if on_device(edges) is None else SECONDS_APART
     tracking: Tracking | None = None
     try:
         state = start(experiment, federation.build, federation.sites)
@@ -108,13 +111,14 @@ def conduct(
                 state = after
                 if folder is not None:
                     with _beside(edges):
-                        folder.append(record, after, frozen)
+                        folder.append(record, after, frozen, apart)
                 tracking.log(record)
                 yield record
                 if stop is not None and stop.wanted:
                     break
             summary = summarize(config["experiment"], records)
             if folder is not None:
+                folder.save()
                 folder.write_summary(summary)
     finally:
         edges.close()

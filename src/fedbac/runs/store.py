@@ -6,17 +6,19 @@
     checkpoint/         round-000012.safetensors and round-000012.json, the newest two
 
 A record is on the disk before its checkpoint, and the checkpoint's manifest (its JSON) comes last: whenever a process
-dies, the folder holds a complete round to resume from. Records vouch for the configuration and for each other,
-manifests for their tensors and for the records up to them. What does not match is never believed in silence.
+dies, the folder holds a complete round to resume from. On a GPU there may be records beyond it, of rounds that are
+played again. Records vouch for the configuration and for each other, manifests for their tensors and for the records
+up to them. What does not match is never believed in silence.
 """
 
 import functools
 import json
 import logging
+import math
 import os
-import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from fedbac.files import read_json, remove, remove_empty, remove_partial, why, w
 from fedbac.runs import checkpoints
 from fedbac.runs.naming import usable
 from fedbac.runs.records import Log, Record, Writer, read_log, root_of
+from fedbac.runs.strangers import refuse_strangers
 from fedbac.runs.summary import check_experiment, summarize
 from fedbac.runs.tracking import OF_TRACKERS
 
@@ -71,6 +74,8 @@ class RunFolder:
         self.lock_file = self.path / ".lock"
         self._lock: os.stat_result | None = None
         self._writer: Writer | None = None
+        self._unsaved: tuple[State, str, Mapping[str, Any]] | None = None
+        self._last_save = -math.inf
 
     # ------------------------------------------------------------------------------------------- writing
 
@@ -80,7 +85,8 @@ class RunFolder:
         lock = FileLock(self.lock_file, timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._refuse_strangers()
+            own = (self.config_file, self.rounds_file, self.summary_file, self.lock_file)
+            refuse_strangers(own, self.checkpoints)
             lock.acquire()
             self._lock = self.lock_file.stat()
         except Timeout:
@@ -93,22 +99,16 @@ class RunFolder:
             ) from error
         try:
             yield
+            self.save()
+        except BaseException:
+            with suppress(Exception):  # what ended the run is to be told
+                self.save()
+            raise
         finally:
             if self._writer is not None:
                 self._writer.close()
-            self._lock = self._writer = None
+            self._lock = self._writer = self._unsaved = None
             lock.release()
-
-    def _refuse_strangers(self) -> None:
-        """Refuse links and whatever else lies where a run has files of its own: it would be written through."""
-        own = dict.fromkeys((self.config_file, self.rounds_file, self.summary_file, self.lock_file), stat.S_IFREG)
-        for path, kind in (own | {self.checkpoints: stat.S_IFDIR}).items():
-            if os.path.lexists(path) and (there := stat.S_IFMT(path.lstat().st_mode)) != kind:
-                names = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link"}
-                raise RunFolderError(
-                    f"{path}: it is {names.get(there, 'no file')}, but a run has {names[kind]} of its own there; move "
-                    "it away"
-                )
 
     def has_run(self) -> bool:
         """Whether there is a run in the folder."""
@@ -160,13 +160,29 @@ class RunFolder:
         with self._disk():
             write_whole(self.summary_file, json.dumps(summary, indent=1) + "\n")
 
-    def append(self, record: Mapping[str, Any], state: State, experiment: Mapping[str, Any]) -> None:
-        """Add a round to what was restored: first its record, then its checkpoint, one on the disk before the next."""
+    def append(
+        self, record: Mapping[str, Any], state: State, experiment: Mapping[str, Any], seconds_apart: float = 0.0
+    ) -> None:
+        """Add a round to what was restored: first its record, then its checkpoint, one on the disk before the next.
+
+        Checkpoints are so many seconds apart at least. What is not due is written by ``save``, or when the folder is
+        let go; a process that is killed before resumes from an earlier round, and comes to the same.
+        """
         assert self._writer is not None, "restore comes first"
         self._notice_a_lost_lock()
         with self._disk():
-            check = self._writer.append(record)
-            checkpoints.save(self.checkpoints, state, check, experiment)
+            self._unsaved = state, self._writer.append(record), experiment
+        if time.monotonic() >= self._last_save + seconds_apart:
+            self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint of the last round, if there is none yet."""
+        unsaved, self._unsaved = self._unsaved, None
+        if unsaved is not None:
+            self._notice_a_lost_lock()
+            with self._disk():
+                checkpoints.save(self.checkpoints, *unsaved)
+            self._last_save = time.monotonic()
 
     def _notice_a_lost_lock(self) -> None:
         try:
