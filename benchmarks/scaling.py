@@ -26,7 +26,8 @@ from fedbac import Dataset, Runtime, Shards, configure
 from fedbac.core import aggregation, trees
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds import cloud
+from fedbac.local import describe
+from fedbac.rounds import averaging, cloud
 from fedbac.rounds.beginning import start
 from fedbac.runs.configure import Inputs
 
@@ -87,7 +88,7 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         clock.watch("selection", type(experiment.method.selection), verb)
         clock.watch("clustering", type(experiment.method.clustering), verb)
     clock.watch("aggregation", aggregation.EdgeAverage, "add")
-    clock.watch("aggregation", cloud, "average_by_owner")
+    clock.watch("aggregation", averaging, "average_by_owner")
     total, trained, sent = 0.0, 0, {}
     state = start(experiment, parties.build, parties.sites)
     state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
@@ -103,6 +104,7 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     return {
         "clients": num_clients,
         "edges": num_edges,
+        "machine": describe(edges.device),
         "path": edges.path,
         "seconds_per_round": total / args.rounds,
         "us_per_sample_step": 1e6 * clock.seconds["training"] / steps,

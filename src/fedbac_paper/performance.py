@@ -64,7 +64,7 @@ def runs(folder: Path) -> str:
         (
             f"`{row['method']}`",
             f"{row['median_round']:.3f} s",
-            f"{row['seconds_200_rounds']:.0f} s",
+            f"{row['seconds_200_rounds']:.1f} s",
             f"{100 * row['useful_share']:.1f} %",
         )
         for row in _read(folder / "paper.json")

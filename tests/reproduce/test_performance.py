@@ -66,4 +66,4 @@ def test_precisions_are_compared_seed_by_seed(tmp_path: Path) -> None:
 def test_a_run_s_rounds_are_carried_on_to_200(tmp_path: Path) -> None:
     told = {"method": "m", "median_round": 0.0832, "seconds_200_rounds": 17.0, "useful_share": 0.98}
     (tmp_path / "paper.json").write_text(json.dumps([told]))
-    assert "| `m` | 0.083 s | 17 s | 98.0 % |" in performance.runs(tmp_path)
+    assert "| `m` | 0.083 s | 17.0 s | 98.0 % |" in performance.runs(tmp_path)
