@@ -80,7 +80,10 @@ EQUAL = World(speed_spread=0.0, bandwidth_spread=0.0)
 
 @lru_cache(maxsize=4096)
 def _profile(world: World, seed: int, clients: tuple[int, ...]) -> Profile:
-    z_N3 = np.array([stream(seed, "device", client).normal(size=3) for client in clients])
+    if world.speed_spread == world.bandwidth_spread == 0:  # nothing need be drawn, of however many clients
+        z_N3 = np.zeros((len(clients), 3))
+    else:
+        z_N3 = np.array([stream(seed, "device", client).normal(size=3) for client in clients])
     return Profile(
         world.examples_per_second * np.exp(world.speed_spread * z_N3[:, 0]),
         world.megabits_down * np.exp(world.bandwidth_spread * z_N3[:, 1]),

@@ -83,7 +83,8 @@ class Examples:
                 raise ValueError(f"edges own test data only, not {request.split!r}; ask their clients for that")
             return [self.shards.test[edge] for edge in request.owners]
         split, cap = request.split, request.max_samples
-        of = {"train": self.shards.train, "validation": self.shards.validation}.get(split, self.client_test)
+        held = {"train": self.shards.train, "validation": self.shards.validation}
+        of = self.client_test if split == "test" else held[split]
         return [self._capped(of[client], client, split, cap) for client in request.owners]
 
     def _capped(self, mine: IntArray, client: int, split: Split, cap: int | None) -> IntArray:
