@@ -1,17 +1,22 @@
 """Rounds per second of whole runs in the paper's CIFAR-10 setting, and where the time goes.
 
     python benchmarks/paper_run.py [--methods fed-bac hierfavg] [--rounds 200] [--data FOLDER] [--profile] [--json FILE]
+    python benchmarks/paper_run.py --processes 3 --methods fed-bac --rounds 60 [--json FILE]
 
 M = 10 edges, N = 100 clients, E = 5 epochs, batch 64, Dirichlet sizes; evaluation and bandits included. Of fewer
-rounds than 200 the first counts once, and the mean of the others for the rest. Without
-CIFAR-10 at hand random images of its shape take its place: the time does not depend on what is in them.
+rounds than 200 the first counts once, and the mean of the others for the rest. Without CIFAR-10 at hand random images
+of its shape take its place: the time does not depend on what is in them. Several processes run the same at a time.
 """
 
 import argparse
 import cProfile
 import gc
 import json
+import os
 import pstats
+import subprocess
+import sys
+import tempfile
 import time
 from collections import defaultdict
 from ctypes import c_void_p
@@ -82,6 +87,35 @@ class KernelTimes:
         print(f"  {'all kernels':22}{'':15}{sum(spent.values()):>9.2f} ms a round")
 
 
+def several(args: argparse.Namespace) -> None:
+    """Run the same in several processes, and say how long a round takes in each."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{number}.json") for number in range(args.processes)]
+        words = ["--methods", *args.methods, "--rounds", str(args.rounds), "--device", args.device]
+        words += [] if args.data is None else ["--data", str(args.data)]
+        started = [subprocess.Popen([sys.executable, __file__, *words, "--json", file]) for file in files]
+        codes = [process.wait() for process in started]
+        if any(codes):
+            sys.exit("one of the processes failed")
+        found = [json.loads(file.read_text()) for file in files]
+    service = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+    rows = [
+        {
+            "method": method,
+            "processes": args.processes,
+            "service": service,
+            "rounds": args.rounds,
+            "median_round": float(np.mean([rows[number]["median_round"] for rows in found])),
+        }
+        for number, method in enumerate(args.methods)
+    ]
+    for row in rows:
+        each, count = row["median_round"], args.processes
+        print(f"{row['method']}: {each:.3f} s a round in each of {count} processes, {each / count:.3f} s in all")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["fed-bac", "hierfavg"])
@@ -90,7 +124,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--profile", action="store_true", help="host functions, and on a GPU our kernels")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--processes", type=int, default=1, help="so many at a time, each with all methods")
     args = parser.parse_args()
+    if args.processes > 1:
+        several(args)
+        return
     gc.freeze()  # as the command does
     dataset, real = data(args.data)
     times = KernelTimes() if args.profile and torch.cuda.is_available() else None

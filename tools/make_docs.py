@@ -301,7 +301,11 @@ def texts() -> dict[Path, str]:
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
         DOCS / "performance.md": block(
-            DOCS / "performance.md", performance.rounds(SPEED), performance.runs(SPEED), performance.scaling(SPEED)
+            DOCS / "performance.md",
+            performance.rounds(SPEED),
+            performance.runs(SPEED),
+            performance.several(SPEED),
+            performance.scaling(SPEED),
         ),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "kernels.md": block(DOCS / "kernels.md", performance.kernels(SPEED)),

@@ -166,6 +166,17 @@ def in_short(file: Path) -> str:
     return f"The test is not complete: {planned - left} of {planned} runs are done. Nothing is judged before all are."
 
 
+def corrected(file: Path) -> str:
+    """Return in a sentence or two what is left of the leads when all tests count; nothing before the test has ended."""
+    if missing(file) != 0:
+        return ""
+    found = parts(read(file))
+    return (
+        f"The leads are not corrected for making {len(found)} tests. With Holm's correction {still_ahead(found)} of "
+        "them remain."
+    )
+
+
 def read(file: Path) -> list[dict[str, Any]]:
     """Return the runs of a file, none where there is no file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
@@ -180,8 +191,7 @@ def table(file: Path) -> str:
     lines = [
         f"**{in_short(file)}** {_without_ours(judged_parts)}",
         f"Against the rivals of others alone: {_counts([part.judged.word for part in parts(read(file), but=KIN)])}.",
-        f"The leads are not corrected for making {len(judged_parts)} tests. With Holm's correction "
-        f"{still_ahead(judged_parts)} of them remain.",
+        corrected(file),
         "",
         f"![Ours − best rival]({FIGURE.relative_to('docs')})",
         "",

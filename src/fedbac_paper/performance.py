@@ -72,6 +72,19 @@ def runs(folder: Path) -> str:
     return f"\n{table(('method', 'a round', '200 rounds', 'useful samples'), lines)}\n\n"
 
 
+def several(folder: Path) -> str:
+    """Return how long rounds take with several runs at a time, from ``benchmarks/paper_run.py --processes --json``."""
+    lines = [
+        (
+            f"{row['processes']}{', multi-process service' if row['service'] else ''}",
+            f"{row['median_round']:.3f} s",
+            f"{1000 * row['median_round'] / row['processes']:.0f} ms",
+        )
+        for row in _read(folder / "several.json")
+    ]
+    return f"\n{table(('processes', 'a round, in each', 'divided by the processes'), lines)}\n\n"
+
+
 def kernels(folder: Path) -> str:
     """Return what each kernel takes, from what ``benchmarks/kernels.py --json`` wrote for two tasks."""
     by_task = {row["task"]: row for row in _read(folder / "kernels.json")}
