@@ -176,6 +176,15 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(error: Exception, caplog: py
     ]
 
 
+def test_averages_that_found_no_memory_are_taken_back() -> None:
+    federation = federate(DATA, SHARDS, training=TRAINING)
+    trainer = Ahead(LoopTrainer(federation.network, Additive(), federation.examples), 7)
+    told: list[int] = []
+    through(Chunks(trainer, None, 1).average(questions(federation, Additive()), lambda found: told.append(len(found))))
+    assert trainer.sizes == [6, 6]
+    assert told == [3, 0], "three averages of twelve clients were foreseen, and came to nothing"
+
+
 def test_it_halves_down_to_a_single_client() -> None:
     done, trainer = work(room=1)
     assert set(trainer.sizes) == {1}

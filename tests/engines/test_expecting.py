@@ -145,3 +145,18 @@ def test_what_was_begun_is_no_answer_to_another_question() -> None:
         assert (len(trainer.begun), len(trainer.used)) == (1, int(right))
         assert expected.steady == right
         assert not expected.asked[0].bank, "no networks are held on to"
+
+
+def test_what_nobody_asked_for_is_let_go_and_not_begun_again() -> None:
+    experiment, federation = setting()
+    trainer = Counting(loop(experiment, federation))
+    expected = Simulator(experiment, federation.sites, trainer).expected
+    parts = start(experiment, federation.build, federation.sites).parts
+    first = {part: {name: value[:1] for name, value in stack.items()} for part, stack in parts.items()}
+    asked = Evaluate({}, {part: np.zeros(1, dtype=np.int64) for part in first}, "train", (0, 1))
+    expected.asked, expected.steady, trainer.trains = {0: asked}, True, True
+    for _ in range(2):
+        expected.begin({0: first})
+        expected.forget()
+        assert expected.begun is None
+    assert len(trainer.begun) == 1

@@ -15,6 +15,7 @@ from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained, Trai
 from fedbac.engines import Simulator
 from fedbac.engines.pausing import begun, through
 from fedbac.federation import Federation
+from fedbac.rounds import cloud
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import TrainOrder, TrainReport, Underway
@@ -114,10 +115,70 @@ def test_a_round_in_which_a_client_fails_is_scored_again() -> None:
     diary = Diary(loop(experiment, federation))
     records, _ = played(experiment, federation, diary, states[0])
     assert records == plain
-    failed = sum(bool(record["failed"]) for record in plain)
-    assert 0 < failed < len(plain)
-    assert diary.lines.count("begin scores") == len(plain) + failed
+    failed = [bool(record["failed"]) for record in plain]
+    wrong = [False]  # in the first round edges measure before they train
+    for broken in failed[1:]:
+        wrong.append(broken and not wrong[-1])  # after a wrong guess there is none in the next round
+    assert any(wrong)
+    before = [diary.lines[diary.lines.index(f"finish {number}") - 1] for number in range(2, 7)]
+    assert [line == "begin scores" for line in before] == [not guess for guess in wrong[:-1]]
+    assert diary.lines.count("begin scores") == len(plain) + sum(wrong)
     assert diary.lines.count("read scores") == len(plain)
+
+
+def test_scores_that_find_no_room_beside_the_training_are_made_after_it() -> None:
+    experiment, federation = setting()
+    plain, states = played(experiment, federation, loop(experiment, federation))
+
+    class Cramped(Diary):
+        trains = 0
+
+        def begin(self, requests: Sequence[Train]) -> Begun:
+            begun = super().begin(requests)
+            self.trains += 1
+
+            def finish() -> list[Trained]:
+                self.trains -= 1
+                return begun.finish()
+
+            return replace(begun, finish=finish)
+
+        def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+            if self.trains and requests[0].split == "test":
+                self.lines.append("no room")
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().begin_evaluation(requests)
+
+    cramped = Cramped(loop(experiment, federation))
+    assert played(experiment, federation, cramped, states[0])[0] == plain
+    assert cramped.lines.count("no room") == len(plain) - 1
+
+
+def test_a_state_is_made_when_its_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores may be read before the device has mixed clusters or kept momentum: whoever saves the state must wait."""
+    experiment, federation = setting()
+    diary = Diary(loop(experiment, federation))
+
+    def made(round_: cloud.Round) -> Callable[[], object]:
+        diary.lines.append("state queued")
+        return lambda: diary.lines.append("state made")
+
+    monkeypatch.setattr(cloud.Round, "_made", made)
+    edges, state = edges_of(experiment, federation, diary), start(experiment, federation.build, federation.sites)
+    reassign = cloud.Round._reassign
+
+    def reassigned(round_: cloud.Round, *given: Any) -> Any:
+        diary.lines.append("reassigned")
+        return reassign(round_, *given)
+
+    monkeypatch.setattr(cloud.Round, "_reassign", reassigned)
+    for record, _ in rounds(experiment, federation.sites, edges, state):
+        diary.lines.append(f"told {record['round']}")
+    lines = [line for line in diary.lines if line.split()[0] in ("reassigned", "state", "begin", "told")]
+    for number in range(2, 6):
+        mine = lines[lines.index(f"told {number - 1}") : lines.index(f"told {number}")]
+        order = [mine.index(line) for line in ("reassigned", "state queued", f"begin {number + 1}", "state made")]
+        assert order == sorted(order), mine
 
 
 def test_a_round_that_cannot_begin_does_not_take_the_one_before_it_along() -> None:

@@ -102,7 +102,7 @@ def main() -> None:
             with interrupting():
                 app(prog_name="fedbac")  # however it was started
         except Interrupted:
-            say("Stopped at once; all complete rounds are saved. The same command resumes.", err)
+            say("Stopped at once; saved rounds are safe. The same command resumes.", err)
             sys.exit(130)
         except Error as error:
             _fail(str(error))

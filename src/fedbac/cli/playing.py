@@ -52,13 +52,13 @@ def play_all(
             for done in sweep.run_all(folders, spread or Runtime(), jobs, inputs, caught, stop):
                 board.update(done, failures, stop.wanted)
     except Interrupted:
-        raise _stopped("Stopped at once", parent) from None
+        raise _stopped("Stopped at once; saved rounds are safe", parent) from None
     except Exception:
         laid.withdraw()
         raise
     show_failures(failures)
     if stop.wanted and not all(point.folder.finished() for point in points if point.folder.path not in failures):
-        raise _stopped("Stopped", parent)
+        raise _stopped("Stopped; all complete rounds are saved", parent)
     if failures:
         laid.withdraw()
     runs = [folder.read() for folder in folders if folder.path not in failures]
@@ -77,8 +77,8 @@ def _say_what_was_finished(finished: Sequence[bool]) -> None:
 
 
 def _stopped(how: str, folder: Path) -> typer.Exit:
-    """Say that all complete rounds are saved and how to resume; return what ends the command."""
-    say(f"{how}; all complete rounds are saved.", err)
+    """Say what was stopped and how to resume; return what ends the command."""
+    say(f"{how}.", err)
     say(f"To resume: fedbac resume {folder}, or the same command without --overwrite.", err)
     return typer.Exit(130)
 

@@ -14,6 +14,7 @@ from fedbac.core.aggregation import EdgeAverage, Foreseen, begin_look
 from fedbac.core.codecs import passed
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Beginning, Train, Trained, Trainer
+from fedbac.core.shortage import out_of_memory
 from fedbac.engines.pausing import Pausing
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
@@ -59,7 +60,8 @@ class Chunks:
     ) -> Pausing[list[Averaged]]:
         """Train the clients of all requests and average those of each by the rows that they started from.
 
-        Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them.
+        Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them;
+        and nothing, if memory ran out before they were made.
         """
         averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
         told: list[list[Told]] = [[] for _ in requests]
@@ -106,6 +108,7 @@ class Chunks:
         if trained is None:
             for average in mine:
                 average.ahead = None  # it holds on to memory
+            upon([])
             return False
         for look in looks:
             look()
@@ -135,7 +138,7 @@ class Chunks:
             yield
             return begun.finish()
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if count == 1:
                 raise NotEnoughMemoryError(
@@ -186,21 +189,6 @@ def free_memory(device: torch.device) -> int:
         return min(free, max(int(limit) - int(used), 0))
     except (OSError, ValueError):  # no limit
         return free
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an error says so, or came of one that does; torch and the GPU's driver do it by a RuntimeError."""
-    cause: BaseException | None = error
-    while cause is not None:
-        text = str(cause).lower()
-        if (
-            isinstance(cause, MemoryError | torch.OutOfMemoryError)
-            or "allocate memory" in text
-            or "out of memory" in text
-        ):
-            return True
-        cause = cause.__context__
-    return False
 
 
 def _compressed(request: Average, clients: slice, trained: Trained) -> tuple[Trained, Parts]:

@@ -34,6 +34,11 @@ class Expected:
             }
             self.begun = requests, self.beginning.begin_evaluation(list(requests.values()))
 
+    def forget(self) -> None:
+        """Let go of what nobody asked for, and expect it no more."""
+        if self.begun is not None:
+            self.begun, self.steady = None, False
+
     def answer(self, requests: Mapping[int, Evaluate], after_averages: bool) -> Pausing[list[Measured]]:
         """Evaluate the requests of edges; what has been begun need only be waited for."""
         begun = None

@@ -23,6 +23,7 @@ from fedbac.rounds.orders import (
     TrainOrder,
     TrainReport,
     Underway,
+    foresaw,
 )
 
 
@@ -48,6 +49,8 @@ class Simulator:
         """The round after the one that the device is busy with."""
         self.foreseen: dict[int, Averages] = {}
         """By edge, averages of clients in training, before they are known to be sound."""
+        self.doubtful = False
+        """Whether the last round was foreseen wrongly: then the next is not foreseen."""
         method = experiment.method
         self.final = method.topology.edge_rounds == 1 and method.links.cloud_up is None
         """Whether what edges average once is what they report."""
@@ -71,14 +74,18 @@ class Simulator:
         def reports() -> list[TrainReport]:
             if self.goes_on and common.round < self.experiment.task.rounds:
                 self.following = common.following()  # before the host waits for the device
-            told = finish()
-            self.foreseen = {}  # edges may have measured before they trained
-            return [report for report in told if isinstance(report, TrainReport)]
+            try:
+                told = [report for report in finish() if isinstance(report, TrainReport)]
+            finally:
+                self.foreseen = {}  # edges may have measured before they trained
+                self.expected.forget()
+            self.doubtful = foreseen is not None and not foresaw(foreseen, told)
+            return told
 
-        foreseen, self.foreseen = self.foreseen, {}
-        if not self.final or len(foreseen) < len(orders):
-            return Underway(reports)
-        return Underway(reports, [_reported(order, common, foreseen[i]) for i, order in enumerate(orders)])
+        foreseen, averages, self.foreseen = None, self.foreseen, {}
+        if self.final and not self.doubtful and len(averages) == len(orders):
+            foreseen = [_reported(order, common, averages[i]) for i, order in enumerate(orders)]
+        return Underway(reports, foreseen)
 
     def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
         """Have every edge measure; what is returned waits for the device, if there is one."""
@@ -127,9 +134,9 @@ class Simulator:
         if training:
 
             def upon(averages: list[Foreseen]) -> None:
-                found = zip(training, averages, strict=True)
-                self.foreseen = {i: Averages(average.bank, average.weight) for i, average in found}
-                self.expected.begin({i: average.bank for i, average in self.foreseen.items()})
+                found = dict(zip(training, averages, strict=bool(averages)))
+                self.expected.begin({i: average.bank for i, average in found.items()})
+                self.foreseen = {i: Averages(average.bank, average.weight) for i, average in found.items()}
 
             found = yield from self.chunks.average(list(training.values()), upon)
             results |= zip(training, found, strict=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
@@ -37,7 +38,8 @@ from fedbac.core.queries import (
     Statistic,
 )
 from fedbac.core.rng import stream
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.shortage import out_of_memory
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
@@ -46,10 +48,21 @@ from fedbac.rounds.common import moment_of
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
 from fedbac.rounds.evidence import plan_look, told
 from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
-from fedbac.rounds.holdings import Holding
-from fedbac.rounds.members import Members
+from fedbac.rounds.holdings import Holding, rows_of
+from fedbac.rounds.members import Members, given_another
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
-from fedbac.rounds.orders import Averages, Edges, Site, Told, TrainOrder, TrainReport, Underway, on_device, training
+from fedbac.rounds.orders import (
+    Averages,
+    Edges,
+    Site,
+    Told,
+    TrainOrder,
+    TrainReport,
+    Underway,
+    foresaw,
+    on_device,
+    training,
+)
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
 from fedbac.rounds.writing import Heard, beliefs, notes, written_gaps
@@ -157,7 +170,7 @@ class Round:
         before, sent, asked, orders, memories, underway = begun
         ahead = None if underway.foreseen is None else self._foresee(before, asked, underway.foreseen)
         reports = underway.reports()
-        if ahead is None or not underway.foresaw(reports):
+        if ahead is None or underway.foreseen is None or not foresaw(underway.foreseen, reports):
             ahead = self._average(before, reports), None
         averaged, scores = ahead
         averaged = replace(
@@ -172,8 +185,19 @@ class Round:
         if scores is None:
             scores = self._score(after if self._judged_after_moves else trained, reports)
         # The next round has begun when this one is told: networks that came back must not take up its memory.
-        heard, labels = Heard.of(reports), trained.label_N
-        return Played(after, lambda: {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)})
+        heard, labels, made = Heard.of(reports), trained.label_N, self._made()
+
+        def record() -> dict[str, Any]:
+            made()
+            return {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)}
+
+        return Played(after, record)
+
+    def _made(self) -> Callable[[], object]:
+        """Return what waits until a device has made the state: scores may have been begun before its last changes."""
+        if on_device(self.edges) is None:
+            return lambda: None
+        return trees.to_host(torch.zeros(1, device=self.edges.device))
 
     def _told(self, labels: IntArray, after: State, heard: Heard, gaps: Gaps | None) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
@@ -238,7 +262,7 @@ class Round:
         orders, memories = [], []
         rows: dict[tuple[str, bytes], Params] = {}
         for m, held in enumerate(self._holdings(state.label_N)):
-            bank = {part: _rows(sent, part, own, rows) for part, own in held.items()}
+            bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
             bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"))
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
@@ -283,14 +307,22 @@ class Round:
         parts, trained = averages(self.method, self.moment, self.sites, held, state, told)
         return replace(state, round=state.round + 1, parts=parts, trained=trained)
 
-    def _foresee(self, before: State, asked: "Asked", foreseen: Sequence[Averages]) -> tuple[State, Scores | None]:
+    def _foresee(
+        self, before: State, asked: "Asked", foreseen: Sequence[Averages]
+    ) -> tuple[State, Scores | None] | None:
         """Average what sites will report if all clients are healthy, and have it scored.
 
         So a device has work while the host hears the reports. What the scores depend on must be known by then.
         """
-        averaged, moves = self._average(before, foreseen), asked.by_clustering is not None
+        moves = asked.by_clustering is not None
         settled = not self.method.sharing.active and not (moves and self._judged_after_moves)
-        return averaged, self._score(averaged, foreseen) if settled else None
+        try:
+            averaged = self._average(before, foreseen)
+            return averaged, self._score(averaged, foreseen) if settled else None
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            return None  # there is more room once the clients that train are gone
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -321,7 +353,7 @@ class Round:
             state,
             parts=self._mixed(state.parts, origin_KJ),
             label_N=label_N,
-            moved_N=(label_N != state.label_N) | _given_another(label_N, origin_KJ),
+            moved_N=(label_N != state.label_N) | given_another(label_N, origin_KJ),
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),
             clustering=memory,
         )
@@ -361,18 +393,3 @@ class Round:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
             self.traffic.merge(self.link.traffic)
         return self.traffic.nested()
-
-
-def _given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
-    """Return which members find another network in their cluster, though they may never have left it."""
-    if origin_KJ is None:
-        return np.zeros(label_N.size, dtype=bool)
-    changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
-    return changed_K[label_N]
-
-
-def _rows(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:
-    """Return a site's rows of a part; sites with the same rows get the same object, and an engine makes use of that."""
-    if (key := (part, own.owner_R.tobytes())) not in known:
-        known[key] = trees.select(bank[part], own.owner_R)
-    return known[key]

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fedbac.core import trees
-from fedbac.core.parts import Part, Parts
+from fedbac.core.parts import Params, Part, Parts
 from fedbac.core.settings import IntArray
 from fedbac.rounds.orders import Site
 
@@ -51,3 +51,10 @@ def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str
         used, places[part] = distinct(rows.tolist())
         kept[part] = trees.select(bank[part], np.array(used, dtype=np.int64))
     return kept, places
+
+
+def rows_of(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:
+    """Return a site's rows of a part; sites with the same rows get the same object, and an engine makes use of that."""
+    if (key := (part, own.owner_R.tobytes())) not in known:
+        known[key] = trees.select(bank[part], own.owner_R)
+    return known[key]

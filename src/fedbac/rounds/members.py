@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from fedbac.core.parts import Part
-from fedbac.core.settings import IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.rounds.holdings import Holding, holdings
 from fedbac.rounds.orders import Site
 
@@ -51,3 +51,11 @@ class Members:
 def num_clients(sites: Sequence[Site]) -> int:
     """Return how many clients there are; they are numbered from 0."""
     return 1 + max(client for site in sites for client in site.clients)
+
+
+def given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
+    """Return which members find another network in their cluster, though they may never have left it."""
+    if origin_KJ is None:
+        return np.zeros(label_N.size, dtype=bool)
+    changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
+    return changed_K[label_N]

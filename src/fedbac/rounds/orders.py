@@ -198,13 +198,14 @@ class Underway(NamedTuple):
     foreseen: list[Averages] | None = None
     """What the sites will report if all clients are healthy, on a device that has been told to make it."""
 
-    def foresaw(self, reports: Sequence[TrainReport]) -> bool:
-        """Whether what was foreseen are the very networks of the reports, and count as much."""
-        return self.foreseen is not None and all(
-            report.bank[part] is stack and np.array_equal(report.weight[part], averages.weight[part])
-            for averages, report in zip(self.foreseen, reports, strict=True)
-            for part, stack in averages.bank.items()
-        )
+
+def foresaw(foreseen: Sequence[Averages], reports: Sequence[TrainReport]) -> bool:
+    """Whether what was foreseen are the very networks of the reports, and count as much."""
+    return all(
+        report.bank[part] is stack and np.array_equal(report.weight[part], averages.weight[part])
+        for averages, report in zip(foreseen, reports, strict=True)
+        for part, stack in averages.bank.items()
+    )
 
 
 class DeviceEdges(Protocol):

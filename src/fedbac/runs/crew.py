@@ -50,12 +50,12 @@ class Crew:
             except TerminatedWorkerError:
                 self._drop(pool)
                 if not self.closed:
-                    log.warning("%s: its process died; it resumes from its last complete round", folder)
+                    log.warning("%s: its process died; it resumes from its last checkpoint", folder)
             else:
                 return
         raise EngineError(
             f"{folder}: its process died {1 + RESTARTS} times; if it was killed for lack of memory, run fewer at a "
-            "time (--jobs). All complete rounds are saved, and the same command resumes from there"
+            "time (--jobs). The same command resumes from its last checkpoint"
         )
 
     def _pool(self) -> Any:

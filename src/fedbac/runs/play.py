@@ -110,8 +110,9 @@ def conduct(
                 records.append(record)
                 state = after
                 if folder is not None:
+                    last = after.round == experiment.task.rounds
                     with _beside(edges):
-                        folder.append(record, after, frozen, apart)
+                        folder.append(record, after, frozen, 0.0 if last else apart)
                 tracking.log(record)
                 yield record
                 if stop is not None and stop.wanted:

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ class RunFolder:
         lock = FileLock(self.lock_file, timeout=0)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            own = (self.config_file, self.rounds_file, self.summary_file, self.lock_file)
-            refuse_strangers(own, self.checkpoints)
+            refuse_strangers((self.config_file, self.rounds_file, self.summary_file, self.lock_file), self.checkpoints)
             lock.acquire()
             self._lock = self.lock_file.stat()
         except Timeout:
@@ -100,14 +99,17 @@ class RunFolder:
         try:
             yield
             self.save()
-        except BaseException:
-            with suppress(Exception):  # what ended the run is to be told
+        except BaseException as reason:
+            try:
                 self.save()
+            except Exception as error:  # what ended the run is to be raised
+                if str(error) != str(reason):
+                    log.warning("%s", error)
             raise
         finally:
             if self._writer is not None:
                 self._writer.close()
-            self._lock = self._writer = self._unsaved = None
+            self._lock, self._writer, self._unsaved, self._last_save = None, None, None, -math.inf
             lock.release()
 
     def has_run(self) -> bool:
@@ -166,7 +168,7 @@ class RunFolder:
         """Add a round to what was restored: first its record, then its checkpoint, one on the disk before the next.
 
         Checkpoints are so many seconds apart at least. What is not due is written by ``save``, or when the folder is
-        let go; a process that is killed before resumes from an earlier round, and comes to the same.
+        let go; whoever is killed before resumes from an earlier round.
         """
         assert self._writer is not None, "restore comes first"
         self._notice_a_lost_lock()
@@ -177,12 +179,11 @@ class RunFolder:
 
     def save(self) -> None:
         """Write the checkpoint of the last round, if there is none yet."""
-        unsaved, self._unsaved = self._unsaved, None
-        if unsaved is not None:
+        if self._unsaved is not None:
             self._notice_a_lost_lock()
             with self._disk():
-                checkpoints.save(self.checkpoints, *unsaved)
-            self._last_save = time.monotonic()
+                checkpoints.save(self.checkpoints, *self._unsaved)
+            self._unsaved, self._last_save = None, time.monotonic()
 
     def _notice_a_lost_lock(self) -> None:
         try:
@@ -191,8 +192,8 @@ class RunFolder:
         except FileNotFoundError:
             pass
         raise RunFolderError(
-            f"{self.lock_file}: it was deleted during the run, so another process may be writing here too. All rounds "
-            f"before this one are saved; resume with: fedbac resume {self.path}"
+            f"{self.lock_file}: it was deleted during the run, so another process may be writing here too. What was "
+            f"saved before is safe; resume with: fedbac resume {self.path}"
         )
 
     @contextmanager
@@ -204,8 +205,8 @@ class RunFolder:
             if not self.path.exists():
                 raise RunFolderError(f"{self.path}: the folder was removed during the run") from error
             raise RunFolderError(
-                f"{self.path}: it cannot be written ({why(cause) if isinstance(cause, OSError) else cause}). All "
-                f"complete rounds are safe; mend that, then resume with: fedbac resume {self.path}"
+                f"{self.path}: it cannot be written ({why(cause) if isinstance(cause, OSError) else cause}). What "
+                f"was saved before is safe; mend that, then resume with: fedbac resume {self.path}"
             ) from error
 
     # ------------------------------------------------------------------------------------------- reading

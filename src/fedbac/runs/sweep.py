@@ -304,7 +304,7 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
     try:
         yield lambda *words: crew.submit(run_folder, *words)
     finally:
-        crew.close()  # a killed run resumes from its last round
+        crew.close()  # a killed run resumes from its last checkpoint
 
 
 # ------------------------------------------------------------------------------------------------ collecting
