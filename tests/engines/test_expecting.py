@@ -8,12 +8,13 @@ import pytest
 
 from fedbac.clustering import Fixed, LinUCB
 from fedbac.config.experiment import Experiment, Method, Training
-from fedbac.core.parts import Personalization
+from fedbac.core.parts import Parts, Personalization
 from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.state import State
 from fedbac.core.world import World
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
+from fedbac.engines.expecting import Expected
 from fedbac.engines.pausing import through
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
@@ -114,12 +115,17 @@ def test_the_averages_of_a_round_in_which_a_client_fails_are_measured_again() ->
     assert ahead.used == [round_ for round_ in ahead.begun if not failed[round_ - 1]]
 
 
-def test_what_was_begun_is_no_answer_to_another_question() -> None:
+def expecting() -> tuple[Expected, Counting, Parts]:
+    """Return what expects, its trainer, and the networks of an edge."""
     experiment, federation = setting()
     trainer = Counting(loop(experiment, federation))
-    expected = Simulator(experiment, federation.sites, trainer).expected
     parts = start(experiment, federation.build, federation.sites).parts
     first = {part: {name: value[:1] for name, value in stack.items()} for part, stack in parts.items()}
+    return Simulator(experiment, federation.sites, trainer).expected, trainer, first
+
+
+def test_what_was_begun_is_no_answer_to_another_question() -> None:
+    expected, trainer, first = expecting()
     other = {part: dict(stack) for part, stack in first.items()}
     asked = Evaluate(first, {part: np.zeros(1, dtype=np.int64) for part in first}, "train", (0, 1))
     trainer.trains = True  # what is begun now is begun ahead
@@ -148,11 +154,7 @@ def test_what_was_begun_is_no_answer_to_another_question() -> None:
 
 
 def test_what_nobody_asked_for_is_let_go_and_not_begun_again() -> None:
-    experiment, federation = setting()
-    trainer = Counting(loop(experiment, federation))
-    expected = Simulator(experiment, federation.sites, trainer).expected
-    parts = start(experiment, federation.build, federation.sites).parts
-    first = {part: {name: value[:1] for name, value in stack.items()} for part, stack in parts.items()}
+    expected, trainer, first = expecting()
     asked = Evaluate({}, {part: np.zeros(1, dtype=np.int64) for part in first}, "train", (0, 1))
     expected.asked, expected.steady, trainer.trains = {0: asked}, True, True
     for _ in range(2):

@@ -170,7 +170,7 @@ class Round:
         before, sent, asked, orders, memories, underway = begun
         ahead = None if underway.foreseen is None else self._foresee(before, asked, underway.foreseen)
         reports = underway.reports()
-        if ahead is None or underway.foreseen is None or not foresaw(underway.foreseen, reports):
+        if ahead is None or not foresaw(underway.foreseen, reports):
             ahead = self._average(before, reports), None
         averaged, scores = ahead
         averaged = replace(

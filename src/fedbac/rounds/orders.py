@@ -199,9 +199,9 @@ class Underway(NamedTuple):
     """What the sites will report if all clients are healthy, on a device that has been told to make it."""
 
 
-def foresaw(foreseen: Sequence[Averages], reports: Sequence[TrainReport]) -> bool:
-    """Whether what was foreseen are the very networks of the reports, and count as much."""
-    return all(
+def foresaw(foreseen: Sequence[Averages] | None, reports: Sequence[TrainReport]) -> bool:
+    """Whether something was foreseen, the very networks of the reports, and counts as much."""
+    return foreseen is not None and all(
         report.bank[part] is stack and np.array_equal(report.weight[part], averages.weight[part])
         for averages, report in zip(foreseen, reports, strict=True)
         for part, stack in averages.bank.items()

@@ -133,7 +133,7 @@ def conduct(
 def _beside(edges: Edges) -> AbstractContextManager[object]:
     """Return where copies from the edges' device need not wait for the training that it has begun with.
 
-    That is safe for what the round loop yields: its scores have been read, so its networks are done.
+    That is safe for what the round loop yields: a record is told when the state of its round has been made.
     """
     if on_device(edges) is None or edges.device.type != "cuda":
         return nullcontext()
