@@ -26,8 +26,8 @@ from fedbac.deploy.asking import FORGOTTEN, STRANGER
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients
 from fedbac.deploy.enrolment import Enrolled, Roll, charter_of
-from fedbac.deploy.messages.orders import read_measure_report, read_train_report
-from fedbac.deploy.remote import RelayReach, RemoteEdges
+from fedbac.deploy.protocol.messages import read_measured, read_trained, sent
+from fedbac.deploy.remote import RelayReach, RemoteEdges, lost_measurements, lost_report
 from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
@@ -167,7 +167,7 @@ def bench() -> Iterator[Bench]:
 
 
 def _kind(data: bytes) -> str:
-    every = ("enroll", "begin", "train", "measure", "relay", "lesson", "question")
+    every = ("enroll", "begin", "train", "measure", "relay", "fit", "evaluate")
     return decode(data, every).kind
 
 
@@ -227,8 +227,8 @@ def _answers_of_clients(federation: MemoryFederation, enrolled: Enrolled, kind: 
                 return edge.answer(enroll, threading.Event())
 
             yield Target("facts at an edge", answer, facts)
-        elif kind in ("lesson", "question"):
-            yield Target(f"answer to a {kind}", answer, _as_answer(federation, enrolled, name, data, kind))
+        elif kind in ("fit", "evaluate"):
+            yield Target(f"answer to {kind}", answer, _as_answer(federation, enrolled, name, data, kind))
 
 
 def _as_answer(
@@ -256,7 +256,7 @@ def _as_answer(
     def read(changed: bytes) -> object:
         reach.answer = changed
         request = asked[0]
-        return clients._trained(request)[0] if kind == "lesson" else clients.evaluate(request)
+        return clients._trained(request)[0] if kind == "fit" else clients.evaluate(request)
 
     return read
 
@@ -290,7 +290,7 @@ def _at_edge(federation: MemoryFederation, enrolled: Enrolled, kind: str) -> Ite
         def read(changed: bytes, edge: Any = edge, gone: MemoryChildren = gone) -> bytes:
             if edge.desk is None or edge.desk.charter is not enrolled.charter or edge.children is not gone:
                 edge.children = gone
-                edge.answer(enrolled.charter.encoded(), threading.Event())
+                edge.answer(sent("begin", charter=enrolled.charter.text), threading.Event())
                 edge.desk.charter = enrolled.charter
                 if edge.shop is not None:
                     edge.shop.charter = enrolled.charter
@@ -305,8 +305,7 @@ def _answers_of_edges(
     federation: MemoryFederation, enrolled: Enrolled, kind: str, orders: Mapping[str, list[Any]]
 ) -> Iterator[Target]:
     assert isinstance(federation.cloud, Spied)
-    charter, owners = enrolled.charter, enrolled.charter.owners
-    links = charter.experiment.method.links
+    charter = enrolled.charter
     for place, (name, _, answer) in enumerate(federation.cloud.heard[kind][:PER_KIND]):
         number = int(name.removeprefix("edge-"))
         if kind in ("train", "measure"):
@@ -316,8 +315,9 @@ def _answers_of_edges(
             def report(changed: bytes, order: Any = order, site: Any = site) -> object:
                 message = decode(changed, ("trained", "measured", "absent"))
                 if kind == "train":
-                    return read_train_report(message, order, site, owners, charter.epochs(None), links.cloud_up)
-                return read_measure_report(message, order, site, charter.holds(site))
+                    lost = lost_report(order, site, charter.epochs(None))
+                    return read_trained(message, lost, order, site, charter)
+                return read_measured(message, lost_measurements(order, site), order, site, charter)
 
             yield Target(f"answer to {kind}", answer, report)
         elif kind == "enroll":

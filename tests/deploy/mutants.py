@@ -7,7 +7,7 @@ from typing import Any
 
 LENGTH = 8
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1}
-KINDS = ("train", "trained", "measure", "measured", "lesson", "learned", "question", "findings", "begin", "facts")
+KINDS = ("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation", "begin", "facts")
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 7, 2**31, 2**53 + 1, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e308, "", "x", "1e999",
     "cloud", "global/0.weight", "\x00", "ä", [], {}, [0], [[0]], ["x"], [None], {"x": 1}, [0, 0], [2**70], "9" * 5000,
@@ -68,7 +68,7 @@ def _deep(data: bytes, others: Sequence[bytes], rng: Rng) -> bytes:
     opening, closing = rng.choice((("[", "]"), ('{"a":', "}")))
     text = rng.choice(("0", "")) if opening == "[" else "0"
     nested = opening * deep + text + closing * deep
-    inner = json.dumps({"fedbac": f'{{"protocol":1,"kind":"learned","order":[],"head":{nested}}}'})
+    inner = json.dumps({"fedbac": f'{{"protocol":1,"kind":"update","order":[],"head":{nested}}}'})
     header = rng.choice((nested, f'{{"__metadata__":{nested}}}', f'{{"__metadata__":{inner}}}')).encode()
     return len(header).to_bytes(LENGTH, "little") + header
 

@@ -23,19 +23,19 @@ A network here has 19,240.
 
 def test_messages_are_counted_by_kind() -> None:
     def answer(message: bytes, gone: object) -> bytes:
-        return b"\0" * 1000 if message == lesson else encode("learned", {"kind": "lesson"}, {})
+        return b"\0" * 1000 if message == lesson else encode("update", {"kind": "fit"}, {})
 
-    lesson, other = encode("lesson", {}, {}), encode("begin", {}, {})
+    lesson, other = encode("fit", {}, {}), encode("begin", {}, {})
     children = MemoryChildren(dict.fromkeys(("a", "b", "c"), answer))
     counted = Counted(children)
     children.lost = {"c"}
     counted.call({"a": lesson, "b": other, "c": lesson}, 1.0)
-    learned = len(encode("learned", {"kind": "lesson"}, {}))
+    learned = len(encode("update", {"kind": "fit"}, {}))
     assert counted.traffic() == {
-        "lesson": [1, len(lesson)],
+        "fit": [1, len(lesson)],
         "begin": [1, len(other)],
         "other": [1, 1000],
-        "learned": [1, learned],
+        "update": [1, learned],
     }
     assert counted.present() == {"a", "b"}
 
@@ -60,7 +60,7 @@ def test_links_carry_what_the_ledger_counts(method: str, tmp_path: Path) -> None
             for direction, purposes in directions.items():
                 for purpose, count in purposes.items():
                     ledger.add(tier, direction, purpose, count)
-    for tier, down, up, parents in (("client", "lesson", "learned", edges), ("cloud", "train", "trained", [cloud])):
+    for tier, down, up, parents in (("client", "fit", "update", edges), ("cloud", "train", "trained", [cloud])):
         traffic = {
             kind: [sum(counts) for counts in zip(*(parent.traffic()[kind] for parent in parents), strict=True)]
             for kind in (down, up)

@@ -30,7 +30,7 @@ def lies(federation: MemoryFederation, site: str, kind: str, lie: Callable[[Mess
 
     def answer(payload: bytes, gone: Any) -> bytes:
         said = honest(payload, gone)
-        message = decode(said, ("ready", "stranger", "facts", "learned", "findings", "trained", "measured", "absent"))
+        message = decode(said, ("ready", "stranger", "facts", "roster", "update", "evaluation", "trained", "measured", "absent"))
         return lie(message) if message.kind == kind else said
 
     links.answers[site] = answer
@@ -43,8 +43,13 @@ def again(message: Message, head: dict[str, Any] | None = None, **tensors: Any) 
     return encode(message.kind, message.head | (head or {}), whole)
 
 
+def report(message: Message, **changes: Any) -> bytes:
+    """Return an edge's report with other plain values."""
+    return again(message, {"report": message.head["report"] | changes})
+
+
 def weights(message: Message) -> str:
-    return next(path for path in message.tensors if path.startswith(("parts/", "bank/")))
+    return next(path for path in message.tensors if path.startswith(("trained/parts_C/", "report/bank/")))
 
 
 def change(message: Message, how: Callable[[Any], Any]) -> bytes:
@@ -63,20 +68,20 @@ def filled(value: float) -> Callable[[Message], bytes]:
 
 LIES: dict[str, Callable[[Message], bytes]] = {
     "a name that is not there": lambda m: encode(
-        "learned", {}, {(path + "x" if path == weights(m) else path): value for path, value in m.tensors.items()}
+        "update", m.head, {(path + "x" if path == weights(m) else path): value for path, value in m.tensors.items()}
     ),
-    "a weight too few": lambda m: encode("learned", {}, {p: v for p, v in m.tensors.items() if p != weights(m)}),
-    "a tensor too many": lambda m: again(m, parts__global__more=np.zeros((1, 2), dtype=np.float32)),
-    "a part too many": lambda m: again(m, parts__other__weight=np.zeros((1, 2), dtype=np.float32)),
+    "a weight too few": lambda m: encode("update", m.head, {p: v for p, v in m.tensors.items() if p != weights(m)}),
+    "a tensor too many": lambda m: again(m, trained__parts_C__global__more=np.zeros((1, 2), dtype=np.float32)),
+    "a part too many": lambda m: again(m, trained__parts_C__other__weight=np.zeros((1, 2), dtype=np.float32)),
     "another shape": lambda m: change(m, lambda weight: weight.flatten()),
     "two rows": lambda m: change(m, lambda weight: weight.repeat(2, *[1] * (weight.dim() - 1))),
     "another number type": lambda m: change(m, lambda weight: weight.double()),
     "weights that are not finite": filled(float("nan")),
     "infinite weights": filled(float("inf")),
-    "a loss that is not finite": lambda m: again(m, loss=np.array([np.nan])),
-    "no loss": lambda m: again(m, loss=None),
-    "a loss of another type": lambda m: again(m, loss=np.array([1.0], dtype=np.float32)),
-    "another kind": lambda m: encode("findings", {}, m.tensors),
+    "a loss that is not finite": lambda m: again(m, trained__loss_C=np.array([np.nan])),
+    "no loss": lambda m: again(m, trained__loss_C=None),
+    "a loss of another type": lambda m: again(m, trained__loss_C=np.array([1.0], dtype=np.float32)),
+    "another kind": lambda m: encode("evaluation", m.head, m.tensors),
     "no message": lambda m: b"x" * 100,
     "nothing": lambda m: b"",
     "an error": raises,
@@ -87,25 +92,25 @@ LIES: dict[str, Callable[[Message], bytes]] = {
 def test_a_client_that_lies_has_failed(lie: str, tmp_path: Path) -> None:
     """The others' round is as if it had not come back."""
     federation, enrolled = begun(tmp_path / "lies", "hierfavg", rounds=1)
-    lies(federation, FIRST, "learned", LIES[lie])
+    lies(federation, FIRST, "update", LIES[lie])
     (record,) = played(federation, enrolled)
     assert (record["selected"][0], record["failed"], record["absent"]) == ([0, 1], [0], [])
     silent, enrolled = begun(tmp_path / "silent", "hierfavg", rounds=1)
-    lies(silent, FIRST, "learned", raises)
+    lies(silent, FIRST, "update", raises)
     assert without([record]) == without(played(silent, enrolled))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "oort", "cfl-clients", "phe-fl-kd"])
 def test_a_client_that_is_not_finite_fails_whatever_the_method(method: str, tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, method, rounds=3)
-    lies(federation, FIRST, "learned", filled(float("nan")))
+    lies(federation, FIRST, "update", filled(float("nan")))
     for record in played(federation, enrolled):
         assert (0 in record["failed"]) == (0 in [client for clients in record["selected"] for client in clients])
 
 
 def test_statistics_that_cannot_be_are_refused(tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "oort", rounds=2)
-    lies(federation, FIRST, "learned", lambda m: again(m, square=np.array([np.inf])))
+    lies(federation, FIRST, "update", lambda m: again(m, trained__square_C=np.array([np.inf])))
     assert played(federation, enrolled)[0]["absent"] == [0]  # of this edge nobody else was selected
 
 
@@ -122,10 +127,10 @@ FINDINGS: dict[str, dict[str, Any]] = {
 def test_a_client_whose_measurements_cannot_be_is_left_out(lie: str, tmp_path: Path) -> None:
     """Each client is judged by its own model: the edge's accuracy is that of the other clients."""
     federation, enrolled = begun(tmp_path / "lies", "ditto", rounds=1)
-    lies(federation, FIRST, "findings", lambda m: again(m, **FINDINGS[lie]))
+    lies(federation, FIRST, "evaluation", lambda m: again(m, **{f"measured__{n}": v for n, v in FINDINGS[lie].items()}))
     (record,) = played(federation, enrolled)
     silent, enrolled = begun(tmp_path / "silent", "ditto", rounds=1)
-    lies(silent, FIRST, "findings", raises)
+    lies(silent, FIRST, "evaluation", raises)
     assert without([record]) == without(played(silent, enrolled))
     assert 0 <= record["accuracy_per_edge"][0] <= 1
 
@@ -268,18 +273,18 @@ def test_enrolment_waits_for_everybody_and_says_for_whom(tmp_path: Path) -> None
 
 EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "networks that are not finite": (filled(float("nan")), "not finite"),
-    "more examples than it has": (lambda m: again(m, weight__global=np.array([10**6])), "counts more examples"),
-    "fewer examples than none": (lambda m: again(m, weight__global=np.array([-5])), "counts more examples"),
-    "clients of another edge": (lambda m: again(m, {"selected": [2, 3]}), "selected is"),
-    "clients twice": (lambda m: again(m, {"failed": [0, 0]}), "failed is"),
-    "negative bytes": (lambda m: again(m, {"traffic": [["client", "up", "train", -1]]}), "traffic holds"),
-    "bytes of no link": (lambda m: again(m, {"traffic": [["moon", "up", "train", 1]]}), "traffic holds"),
-    "no losses": (lambda m: again(m, told__loss=None), "told/loss is missing"),
+    "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more examples"),
+    "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "report/weight/global is not finite, or not from 0"),
+    "clients of another edge": (lambda m: report(m, selected=[2, 3]), "report/selected is"),
+    "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
+    "negative bytes": (lambda m: report(m, traffic={"entries": {"client-up-train": -1}}), "client-up-train is -1"),
+    "bytes of no link": (lambda m: report(m, traffic={"entries": {"moon-up-train": 1}}), "traffic/entries holds"),
+    "no losses": (lambda m: again(m, report__told_N__loss=None), "report/told_N holds []; it must hold ['loss']"),
     "updates that nobody wanted": (
-        lambda m: again(m, updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "nobody asked for",
+        lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),
-    "endless seconds": (lambda m: again(m, {"seconds": -3}), "seconds cannot be"),
-    "another policy's memory": (lambda m: again(m, selection__more=np.zeros(3)), "another selection policy"),
+    "endless seconds": (lambda m: report(m, seconds=-3.0), "report/seconds is -3.0; it must be from 0"),
+    "another policy's memory": (lambda m: again(m, report__selection__more=np.zeros(3)), "nobody asked for ['report/selection/more']"),
     "an answer of another kind": (lambda m: encode("measured", m.head, m.tensors), "kind 'measured'"),
 }  # fmt: skip
 
@@ -297,7 +302,7 @@ def test_an_edge_that_lies_is_absent(lie: str, tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize("change_", [{"count_G": np.array([10**6])}, {"accuracy_VG": np.array([[np.nan]])}])
 def test_an_edge_whose_accuracy_cannot_be_has_none(change_: dict[str, Any], tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "hierfavg", rounds=1)
-    lies(federation, "edge-0", "measured", lambda m: again(m, **{f"0__{name}": v for name, v in change_.items()}))
+    lies(federation, "edge-0", "measured", lambda m: again(m, **{f"report__readings__0__{name}": v for name, v in change_.items()}))
     (record,) = played(federation, enrolled)
     assert record["accuracy_per_edge"][0] is None
     assert record["accuracy"] == record["accuracy_per_edge"][1]

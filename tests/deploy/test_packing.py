@@ -20,8 +20,8 @@ from tests.deploy.small import small
 from tests.support import without
 
 KINDS = {
-    ("client", "down"): "lesson",
-    ("client", "up"): "learned",
+    ("client", "down"): "fit",
+    ("client", "up"): "update",
     ("cloud", "down"): "train",
     ("cloud", "up"): "trained",
 }
@@ -46,7 +46,7 @@ class Weighed(MemoryChildren):
                 continue
             for data in (messages[name], answer):
                 kind = decode(
-                    data, (*KINDS.values(), "begin", "ready", "measure", "measured", "question", "findings")
+                    data, (*KINDS.values(), "begin", "ready", "measure", "measured", "evaluate", "evaluation")
                 ).kind
                 self.bytes[kind] = self.bytes.get(kind, 0) + len(data)
                 self.count[kind] = self.count.get(kind, 0) + 1
@@ -148,7 +148,7 @@ def sent(codec: Codec, value: Parts, start: Parts) -> tuple[Parts, dict[str, dic
 
 
 def message(tensors: Mapping[str, Any], **head: Any) -> Message:
-    return decode(encode("learned", head, tensors), ("learned",))
+    return decode(encode("update", head, tensors), ("update",))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

@@ -29,8 +29,8 @@ LINKS = tuple(
 )  # fmt: skip
 FLAT_LINKS = LINKS[:2]
 KINDS = (
-    "enroll", "begin", "ready", "stranger", "facts", "lesson", "learned", "question", "findings", "train", "trained",
-    "measure", "measured", "relay", "relayed", "absent", "forgotten",
+    "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
+    "measure", "measured", "relay", "relayed", "absent", "forgotten", "roster",
 )  # fmt: skip
 
 CASES: dict[str, tuple[Any, ...]] = {
@@ -149,10 +149,10 @@ def test_the_cloud_sees_classes_and_sums_only_of_all_clients_of_an_edge(tmp_path
     federation = small("fed-bac").federation(tmp_path)
     cloud, *_ = overhear(federation)
     federation.enrol()
-    facts = [word.head for word in cloud.words if word.kind == "facts"]
-    assert len(facts) == 2
-    for said in facts:
-        assert sum(said["classes"]) == sum(one["train"] + one["validation"] for one in said["clients"].values())
+    rosters = [word.head for word in cloud.words if word.kind == "roster"]
+    assert len(rosters) == 2
+    for said in rosters:
+        assert sum(said["together"]["classes"]) == sum(one["train"] + one["validation"] for one in said["clients"].values())
         assert [(one["classes"], one["sums"]) for one in said["clients"].values()] == [([], None)] * len(
             said["clients"]
         )

@@ -29,9 +29,9 @@ def test_every_receiver_takes_what_it_was_sent(receivers: Bench) -> None:
     assert {receivers.outcome(target, target.data) for target in receivers.targets} == {"taken"}
     read = {target.name.split(": ")[1] for target in receivers.targets}
     assert read == {
-        "enroll at a client", "begin at a client", "lesson at a client", "question at a client",
+        "enroll at a client", "begin at a client", "fit at a client", "evaluate at a client",
         "enroll at an edge", "begin at an edge", "train at an edge", "measure at an edge", "relay at an edge",
-        "facts at an edge", "answer to a lesson", "answer to a question",
+        "facts at an edge", "answer to fit", "answer to evaluate",
         "facts at the cloud", "answer to train", "answer to measure", "relayed at the cloud",
     }  # fmt: skip
 
@@ -81,18 +81,18 @@ LONG = 300_000
         with_header(b"[" * LONG),
         with_header(b'{"a":' * (LONG // 5) + b"0" + b"}" * (LONG // 5)),
         with_head("[" * LONG),
-        with_head('{"protocol":1,"kind":"learned","order":[],"head":{"x":' + "9" * LONG + "}}"),
+        with_head('{"protocol":1,"kind":"update","order":[],"head":{"x":' + "9" * LONG + "}}"),
         with_header(json.dumps({"x": HUGE, "__metadata__": {"fedbac": "{}"}}).encode()),
         with_header(b'{"__metadata__":{"fedbac":"{}"},' + b'"x":{},' * (LONG // 7) + b'"y":{}}'),
-        with_head('{"protocol":1,"kind":"learned","order":[' + "[]," * (LONG // 3) + '[]],"head":{}}'),
-        encode("learned", {"x": ["y"] * (LONG // 5)}, {}),
-        encode("learned", {}, {"x": torch.zeros(LONG // 4)}),
+        with_head('{"protocol":1,"kind":"update","order":[' + "[]," * (LONG // 3) + '[]],"head":{}}'),
+        encode("update", {"x": ["y"] * (LONG // 5)}, {}),
+        encode("update", {}, {"x": torch.zeros(LONG // 4)}),
     ],
 )
 def test_decoding_takes_a_small_multiple_of_a_message(data: bytes) -> None:
     tracemalloc.start()
     try:
-        decode(data, ("learned",))
+        decode(data, ("update",))
     except WireError:
         pass
     finally:
@@ -103,7 +103,7 @@ def test_decoding_takes_a_small_multiple_of_a_message(data: bytes) -> None:
 
 def test_a_head_is_limited_before_it_is_read() -> None:
     with pytest.raises(WireError, match="says too much of itself"):
-        decode(encode("learned", {"x": "y" * MOST_HEAD}, {}), ("learned",))
+        decode(encode("update", {"x": "y" * MOST_HEAD}, {}), ("update",))
 
 
 def test_what_is_said_arrives_as_it_was() -> None:
@@ -115,7 +115,7 @@ def test_what_is_said_arrives_as_it_was() -> None:
         "none": torch.zeros(0, 4),
         "count": np.array(3),
     }
-    message = decode(encode("learned", {"list": [1, None, "ä"]}, tensors), ("learned", "findings"))
+    message = decode(encode("update", {"list": [1, None, "ä"]}, tensors), ("update", "evaluation"))
     assert message.head == {"list": [1, None, "ä"]}
     assert list(message.tensors) == list(tensors)  # the order counts: networks are added up in it
     for name, value in tensors.items():
@@ -123,7 +123,7 @@ def test_what_is_said_arrives_as_it_was() -> None:
 
 
 def said(**changes: Any) -> bytes:
-    whole = {"protocol": PROTOCOL, "kind": "learned", "order": [], "head": {}} | changes
+    whole = {"protocol": PROTOCOL, "kind": "update", "order": [], "head": {}} | changes
     return with_head(json.dumps(whole))
 
 
@@ -131,8 +131,8 @@ def said(**changes: Any) -> bytes:
     ("data", "match"),
     [
         (said(protocol=2), "protocol 2, and this is 1; update the older site"),
-        (said(kind="train"), "kind 'train', and learned was expected"),
-        (said(kind=["learned"]), "was expected"),
+        (said(kind="train"), "kind 'train', and update was expected"),
+        (said(kind=["update"]), "was expected"),
         (said(head=[]), "was expected"),
         (said(order=["x"]), "does not name its tensors"),
         (said(order=[[]]), "does not name its tensors"),
@@ -141,27 +141,27 @@ def said(**changes: Any) -> bytes:
         (with_head('{"head": NaN}'), "no head that can be read"),
         (with_header(b"\xff\xfe\x00"), "no head that can be read"),
         (with_header(b"[]"), "too many tensors"),
-        (encode("learned", {}, {"x": torch.zeros(3)})[:-1], "tensors cannot be read"),
+        (encode("update", {}, {"x": torch.zeros(3)})[:-1], "tensors cannot be read"),
     ],
 )
 def test_a_message_that_is_none_is_refused_in_words(data: bytes, match: str) -> None:
     with pytest.raises(WireError, match=match):
-        decode(data, ("learned",))
+        decode(data, ("update",))
 
 
 def test_a_tensor_named_by_a_number_is_refused() -> None:
-    data = encode("learned", {}, {"1": torch.zeros(1)})
+    data = encode("update", {}, {"1": torch.zeros(1)})
     outer = json.loads(data[LENGTH : LENGTH + int.from_bytes(data[:LENGTH], "little")])
     inner = json.loads(outer["__metadata__"]["fedbac"]) | {"order": [1]}
     outer["__metadata__"]["fedbac"] = json.dumps(inner)
     with pytest.raises(WireError, match="does not name its tensors"):
-        decode(with_header(json.dumps(outer).encode(), data[-4:]), ("learned",))
+        decode(with_header(json.dumps(outer).encode(), data[-4:]), ("update",))
 
 
 def test_plain_values_are_of_their_type() -> None:
     head = '{"whole": 3, "flag": true, "endless": 1e999, "list": [0, 2], "twice": [1, 1], "text": "x"}'
-    data = with_head(f'{{"protocol":1,"kind":"learned","order":[],"head":{head}}}')
-    message = decode(data, ("learned",))
+    data = with_head(f'{{"protocol":1,"kind":"update","order":[],"head":{head}}}')
+    message = decode(data, ("update",))
     assert (message.whole("whole", 3), message.value("flag", bool), message.wholes("list", {0, 1, 2})) == (
         3,
         True,
@@ -183,7 +183,7 @@ def test_plain_values_are_of_their_type() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
 def test_an_array_of_another_type_is_refused(dtype: torch.dtype) -> None:
-    message = decode(encode("learned", {}, {"loss": torch.zeros(1).to(dtype)}), ("learned",))
+    message = decode(encode("update", {}, {"loss": torch.zeros(1).to(dtype)}), ("update",))
     with pytest.raises(WireError, match="learned: loss is"):
         message.array("loss", np.float64, (1,))
 

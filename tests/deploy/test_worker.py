@@ -78,7 +78,7 @@ while (request := receive(sys.stdin.buffer)) is not None:
 
 def test_a_process_that_is_started_again_knows_the_run() -> None:
     """Else its parent would have to send everything twice, each time that a client was idle for a while."""
-    begin, other = encode("begin", {}, {}), encode("lesson", {}, {})
+    begin, other = encode("begin", {}, {}), encode("fit", {}, {})
     worker = Worker({}, idle=1000.0)
     worker.command = [sys.executable, "-c", NOTING]
     nobody_left = threading.Event()

@@ -16,6 +16,7 @@ from fedbac.core import trees
 from fedbac.core.codecs import Broadcast, Changes, Links, cost, passed
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.queries import Moment
+from fedbac.core.schema import Some
 from fedbac.core.schemes import moved_parts, moving_parts
 
 Tier = Literal["client", "cloud"]
@@ -36,7 +37,7 @@ PASSES: Mapping[Tier, frozenset[Scope]] = {
 class Ledger:
     """Bytes per (tier, direction, purpose)."""
 
-    entries: dict[tuple[Tier, Direction, Purpose], int] = field(default_factory=dict)
+    entries: Some[dict[tuple[Tier, Direction, Purpose], int]] = field(default_factory=dict)
 
     def add(self, tier: Tier, direction: Direction, purpose: Purpose, num_bytes: int) -> None:
         """Count bytes."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from fedbac.core.codecs import Broadcast, Codec
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
+from fedbac.core.schema import LARGEST, AnyNumber, Local, Share, Some, Within
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 Kept = Literal["square", "epochs"]
@@ -25,13 +26,13 @@ class Teachers:
     so that they can be compared with those of clients without teachers.
     """
 
-    bank: Params
+    bank: AnyNumber[Params]
     """Stacked whole networks."""
-    weight_CT: FloatArray
+    weight_CT: AnyNumber[Share[FloatArray]]
     """β: by client, what each teacher counts. They sum to 1, or to 0 for a client without teachers, whose λ is 0."""
-    share_C: FloatArray
+    share_C: Share[FloatArray]
     """λ."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Within(1e-300, LARGEST)] = 1.0
     """τ."""
 
     @property
@@ -44,22 +45,22 @@ class Teachers:
 class Train:
     """Train these clients, each from its rows of a bank and on its own data."""
 
-    clients: tuple[int, ...]
+    clients: Local[tuple[int, ...]]
     bank: Parts
     """Stacked: every distinct start once."""
-    row_C: Mapping[str, IntArray]
+    row_C: Local[Mapping[str, IntArray]]
     """Per part, the row of the bank from which each client starts."""
     round: int
     edge_round: int
     learning_rate: float
-    momentum: Parts | None = None
+    momentum: Local[Parts | None] = None
     """Stacked momentum buffers of the clients, when they persist between rounds."""
     keep: frozenset[Kept] = frozenset()
     """Which statistics to come back with; none of them changes what is learned."""
-    rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
+    rate_scale: Local[Mapping[int, FloatArray]] = field(default_factory=dict)
     """By the number of a phase, what the learning rate of each client is multiplied by; 1 where it is missing."""
     teachers: Teachers | None = None
-    phases: tuple[int, ...] | None = None
+    phases: Some[tuple[int, ...]] | None = None
     """The numbers of the phases to run, where some rest in this round; all when not given."""
 
     def rates(self, phase: int) -> FloatArray:
@@ -92,7 +93,7 @@ class Trained:
     parts_C: Parts
     loss_C: FloatArray
     """Mean loss over the examples visited; not finite where training broke down."""
-    momentum: Parts | None = None
+    momentum: Local[Parts | None] = None
     square_C: FloatArray | None = None
     """Mean of their squared losses, where it was asked for."""
     epoch_CE: FloatArray | None = None
@@ -140,18 +141,18 @@ class Averaged:
 class Evaluate:
     """Measure models on examples of one split."""
 
-    bank: Parts
+    bank: Some[AnyNumber[Parts]]
     """Stacked; parts that make no prediction may be missing."""
-    row_V: Mapping[str, IntArray]
+    row_V: Some[AnyNumber[Mapping[str, IntArray]]]
     """Per part, the row of the bank that each model uses."""
     split: Split
-    owners: tuple[int, ...]
+    owners: Local[tuple[int, ...]]
     """Whose examples: one group for each of these."""
     level: Literal["client", "edge"] = "client"
     """Whether owners are clients or edges. Edges own test data only; of those, a client has a share by its classes."""
-    paired: bool = False
+    paired: Local[bool] = False
     """Every model on the group of the same place only, instead of each on each."""
-    max_samples: int | None = None
+    max_samples: Annotated[int, Within(1, LARGEST)] | None = None
     """Cap per group, by a fixed subset."""
 
     @property

@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from fedbac.deploy.charter import OTHER_DATA, Charter
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import WireError, decode, encode
+from fedbac.deploy.wire import WireError, decode
 
 log = logging.getLogger("fedbac")
 SHORT = 1024
 """Bytes: an answer without tensors is shorter."""
-STRANGER = encode("stranger", {}, {})
+STRANGER = sent("stranger")
 """The answer of a child that does not know the charter, as after a restart."""
-FORGOTTEN = encode("forgotten", {}, {})
+FORGOTTEN = sent("forgotten")
 """The answer of a child that does not have the networks whose changes it was sent."""
 
 Child = TypeVar("Child")
@@ -74,7 +75,8 @@ class Asking:
         with self._lock:
             new = [name for name in names if name not in self._informed and name not in self._unfit]
             self._rejoined -= set(new)
-        answers, reasons = self.children.call(dict.fromkeys(new, self.charter.encoded()), deadline) if new else ({}, {})
+        begin = sent("begin", charter=self.charter.text)
+        answers, reasons = self.children.call(dict.fromkeys(new, begin), deadline) if new else ({}, {})
         for name, answer in answers.items():
             try:
                 decode(answer, ("ready",))

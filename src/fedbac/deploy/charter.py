@@ -21,8 +21,7 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
-from fedbac.deploy.messages.pieces import Owners
-from fedbac.deploy.wire import Message, WireError, encode
+from fedbac.deploy.wire import WireError
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.orders import Site
@@ -55,6 +54,21 @@ class Facts(BaseModel):
     """Per channel of images the sum, the sum of squares and the number of pixels, of training and validation data."""
     largest_token: int | None = Field(ge=0, le=MOST_TOKENS)
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who owns which part: decides what is sent and what stays."""
+
+    scopes: Mapping[str, Scope]
+
+    def without(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts, but for those whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] not in kept}
+
+    def only(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] in kept}
 
 
 @dataclass(frozen=True)
@@ -91,10 +105,6 @@ class Charter:
     def id(self) -> str:
         """Its hash."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
-
-    def encoded(self) -> bytes:
-        """Return the message that hands it over."""
-        return encode("begin", {"charter": self.text}, {})
 
     @property
     def owners(self) -> Owners:
@@ -202,10 +212,10 @@ class Charter:
         return found
 
 
-def read_charter(message: Message) -> Charter:
+def read_charter(text: str) -> Charter:
     """Return the charter that a parent hands over."""
     try:
-        plain = json.loads(message.value("charter", str))
+        plain = json.loads(text)
         experiment = parse(Experiment, plain.pop("experiment"))
         charter = Charter(
             run=str(plain["run"]),

@@ -17,7 +17,13 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, T
 from fedbac.core.settings import IntArray
 from fedbac.deploy.asking import ask_twice
 from fedbac.deploy.charter import Charter
-from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned, start_of
+from fedbac.deploy.protocol.messages import (
+    evaluate_request,
+    fit_request,
+    read_evaluation,
+    read_update,
+    start_of,
+)
 from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import DeployError
 
@@ -100,24 +106,23 @@ class Clients:
         for place, client in enumerate(train.clients):
             same = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
             if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
-                made[same] = lesson(train, place, self.owners, self.charter.id, broadcast)
+                made[same] = fit_request(train, place, self.charter, broadcast)
             messages[client] = made[same]
 
         def whole(client: int) -> bytes:
-            return lesson(train, train.clients.index(client), self.owners, self.charter.id)
+            return fit_request(train, train.clients.index(client), self.charter)
 
         answers, reasons = ask_twice(self.reach.ask, messages, whole)
         num_epochs = self.charter.epochs(train.phases)
         told = []
         for place, client in enumerate(train.clients):
-            found = None
+            found = _lost_update(train, place, num_epochs)
             if client in answers:
                 try:
-                    message = decode(answers[client], ("learned",))
-                    found = self._with_twins(read_learned(message, train, place, up, num_epochs, codec), link)
+                    found = self._with_twins(read_update(decode(answers[client], ("update",)), found, up, codec), link)
                 except WireError as error:
                     reasons[client] = str(error)
-            told.append(found or _failed(train, place, num_epochs))
+            told.append(found)
         self.reach.note(reasons)
         return told
 
@@ -132,22 +137,22 @@ class Clients:
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:
-            messages = {owner: self._question(request, place) for place, owner in enumerate(request.owners)}
+            messages = {owner: self._asked(request, place) for place, owner in enumerate(request.owners)}
         else:
-            messages = dict.fromkeys(request.owners, self._question(request, 0))
+            messages = dict.fromkeys(request.owners, self._asked(request, 0))
         answers, reasons = self.reach.ask(messages)
         num_models = 1 if request.paired else request.num_models
         by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
         held = by_split[request.split]
         found = []
         for owner in request.owners:
-            measured = None
+            measured = _lost_evaluation(num_models)
             if owner in answers:
                 try:
-                    measured = read_findings(decode(answers[owner], ("findings",)), num_models, held[owner])
+                    measured = read_evaluation(decode(answers[owner], ("evaluation",)), measured, held[owner])
                 except WireError as error:
                     reasons[owner] = str(error)
-            found.append(measured or _nothing(num_models))
+            found.append(measured)
         self.reach.note(reasons)
         return found
 
@@ -156,31 +161,29 @@ class Clients:
         holders = [edge for edge in request.owners if self.charter.test_M[edge]]
         others = [edge for edge in request.owners if edge not in holders]
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
-        answers, lost = (
-            self.reach.ask_edges(dict.fromkeys(holders, self._question(request, 0))) if holders else ({}, {})
-        )
+        answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
         each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
         told = dict(zip(clients, each, strict=True))
-        found, reasons = [], []
+        found, reasons, nothing = [], [], _lost_evaluation(request.num_models)
         for edge in request.owners:
             try:
                 if edge in others:
                     found.append(_of_all([told[client] for client in self.charter.clients[edge]]))
                 else:
-                    message = decode(answers[edge], ("findings",))
-                    found.append(read_findings(message, request.num_models, self.charter.test_M[edge]))
+                    message = decode(answers[edge], ("evaluation",))
+                    found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
             except (KeyError, WireError) as error:
                 why = lost.get(edge, str(error))
                 reasons.append(f"the test data of edge {edge} could not be measured on: {why}")
-                found.append(_nothing(request.num_models))
+                found.append(nothing)
         if len(reasons) == len(found):
             raise TooFewClientsError("; ".join(reasons))
         for reason in reasons:
             log.warning(reason)
         return _side_by_side(found)
 
-    def _question(self, request: Evaluate, place: int) -> bytes:
-        return question(request, place, self.before, self.owners, self.charter.id)
+    def _asked(self, request: Evaluate, place: int) -> bytes:
+        return evaluate_request(request, place, self.before, self.charter)
 
 
 _NOBODY = np.zeros(0, dtype=np.int64)
@@ -192,19 +195,15 @@ def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
     return weight_R
 
 
-def _failed(train: Train, place: int, num_epochs: int) -> Trained:
+def _lost_update(request: Train, place: int, num_epochs: int) -> Trained:
     """Return what stands for a client that did not come back: it does not count."""
-    missing = np.full(1, np.nan)
-    return Trained(
-        start_of(train, place),
-        missing,
-        None,
-        missing if "square" in train.keep else None,
-        np.full((1, num_epochs), np.nan) if "epochs" in train.keep else None,
-    )
+    square_C = np.full(1, np.nan) if "square" in request.keep else None
+    epoch_CE = np.full((1, num_epochs), np.nan) if "epochs" in request.keep else None
+    return Trained(start_of(request, place), np.full(1, np.nan), None, square_C, epoch_CE)
 
 
-def _nothing(num_models: int) -> Measured:
+def _lost_evaluation(num_models: int) -> Measured:
+    """Return what stands for an owner that did not answer."""
     missing = np.full((num_models, 1), np.nan)
     return Measured(missing, missing, np.zeros(1, dtype=np.int64))
 

@@ -15,10 +15,10 @@ from fedbac.deploy.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.greeting import check_hello, welcome
 from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import children_of
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.remote import Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import encode
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
 from fedbac.runs.checkpoints import newest
@@ -137,7 +137,7 @@ class Cloud:
         pem = self.kit.list_file.read_bytes() if self.kit.list_file.exists() else b""
         if pem == self.list_sent:
             return
-        message = encode("revoked", {"list": pem.decode()}, {})
+        message = sent("revoked", list=pem.decode())
         _, reasons = children.call(dict.fromkeys(children.present(), message), self.kit.site.deploy.deadline)
         if not reasons:
             self.list_sent = pem

@@ -10,8 +10,8 @@ KIND = re.compile(rb'"kind\\": \\"([a-z]{1,16})\\"')
 LOOKED_AT = 256
 """Bytes at the beginning of a message, within which it says its kind."""
 KINDS = {
-    *("enroll", "facts", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
-    *("train", "trained", "measure", "measured", "lesson", "learned", "question", "findings"),
+    *("enroll", "facts", "roster", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
+    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation"),
 }
 """Those that are told apart: a child cannot make its parent remember others."""
 

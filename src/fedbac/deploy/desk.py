@@ -14,8 +14,7 @@ from fedbac.core.settings import BoolArray
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients, Reach, TooFewClientsError
 from fedbac.deploy.keepsakes import Keepsakes
-from fedbac.deploy.messages.packing import Shelf
-from fedbac.deploy.wire import Message, laid_out
+from fedbac.deploy.protocol.packing import Shelf
 from fedbac.errors import DeployError
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
@@ -45,8 +44,8 @@ class Desk:
 
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
-        kept = Message("version", {}, self.keepsakes.before(before) or {}).parts("parts")
-        own = self.charter.own("edge", self.site.index, kept, received)
+        kept = self.keepsakes.before(before) or {"parts": {}}
+        own = self.charter.own("edge", self.site.index, kept["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
 
     def first_memory(self) -> Any:
@@ -72,11 +71,8 @@ class Desk:
             raise TooFewClientsError(
                 f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
             )
-        kept = laid_out(self.charter.owners.only(report.bank, "edge"), "parts")
-        for name, stacks in memory.with_(report.links).items():
-            kept |= laid_out(stacks, f"links/{name}")
-        if kept:
-            self.keepsakes.keep((order.round, 0), kept)
+        own = self.charter.owners.only(report.bank, "edge")
+        self.keepsakes.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
         return report
 
@@ -93,9 +89,8 @@ class Desk:
         held = {part: Holding(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
         kept = self.keepsakes.before((order.round, 0))
         if kept is not None:
-            version = Message("version", {}, kept)
-            whole = {name: version.parts(f"links/{name}") for name in OF_SITES if name in method.links.active}
-            return Remembered(whole, held)
+            links = kept["links"]
+            return Remembered({name: links.get(name, {}) for name in OF_SITES if name in method.links.active}, held)
         first = first_memory(method.links, method.personalization, self.charter.first, self.site)
         memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
         if order.round == 1:

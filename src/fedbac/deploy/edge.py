@@ -4,12 +4,14 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbac.config.experiment import Runtime
+from fedbac.core.queries import Statistic
 from fedbac.deploy.asking import FORGOTTEN, STRANGER, Asking, Silences
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
@@ -17,14 +19,20 @@ from fedbac.deploy.desk import Desk
 from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import children_of, parent_of
-from fedbac.deploy.messages.orders import measure_report, read_bank, read_measure_order, read_train_order, train_report
-from fedbac.deploy.messages.packing import ForgottenError
+from fedbac.deploy.protocol.messages import (
+    check_rows,
+    read_measure_request,
+    read_train_request,
+    received,
+    sent,
+)
+from fedbac.deploy.protocol.packing import ForgottenError
 from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.shop import Shop
 from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import Message, WireError, bytes_of, decode, encode
-from fedbac.errors import DeployError
+from fedbac.deploy.wire import Message, WireError, decode
+from fedbac.errors import DeployError, quoted
 
 KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
 
@@ -122,10 +130,10 @@ class Edge:
             return FORGOTTEN
         except TooFewClientsError as error:
             self.silences.note([self.site.name], {self.site.name: str(error)})
-            return encode("absent", {"reason": str(error), "present": self._present()}, {})
+            return sent("absent", reason=str(error), present=self._present())
 
-    def _present(self) -> list[str]:
-        return sorted(self.clients.present() - set(self.unfit))
+    def _present(self) -> tuple[str, ...]:
+        return tuple(sorted(self.clients.present() - set(self.unfit)))
 
     @property
     def unfit(self) -> dict[str, str]:
@@ -134,29 +142,28 @@ class Edge:
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
-        payload = encode("enroll", {"experiment": message.value("experiment", dict)}, {})
+        payload = sent("enroll", **received(message))
         answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
         told: dict[str, Facts] = {}
         for name, answer in answers.items():
             try:
-                facts = read_facts(decode(answer, ("facts",)).head.get("facts"))
+                facts = read_facts(received(decode(answer, ("facts",)))["facts"])
                 read_together(facts.model_dump(), [facts])
                 told[name] = facts
             except WireError as error:
                 reasons[name] = str(error)
         own = None
         if self.shop is not None:
-            own = read_facts(decode(self.shop.answer(payload), ("facts",)).head.get("facts")).model_dump()
+            own = received(decode(self.shop.answer(payload), ("facts",)))["facts"]
         for name, reason in reasons.items():
             log.warning("%s said nothing of its data: %s", name, reason)
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
-        head = {"clients": plain, "edge": own, "reasons": reasons, **_together(list(told.values()))}
-        return encode("facts", head, {})
+        return sent("roster", clients=plain, edge=own, together=_together(list(told.values())), reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
-        charter = read_charter(message)
+        charter = read_charter(received(message)["charter"])
         if self.desk is not None and self.desk.charter.id == charter.id:  # as after a link that was lost for a moment
-            return encode("ready", {"charter": charter.id}, {})
+            return sent("ready")
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
             raise DeployError(f"{self.site.name}: the run has another number of clients than its kit; renew the kit")
@@ -167,48 +174,57 @@ class Edge:
         self.reach = reach
         self.desk = Desk(charter, site, reach, self.state, self.site.deploy.min_clients)
         log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
-        return encode("ready", {"charter": charter.id}, {})
+        return sent("ready")
 
     def _revoked(self, message: Message) -> bytes:
-        revoked = message.value("list", str).encode()
+        revoked = received(message)["list"].encode()
         if self.kit is not None and self.kit.take_list(revoked):
             self.clients.turn_away(revoked)
             log.warning("the cloud passed on a newer list of revoked certificates")
-        return encode("ready", {}, {})
+        return sent("ready")
 
     def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        charter, codec = desk.charter, desk.charter.experiment.method.links.cloud_down
-        bank = read_bank(message, charter.template, charter.owners, codec, desk.shelf)
-        own = desk.own((message.whole("round", 2**53), 0), bank)
-        order = read_train_order(message, desk.site, desk.first_memory(), bank, own, charter.first, charter.owners)
-        if codec is not None:
-            desk.shelf.put(bank)
-        return train_report(desk.train(order, gone), desk.charter.owners, self._present())
+        charter = desk.charter
+        order = read_train_request(message, charter, desk.site, desk.first_memory(), desk.shelf)
+        own = desk.own((order.round, 0), order.bank)
+        here = {part: np.array([desk.site.index]) for part in charter.owners.only(own, "edge")}
+        check_rows(order.row_N, order.bank | own)
+        if charter.experiment.method.links.cloud_down is not None:
+            desk.shelf.put(order.bank)
+        order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
+        report = desk.train(order, gone)
+        told_N = {query: report.told_N[query] for query in {*order.statistics, Statistic("loss")}}
+        report = replace(report, bank=charter.owners.without(report.bank, "edge", "client"), told_N=told_N)
+        return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        round_ = message.whole("round", 2**53)
-        own = desk.own((round_ + 1, 0), message.parts("bank"))
-        order = read_measure_order(
-            message, desk.site, desk.first_memory(), own, desk.averages(round_), desk.charter.template
-        )
-        return measure_report(desk.measure(order, round_, gone), self._present())
+        order, round_, kept = read_measure_request(message, desk.charter, desk.site, desk.first_memory())
+        own, trained = desk.own((round_ + 1, 0), order.bank), desk.averages(round_)
+        if not set(kept) <= set(trained):
+            raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")
+        used = {part for wanted in order.wanted for part in wanted.row_V}
+        bank = order.bank | {part: params for part, params in own.items() if part in used}
+        order = replace(order, bank=bank, kept={part: trained[part] for part in kept})
+        for wanted in order.wanted:
+            check_rows(wanted.row_V, order.bank, order.kept)
+        return sent("measured", report=desk.measure(order, round_, gone), present=self._present())
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
         """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
-        payloads = {path: bytes_of(value) for path, value in message.under("payload").items()}
-        to = message.value("to", dict)
+        relay = received(message)
+        to, payload = relay["to"], relay["payload"]
         known = {str(client): client for client in reach.name_of}
-        if not set(to) <= {*known, EDGE} or not set(map(str, to.values())) <= set(payloads):
+        if not set(to) <= {*known, EDGE} or not set(to.values()) <= set(payload):
             raise WireError("relay: it is for clients that are not here")
-        found, lost = reach.ask({known[c]: payloads[str(place)] for c, place in to.items() if c != EDGE})
+        found, lost = reach.ask({known[c]: payload[place] for c, place in to.items() if c != EDGE})
         answers = {str(client): answer for client, answer in found.items()}
         reasons = {str(client): reason for client, reason in lost.items()}
         if EDGE in to:
-            found, lost = reach.ask_edges({reach.edge: payloads[str(to[EDGE])]})
+            found, lost = reach.ask_edges({reach.edge: payload[to[EDGE]]})
             answers |= dict.fromkeys([EDGE][: len(found)], next(iter(found.values()), b""))
             reasons |= dict.fromkeys([EDGE][: len(lost)], next(iter(lost.values()), ""))
-        head = {"reasons": reasons, "present": self._present(), "numbers": sorted(reach.clients())}
-        return encode("relayed", head, {f"answer/{c}": np.frombuffer(a, dtype=np.uint8) for c, a in answers.items()})
+        numbers = tuple(sorted(reach.clients()))
+        return sent("relayed", answer=answers, reasons=reasons, present=self._present(), numbers=numbers)
 
 
 def _together(told: list[Facts]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import numpy as np
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
+from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.settings import client_name, edge_name
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import Message, WireError, decode, encode
+from fedbac.deploy.wire import WireError, decode
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
@@ -90,7 +91,7 @@ def stored(folder: Path) -> Enrolled | None:
         return None
     try:
         said = read_json(path)
-        charter = read_charter(Message("begin", {"charter": said["charter"]}, {}))
+        charter = read_charter(said["charter"])
         return Enrolled(charter, tuple(tuple(map(int, row)) for row in said["classes"]))
     except (OSError, ValueError, KeyError, TypeError, WireError) as error:
         raise DeployError(f"{path}: it cannot be read ({error}); start anew with --overwrite") from error
@@ -119,7 +120,7 @@ def enrol(
         edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
     }
     roll = Roll({}, {}, {}, {})
-    payload = encode("enroll", {"experiment": experiment.model_dump(mode="json")}, {})
+    payload = sent("enroll", experiment=experiment.model_dump(mode="json"))
     while True:
         due = [edge for edge, clients in expected.items() if not set(clients) <= set(roll.clients)]
         if not due:
@@ -138,16 +139,16 @@ def enrol(
 
 def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
     try:
-        message = decode(answer, ("facts",))
-        told = {name: read_facts(said) for name, said in message.value("clients", dict).items() if name in clients}
-        own = message.head.get("edge")
+        roster = received(decode(answer, ("roster",)))
+        told = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
+        own = roster["edge"]
         if len(told) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
-            together = read_together(message.head, list(told.values()))
+            together = read_together(roster["together"], list(told.values()))
             roll.classes[edge], roll.sums[edge] = together.classes, together.sums
             if own is not None:
                 roll.edges[edge] = _tests(own)
             roll.clients |= told
-        for name, reason in message.value("reasons", dict).items():
+        for name, reason in roster["reasons"].items():
             log.warning("%s said nothing of its data: %s", quoted(name), quoted(reason))
     except (WireError, ValueError, TypeError) as error:
         log.warning("%s: %s", edge_name(edge), error)

@@ -6,12 +6,12 @@ round or two, so an owner goes back with it: it uses the newest version from bef
 
 import logging
 import re
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
-
-from fedbac.deploy.wire import WireError, decode, encode
+from fedbac.core.parts import Parts
+from fedbac.deploy.protocol.messages import received, sent
+from fedbac.deploy.wire import WireError, decode
 from fedbac.files import make_folder, remove, write_whole
 
 NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
@@ -30,22 +30,24 @@ class Keepsakes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def before(self, moment: Moment) -> dict[str, Tensor] | None:
-        """Return the newest version made before a moment; None if there is none."""
+    def before(self, moment: Moment) -> dict[str, Any] | None:
+        """Return the newest version made before a moment, by the fields of the message; None if there is none."""
         for made, file in sorted(self._files().items(), reverse=True):
             if made >= moment:
                 continue
             try:
-                return decode(file.read_bytes(), ("version",)).tensors
+                return received(decode(file.read_bytes(), ("version",)))
             except (WireError, OSError) as error:
                 log.warning("%s cannot be read (%s); going back to the version before it", file, error)
         return None
 
-    def keep(self, moment: Moment, tensors: Mapping[str, Tensor]) -> None:
-        """Write a version, and remove those that nobody goes back to."""
+    def keep(self, moment: Moment, **kept: Parts | dict[str, Parts]) -> None:
+        """Write a version if there is something to keep, and remove those that nobody goes back to."""
+        if not any(kept.values()):
+            return
         make_folder(self.folder)
         path = self.folder / f"own-{moment[0]:06d}-{moment[1]}.safetensors"
-        write_whole(path, encode("version", {}, tensors), mode=0o600)
+        write_whole(path, sent("version", **{"parts": {}, "momentum": {}, "left": {}, "links": {}, **kept}), mode=0o600)
         files = self._files()
         old = sorted(made for made in files if made < (moment[0] - ROUNDS_BACK, 0))
         for made in old[:-1]:  # the newest of them is what a cloud that goes back would ask for

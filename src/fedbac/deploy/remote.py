@@ -11,27 +11,22 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from fedbac.core import trees
+from fedbac.core.links import Ledger
 from fedbac.core.parts import Scope
-from fedbac.core.queries import Moment
+from fedbac.core.queries import Moment, Statistic
 from fedbac.core.schemes import running_phases
 from fedbac.deploy.asking import Asking, Silences, ask_twice
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
 from fedbac.deploy.edge import EDGE
-from fedbac.deploy.messages.orders import (
-    lost_measurements,
-    lost_report,
-    measure_order,
-    read_measure_report,
-    read_train_report,
-    train_order,
-)
+from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transport import Children
-from fedbac.deploy.wire import Message, WireError, bytes_of, decode, encode
+from fedbac.deploy.wire import Message, WireError, decode
 from fedbac.errors import TooFewSitesError, quoted
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport
 
 AGAIN, LONGEST = 0.5, 10.0
 """Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
@@ -117,53 +112,50 @@ class RemoteEdges(Remote):
         """Have every edge run its order; too few answers make no round."""
         self.wait(self._too_few)
         self.round = orders[0].round
-        owners, key = self.charter.owners, self.charter.id
         named = {edge_name(order.site): order for order in orders}
-        messages = {name: train_order(order, owners, key) for name, order in named.items()}
+        messages = {name: train_request(order, self.charter) for name, order in named.items()}
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
         num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
 
         def whole(name: str) -> bytes:
-            return train_order(replace(named[name], broadcast=None), owners, key)
-
-        def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
-            return read_train_report(message, order, site, owners, num_epochs, method.links.cloud_up)
+            return train_request(replace(named[name], broadcast=None), self.charter)
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
             return lost_report(order, site, num_epochs)
 
-        return self._reports(orders, self._ask(messages, "trained", whole), read, lost)
+        return self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost)
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
-        owners, key = self.charter.owners, self.charter.id
-        messages = {edge_name(order.site): measure_order(order, self.round, owners, key) for order in orders}
-
-        def read(message: Message, order: MeasureOrder, site: Site) -> MeasureReport:
-            return read_measure_report(message, order, site, self.charter.holds(site))
-
-        return self._reports(orders, self._ask(messages, "measured", messages.__getitem__), read, lost_measurements)
+        charter, messages = self.charter, {}
+        for order in orders:
+            bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
+            sent_order = replace(order, bank=bank)
+            message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
+            messages[edge_name(order.site)] = message
+        found = self._ask(messages, "measured", messages.__getitem__)
+        return self._reports(orders, found, read_measured, lost_measurements)
 
     def _reports(
         self,
         orders: Sequence[SomeOrder],
         found: Mapping[str, Message | str],
-        read: Callable[[Message, SomeOrder, Site], SomeReport],
+        read: Callable[[Message, SomeReport, SomeOrder, Site, Charter], SomeReport],
         lost: Callable[[SomeOrder, Site], SomeReport],
     ) -> list[SomeReport]:
         """Return every edge's report, or what stands for it; too few of them are none."""
         reports, reasons = [], {}
         for order in orders:
             name, site = edge_name(order.site), self.charter.sites[order.site]
-            answer = found.get(name, "it was not there")
+            answer, report = found.get(name, "it was not there"), lost(order, site)
             if isinstance(answer, Message):
                 try:
-                    reports.append(read(answer, order, site))
+                    reports.append(read(answer, report, order, site, self.charter))
                     continue
                 except WireError as error:
                     answer = str(error)
             reasons[name] = answer
-            reports.append(lost(order, site))
+            reports.append(report)
         self._count([edge_name(order.site) for order in orders], reasons)
         return reports
 
@@ -200,6 +192,36 @@ class RemoteEdges(Remote):
         if answered < self.deploy.min_edges:
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
         self.pause = AGAIN
+
+
+def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
+    """Return what is known of an edge that did not answer: everything is as it was, and counts for nothing."""
+    count, asked = len(site.clients), order.statistics | {Statistic("loss")}
+    shapes = {query: (count, num_epochs) if query.name == "epochs" else (count,) for query in asked}
+    return TrainReport(
+        bank=order.bank,
+        weight={part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()},
+        selection=order.selection,
+        selected=(),
+        failed=(),
+        loss=float("nan"),
+        told_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
+        traffic=Ledger(),
+        momentum=order.momentum,
+        readings=(float("nan"),) * len(order.readings),
+        links=order.links,
+        absent=True,
+    )
+
+
+def lost_measurements(order: MeasureOrder, site: Site) -> MeasureReport:
+    """Return what is known of an edge that did not answer: nothing, from no examples."""
+    readings = []
+    for wanted in order.wanted:
+        groups = {"site": 1, "edge": len(site.edges)}.get(wanted.by, len(site.clients))
+        nothing = np.full((1 if wanted.by == "client" else wanted.num_models, groups), np.nan)
+        readings.append(Reading(nothing, nothing, np.zeros(groups, dtype=np.int64)))
+    return MeasureReport(tuple(readings), Ledger())
 
 
 class RelayReach:
@@ -251,9 +273,10 @@ class RelayReach:
                     raise WireError(lost[edge_name(m)])
                 message = decode(replies[edge_name(m)], ("relayed",))
                 self.remote.heard(edge_name(m), message)
-                here |= set(message.wholes("numbers", frozenset(self.charter.clients[m])))
-                answers |= {mine[c]: bytes_of(value) for c, value in message.under("answer").items() if c in mine}
-                reasons |= {mine[c]: quoted(why) for c, why in message.value("reasons", dict).items() if c in mine}
+                found = received(message, answer=mine, numbers=self.charter.clients[m])
+                here |= set(found["numbers"])
+                answers |= {mine[c]: answer for c, answer in found["answer"].items()}
+                reasons |= {mine[c]: quoted(why) for c, why in found["reasons"].items() if c in mine}
             except WireError as error:
                 asked = [*each, *([-1 - m] if own is not None else [])]
                 reasons |= dict.fromkeys(asked, f"{edge_name(m)}: {error}")
@@ -261,12 +284,12 @@ class RelayReach:
 
     def _packed(self, each: Mapping[int, bytes], own: bytes | None) -> bytes:
         """Return a relay; a message that several clients get travels once."""
-        places: dict[bytes, int] = {}
-        to = {str(client): places.setdefault(message, len(places)) for client, message in each.items()}
+        places: dict[bytes, str] = {}
+        to = {str(client): places.setdefault(message, str(len(places))) for client, message in each.items()}
         if own is not None:
-            to[EDGE] = places.setdefault(own, len(places))
-        tensors = {f"payload/{place}": np.frombuffer(message, dtype=np.uint8) for message, place in places.items()}
-        return encode("relay", {"charter": self.charter.id, "to": to}, tensors)
+            to[EDGE] = places.setdefault(own, str(len(places)))
+        payload = {place: message for message, place in places.items()}
+        return sent("relay", charter=self.charter.id, to=to, payload=payload)
 
 
 class RemoteClients(Remote):

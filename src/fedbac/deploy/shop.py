@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
@@ -16,21 +15,27 @@ from fedbac.core.codecs import Changes
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Moment
-from fedbac.core.requests import Train, Trained, Trainer
+from fedbac.core.requests import Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
 from fedbac.deploy.charter import CANNOT_RUN, OTHER_DATA, Charter, Facts, read_charter
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
-from fedbac.deploy.messages.lessons import findings, learned, moment_in, read_lesson, read_question
-from fedbac.deploy.messages.packing import ForgottenError, Shelf
-from fedbac.deploy.wire import Message, all_finite, decode, encode, laid_out
+from fedbac.deploy.protocol.messages import (
+    check_rows,
+    read_evaluate_request,
+    read_fit_request,
+    received,
+    sent,
+)
+from fedbac.deploy.protocol.packing import ForgottenError, Shelf
+from fedbac.deploy.wire import Message, decode
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, DeployError
 from fedbac.local import Examples, make_trainer, one_thread
 
-KINDS = ("enroll", "begin", "lesson", "question")
+KINDS = ("enroll", "begin", "fit", "evaluate")
 
 log = logging.getLogger("fedbac")
 
@@ -68,10 +73,10 @@ class Shop:
         if self.charter is None or message.head.get("charter") != self.charter.id:
             return STRANGER  # whoever asks hands over the charter first, and asks again
         with one_thread():
-            if message.kind == "question":
-                return self._measure(message)
+            if message.kind == "evaluate":
+                return self._evaluate(message)
             try:
-                return self._learn(message)
+                return self._fit(message)
             except ForgottenError:
                 return FORGOTTEN
 
@@ -98,15 +103,15 @@ class Shop:
 
     def _enroll(self, message: Message) -> bytes:
         try:
-            experiment = parse(Experiment, message.value("experiment", dict))
+            experiment = parse(Experiment, received(message)["experiment"])
         except ConfigError as error:
             raise DeployError(f"{CANNOT_RUN}: {error}") from error
-        return encode("facts", {"facts": self.facts(experiment).model_dump()}, {})
+        return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
-        charter = read_charter(message)
+        charter = read_charter(received(message)["charter"])
         if self.charter is not None and self.charter.id == charter.id:
-            return encode("ready", {"charter": charter.id}, {})
+            return sent("ready")
         data = self._held_out(charter.experiment)
         if charter.fingerprints.get(self.name) != data.fingerprint:
             raise DeployError(
@@ -118,7 +123,7 @@ class Shop:
         self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
         log.info("part of run %s with %d examples to %s", charter.run, data.size(split), split)
-        return encode("ready", {"charter": charter.id}, {})
+        return sent("ready")
 
     @property
     def terms(self) -> Charter:
@@ -171,62 +176,52 @@ class Shop:
         scheme = charter.experiment.method.personalization
         return adjusted(make_trainer(charter.network, scheme, examples, self.runtime), scheme)
 
-    def _learn(self, message: Message) -> bytes:
+    def _fit(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
-        charter, links = self.terms, self.terms.experiment.method.links
-        lesson = read_lesson(message, charter.template, charter.owners, links.client_down, self.shelf)
-        if links.client_down is not None:
-            self.shelf.put(lesson.bank)
-        experiment, scheme = charter.experiment, charter.experiment.method.personalization
-        kept = self._kept((lesson.round, lesson.edge_round))
-        own = charter.own("client", self.number, _parts(kept, "parts"), lesson.bank)
-        bank = {part: lesson.bank[part] if part in lesson.bank else own[part] for part in scheme.parts}
+        charter, method = self.terms, self.terms.experiment.method
+        request = read_fit_request(message, charter, self.number, self.shelf)
+        if method.links.client_down is not None:
+            self.shelf.put(request.bank)
+        task, scheme = charter.experiment.task, method.personalization
+        kept = self._kept((request.round, request.edge_round))
+        whole = request.bank | charter.own("client", self.number, kept["parts"], request.bank)
+        bank = {part: whole[part] for part in scheme.parts}
         momentum = None
-        if experiment.task.training.momentum_state == "persist":
-            momentum = _parts(kept, "momentum") or self._at_rest(bank)
-        request = Train(
-            clients=(self.number,),
-            bank=bank,
-            row_C={part: np.zeros(1, dtype=np.int64) for part in bank},
-            round=lesson.round,
-            edge_round=lesson.edge_round,
-            learning_rate=lesson.learning_rate,
-            momentum=momentum,
-            keep=frozenset(lesson.keep),  # type: ignore[arg-type]
-            phases=lesson.phases,
-            teachers=lesson.teachers,
-        )
-        (trained,) = self.trainer.train([request])
+        if task.training.momentum_state == "persist":
+            momentum = kept["momentum"] or self._at_rest(bank)
+        (trained,) = self.trainer.train([replace(request, bank=bank, momentum=momentum)])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
-        sent, left, changes = self._compressed(trained, bank, kept)
-        if np.isfinite(trained.loss_C).all() and all_finite(trained.parts_C):
-            self._keep((lesson.round, lesson.edge_round), trained, left)
-        return learned(
-            sent, Link("client", scheme, Moment(lesson.round, experiment.task.rounds)).passing["up"], changes
-        )
+        passed, left, changes = self._compressed(trained, bank, kept["left"])
+        finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
+        if np.isfinite(trained.loss_C).all() and all(finite):
+            own = charter.owners.only(trained.parts_C, "client")
+            at = (request.round, request.edge_round)
+            self.keepsakes.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
+        up = Link("client", scheme, Moment(request.round, task.rounds)).passing["up"]
+        passed = replace(passed, parts_C={part: params for part, params in passed.parts_C.items() if part in up})
+        return sent("update", changes, "trained/parts_C", trained=passed)
 
-    def _compressed(self, trained: Trained, start: Parts, kept: dict[str, Tensor]) -> tuple[Trained, Parts, Changes]:
+    def _compressed(self, trained: Trained, start: Parts, before: Parts) -> tuple[Trained, Parts, Changes]:
         """Return the update as it arrives, what it leaves out, and how it is sent."""
         method = self.terms.experiment.method
         if method.links.client_up is None:
             return trained, {}, {}
         link = Link("client", method.personalization, codecs=method.links)
-        before = _parts(kept, "left")
         left = {part: before.get(part) or trees.zeros(start[part]) for part in link.passing["up"]}
         parts_C, left, changes = link.upload(trained.parts_C, start, left)
         return replace(trained, parts_C=parts_C), left, changes
 
-    def _measure(self, message: Message) -> bytes:
+    def _evaluate(self, message: Message) -> bytes:
         """Measure models as asked, with what the client owns in place."""
-        charter = self.terms
-        if not self.is_client:
-            asked = read_question(message, self.edge, {}, charter.template)
-        else:
-            kept = _parts(self._kept(moment_in(message)), "parts")
-            own = charter.own("client", self.number, kept, message.parts("bank"))
-            asked = read_question(message, self.number, own, charter.template)
-        (measured,) = self.trainer.evaluate([asked])
-        return findings(measured)
+        request, before = read_evaluate_request(message, self.terms, self.number if self.is_client else self.edge)
+        if self.is_client:
+            own = self.terms.own("client", self.number, self._kept(before)["parts"], request.bank)
+            own = {part: params for part, params in own.items() if part in request.row_V}
+            rows = {part: np.zeros_like(request.row_V[part]) for part in own}
+            request = replace(request, bank=request.bank | own, row_V={**request.row_V, **rows})
+        check_rows(request.row_V, request.bank)
+        (measured,) = self.trainer.evaluate([request])
+        return sent("evaluation", measured=measured)
 
     def _at_rest(self, bank: Parts) -> Parts:
         """Return momentum of zero, for what is trained."""
@@ -243,16 +238,5 @@ class Shop:
         """What the client keeps of this run."""
         return Keepsakes(self.state / self.terms.run)
 
-    def _kept(self, before: tuple[int, int]) -> dict[str, Tensor]:
-        return self.keepsakes.before(before) or {}
-
-    def _keep(self, at: tuple[int, int], trained: Trained, left: Parts) -> None:
-        own = self.terms.owners.only(trained.parts_C, "client")
-        tensors = laid_out(own, "parts") | laid_out(trained.momentum or {}, "momentum") | laid_out(left, "left")
-        if tensors:
-            self.keepsakes.keep(at, tensors)
-
-
-def _parts(kept: dict[str, Tensor], place: str) -> Parts:
-    """Return the networks of a version at a place."""
-    return Message("version", {}, kept).parts(place)
+    def _kept(self, before: tuple[int, int]) -> dict[str, Parts]:
+        return self.keepsakes.before(before) or {"parts": {}, "momentum": {}, "left": {}}

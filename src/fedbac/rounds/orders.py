@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Query, Split, Statistic
 from fedbac.core.requests import Teachers
+from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Some, Unchecked, Within
 from fedbac.core.settings import FloatArray, IntArray
 
 
@@ -47,26 +48,26 @@ class Site:
 class TrainOrder:
     """Run a round: select, train, average, measure, and let selection learn."""
 
-    site: int
+    site: Local[int]
     round: int
-    bank: Parts
+    bank: AnyNumber[Parts]
     """Stacked: what the clients start from, and what they and the site keep for themselves."""
     row_N: Mapping[str, IntArray]
     """Per part, the row of the bank that each client uses."""
     selection: Any
     moved: bool
-    momentum: Parts | None = None
-    readings: tuple[Query, ...] = ()
+    momentum: Local[Parts | None] = None
+    readings: AnyNumber[tuple[Query, ...]] = ()
     """What the cloud wants to know of the site's model, once its clients have trained."""
     statistics: frozenset[Statistic] = frozenset()
     """What clients tell of their training, besides their loss."""
     teachers: Teachers | None = None
     """Who teaches each of the site's clients, if anybody."""
-    links: Mapping[str, Parts] = field(default_factory=dict)
+    links: Local[Mapping[str, Parts]] = field(default_factory=dict)
     """What the site's links remember of these rows, where they compress."""
-    owner_R: Mapping[str, IntArray] = field(default_factory=dict)
+    owner_R: Mapping[str, Some[IntArray]] = field(default_factory=dict)
     """Per part, the owner of each row of the bank: by them a site remembers what its links do."""
-    broadcast: Broadcast | None = None
+    broadcast: Local[Broadcast | None] = None
     """How the bank is sent to the site, where that link compresses."""
     wants_updates: bool = False
     """Whether the site passes on what each client changed in the parts that clusters own."""
@@ -76,33 +77,33 @@ class TrainOrder:
 class TrainReport:
     """What a site sends up after a round."""
 
-    bank: Parts
+    bank: Finite[Parts]
     """The same rows, each the average of the clients that use it, as it arrives at the cloud."""
-    weight: Mapping[str, IntArray]
+    weight: Annotated[Mapping[str, IntArray], Within(0, LARGEST)]
     """Per part, the examples behind each row; 0 where no client counts in the average."""
     selection: Any
-    selected: tuple[int, ...]
-    failed: tuple[int, ...]
-    loss: float
+    selected: Some[tuple[int, ...]]
+    failed: Some[tuple[int, ...]]
+    loss: Unchecked[float]
     """The mean loss in training; NaN if nobody trained."""
     told_N: Mapping[Statistic, FloatArray]
     """What each client told when it trained last; NaN if it did not, or failed."""
     traffic: Ledger
-    momentum: Parts | None = None
-    readings: tuple[float, ...] = ()
+    momentum: Local[Parts | None] = None
+    readings: tuple[Unchecked[float], ...] = ()
     """As wanted; NaN where nobody trained."""
-    updates: Parts = field(default_factory=dict)
+    updates: AnyNumber[Finite[Parts]] = field(default_factory=dict)
     """As wanted: stacked, a row for each client whose loss is finite."""
-    links: Mapping[str, Parts] = field(default_factory=dict)
+    links: Local[Mapping[str, Parts]] = field(default_factory=dict)
     """What the links remember now."""
-    changes: Changes = field(default_factory=dict)
+    changes: Local[Changes] = field(default_factory=dict)
     """How the bank is sent to the cloud, where that link compresses."""
     seconds: float | None = None
     """How long the site would have taken, where the task has a world."""
-    dropped: tuple[int, ...] = ()
+    dropped: Some[tuple[int, ...]] = ()
     """Selected clients that dropped out, and below those that were late."""
-    late: tuple[int, ...] = ()
-    absent: bool = False
+    late: Some[tuple[int, ...]] = ()
+    absent: Local[bool] = False
     """Whether the site did not answer, so that all this is only what was known of it before."""
 
 
@@ -110,13 +111,13 @@ class TrainReport:
 class Wanted:
     """Some models of a bank, to be measured on some data of a site."""
 
-    row_V: Mapping[str, IntArray]
+    row_V: Some[AnyNumber[Mapping[str, IntArray]]]
     """Per part, the row of the bank that each model uses."""
     split: Split
     by: Literal["site", "each", "edge", "client"] = "site"
     """One number for the site, from the clients that measure, or one for each of its clients; or one for the test data
     of each edge; or one for each client's share of them, where model and client are paired."""
-    max_samples: int | None = None
+    max_samples: Annotated[int, Within(1, LARGEST)] | None = None
 
     @property
     def num_models(self) -> int:
@@ -128,14 +129,14 @@ class Wanted:
 class MeasureOrder:
     """Measure models on the site's data. A network of the bank travels once, however often it is measured."""
 
-    site: int
-    bank: Parts
-    wanted: tuple[Wanted, ...]
-    kept: Parts = field(default_factory=dict)
+    site: Local[int]
+    bank: Some[AnyNumber[Parts]]
+    wanted: AnyNumber[tuple[Wanted, ...]]
+    kept: Local[Parts] = field(default_factory=dict)
     """Rows that follow those of the bank: networks that the site has trained itself, so nobody needs to send them."""
     selection: Any = None
     """What the site's selection policy remembers: it may say which clients to trust."""
-    selected: tuple[int, ...] = ()
+    selected: Some[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ counts, and a head that does not grow with the network.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,65 +24,52 @@ class ForgottenError(DeployError):
     """A message says how networks changed that the receiver does not have; it must be sent all of them."""
 
 
-def packed_out(bank: Parts, changes: Changes, place: str) -> dict[str, Tensor]:
-    """Return networks by their paths, and the changes of those weights that can be packed."""
-    whole: dict[str, Tensor] = {}
+def pack(tensors: dict[str, Any], place: str, changes: Changes) -> None:
+    """Replace those networks at a place whose changes can be packed."""
     pieces: dict[str, list[Tensor]] = {}
-    for part, params in sorted(bank.items()):
-        for name, value in sorted(params.items()):
-            sent = changes.get(part, {}).get(name)
-            if sent is None or value.dtype != torch.float32 or not bool(sent.sound_N.all()):
-                whole[f"{place}/{part}/{name}"] = value
-                continue
-            for piece, tensor in sent.packed.items():
-                pieces.setdefault(f"packed/{place}/{piece}", []).append(tensor.reshape(-1).cpu())
-    return whole | {path: torch.cat(tensors) for path, tensors in pieces.items()}
+    for part, weights in sorted(changes.items()):
+        for name, sent in sorted(weights.items()):
+            path = f"{place}/{part}/{name}"
+            if path in tensors and tensors[path].dtype == torch.float32 and bool(sent.sound_N.all()):
+                del tensors[path]
+                for piece, tensor in sent.packed.items():
+                    pieces.setdefault(f"packed/{piece}", []).append(tensor.reshape(-1).cpu())
+    tensors |= {path: torch.cat(each) for path, each in pieces.items()}
 
 
-def packed_in(message: Message, place: str, codec: Codec | None, had: Parts) -> Parts:
-    """Return the networks at a place: as they are there, or what they ``had`` with the changes that are packed.
-
-    Names and shapes of what is there as it is remain to be checked.
-    """
-    found = message.parts(place)
-    pieces = message.under(f"packed/{place}")
+def unpacked(message: Message, place: str, codec: Codec | None, had: Parts) -> Message:
+    """Return a message with the networks at a place: as they are there, or what they ``had`` with their changes."""
+    pieces = message.under("packed")
     if codec is None or not pieces:
-        return found
-    missing = [
-        (part, name, value)
-        for part, params in sorted(had.items())
-        for name, value in sorted(params.items())
-        if name not in found.get(part, {}) and value.dtype == torch.float32
-    ]
-    for (part, name, value), packed in zip(missing, _cut(pieces, codec, [m[2] for m in missing], message), strict=True):
+        return message
+    paths = {f"{place}/{part}/{name}": value for part in sorted(had) for name, value in sorted(had[part].items())}
+    missing = {
+        path: value for path, value in paths.items() if path not in message.tensors and value.dtype == torch.float32
+    }
+    tensors = {path: value for path, value in message.tensors.items() if not path.startswith("packed/")}
+    cut = _cut(pieces, codec, list(missing.values()), message)
+    for (path, value), packed in zip(missing.items(), cut, strict=True):
         numbers = value[0].numel()
         fault = codec.fault(packed, numbers)
         if fault is not None:
-            raise WireError(f"{message.kind}: {place}/{part}/{name} is packed badly: {fault}")
-        found.setdefault(part, {})[name] = value + codec.unpack(packed, numbers).view_as(value)
-    return found
+            raise WireError(f"{message.kind}: {path} is packed badly: {fault}")
+        tensors[path] = value + codec.unpack(packed, numbers).view_as(value)
+    return replace(message, tensors=tensors)
 
 
 def _cut(pieces: Mapping[str, Tensor], codec: Codec, values: Sequence[Tensor], message: Message) -> list[Packed]:
     """Return the pieces of each weight; all of them together must be just as many as there are."""
-    layouts = [codec.layout(value[0].numel()) for value in values]
-    wanted: dict[str, tuple[torch.dtype, int]] = {}
-    for value, layout in zip(values, layouts, strict=True):
-        for piece, (dtype, count) in layout.items():
-            wanted[piece] = dtype, wanted.get(piece, (dtype, 0))[1] + len(value) * count
-    got = {piece: (tensor.dtype, tensor.numel()) for piece, tensor in pieces.items()}
-    if got != wanted or any(tensor.dim() != 1 for tensor in pieces.values()):
+    layouts = [(len(value), codec.layout(value[0].numel())) for value in values]
+    dtypes = {piece: dtype for _, layout in layouts for piece, (dtype, _) in layout.items()}
+    counts = {
+        piece: [rows * layout[piece][1] if piece in layout else 0 for rows, layout in layouts] for piece in dtypes
+    }
+    wanted = {piece: (dtypes[piece], (sum(each),)) for piece, each in counts.items()}
+    got = {piece: (tensor.dtype, tuple(tensor.shape)) for piece, tensor in pieces.items()}
+    if got != wanted:
         raise WireError(f"{message.kind}: its packed weights are {quoted(got)}, not {quoted(wanted)}")
-    at = dict.fromkeys(wanted, 0)
-    found: list[Packed] = []
-    for value, layout in zip(values, layouts, strict=True):
-        packed: Packed = {}
-        for piece, (_, count) in layout.items():
-            end = at[piece] + len(value) * count
-            packed[piece] = pieces[piece][at[piece] : end].view(len(value), count)
-            at[piece] = end
-        found.append(packed)
-    return found
+    cut = {piece: torch.split(pieces[piece], each) for piece, each in counts.items()}
+    return [{piece: cut[piece][at].view(rows, -1) for piece in layout} for at, (rows, layout) in enumerate(layouts)]
 
 
 def stamp(params: Params, row: int) -> str:
@@ -93,9 +80,12 @@ def stamp(params: Params, row: int) -> str:
     return found.hexdigest()
 
 
-def stamps(broadcast: Broadcast, rows: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+def stamps(broadcast: Broadcast | None, rows: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, ...]]:
     """Return the stamps of what receivers have of these rows, for the parts whose changes are sent."""
-    return {part: [stamp(broadcast.had[part], row) for row in rows[part]] for part in broadcast.changes if part in rows}
+    if broadcast is None:
+        return {}
+    changed = [part for part in broadcast.changes if part in rows]
+    return {part: tuple(stamp(broadcast.had[part], row) for row in rows[part]) for part in changed}
 
 
 def of_row(changes: Changes, rows: Mapping[str, int]) -> Changes:

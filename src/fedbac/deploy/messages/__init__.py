@@ -1,1 +1,0 @@
-"""What travels: orders and reports between cloud and edges, lessons and questions between sites and clients."""

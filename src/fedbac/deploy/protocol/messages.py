@@ -1,0 +1,263 @@
+"""All messages of a federation, each declared once.
+
+Orders, requests and answers are those of the simulator: ``rounds.orders`` between cloud and edges, and
+``core.requests``, client by client, between sites and clients. A field of theirs travels unless it is marked as local.
+Parts that an edge or a client owns stay there: whoever reads a request adds its own, and then checks the rows. An
+answer must be like the one that stands for it when it is lost.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+
+from fedbac.core import trees
+from fedbac.core.codecs import Broadcast, Changes, Codec
+from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Ledger
+from fedbac.core.parts import Parts
+from fedbac.core.queries import Statistic
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.core.schema import AnyNumber, Some, Unchecked
+from fedbac.core.settings import IntArray
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
+from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
+from fedbac.deploy.wire import Message, WireError, encode
+from fedbac.errors import quoted
+from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+
+Names = AnyNumber[tuple[str, ...]]
+Had = Mapping[str, Names]
+"""By part, the hashes of the networks whose changes are sent."""
+MESSAGES: Mapping[str, Mapping[str, Any]] = {
+    # How a run begins. An edge tells the classes and sums of all its clients together.
+    "enroll": {"experiment": Json},
+    "facts": {"facts": Json},
+    "roster": {"clients": Mapping[str, Json], "edge": Json | None, "together": Json, "reasons": Mapping[str, str]},
+    "begin": {"charter": str},
+    "ready": {},
+    "revoked": {"list": str},
+    # A child does not know the charter, does not have the networks whose changes it was sent, or cannot take part.
+    "stranger": {},
+    "forgotten": {},
+    "absent": {"reason": str, "present": Names},
+    # Between cloud and edges: orders, and reports with the names of the clients that are there.
+    "train": {"charter": str, "order": TrainOrder, "had": Had},
+    "trained": {"report": TrainReport, "present": Names},
+    "measure": {"charter": str, "round": int, "order": MeasureOrder, "kept": Names},
+    "measured": {"report": MeasureReport, "present": Names},
+    # Messages of a cloud without tiers to clients, and to the test data of edges; what several get travels once.
+    "relay": {"charter": str, "to": Mapping[str, str], "payload": Unchecked[Mapping[str, bytes]]},
+    "relayed": {
+        "answer": Some[Unchecked[Mapping[str, bytes]]],
+        "reasons": Mapping[str, str],
+        "present": Names,
+        "numbers": Some[tuple[int, ...]],
+    },
+    # Between sites and clients. ``before`` is when what a client owns was trained at the latest.
+    "fit": {"charter": str, "train": Train, "had": Had},
+    "update": {"trained": Trained},
+    "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...]},
+    "evaluation": {"measured": Measured},
+    # What an owner keeps for itself, on its own disk.
+    "version": {
+        "parts": Unchecked[Parts],
+        "momentum": Unchecked[Parts],
+        "left": Unchecked[Parts],
+        "links": Unchecked[Mapping[str, Parts]],
+    },
+}
+"""By kind, what a message holds."""
+MOST_MODELS = 1_000_000
+T = TypeVar("T")
+EVERY_LINK = Ledger(dict.fromkeys(product(TIERS, DIRECTIONS, PURPOSES), 0))
+
+
+def sent(kind: str, changes: Changes | None = None, place: str = "", /, **values: Any) -> bytes:
+    """Return a message as bytes; changes of networks are sent instead of those at a place."""
+    tensors: dict[str, Any] = {}
+    head = {name: write(hint, values[name], name, tensors) for name, hint in MESSAGES[kind].items()}
+    pack(tensors, place, changes or {})
+    return encode(kind, {name: said for name, said in head.items() if not as_tensors(MESSAGES[kind][name])}, tensors)
+
+
+def received(message: Message, **likes: Any) -> dict[str, Any]:
+    """Return the fields of a message, if they are as declared, and like the templates that are given."""
+    reader, hints = Reader(message), MESSAGES[message.kind]
+    if set(message.head) != {name for name, hint in hints.items() if not as_tensors(hint)}:
+        raise WireError(f"{message.kind}: it tells {quoted(sorted(message.head))}; it must tell {', '.join(hints)}")
+    found = {name: reader.read(hint, message.head.get(name), likes.get(name), name) for name, hint in hints.items()}
+    if reader.left:
+        raise WireError(f"{message.kind}: nobody asked for {quoted(sorted(reader.left))}")
+    return found
+
+
+def _one(message: Message, name: str, like: T) -> T:
+    return cast(T, received(message, **{name: like})[name])
+
+
+# ------------------------------------------------------------------------------------- what must fit together
+
+
+def _teachers(found: Teachers, like: Teachers) -> str | None:
+    good = found.weight_CT.shape == (len(like.share_C), trees.count(found.bank))
+    return None if good else "must have a weight for each client and teacher"
+
+
+def _order(found: TrainOrder, like: TrainOrder) -> str | None:
+    good = all(len(owner_R) == trees.count(found.bank[part]) for part, owner_R in found.owner_R.items())
+    return None if good else "must have an owner for each network"
+
+
+def _trained(found: Trained, like: Trained) -> str | None:
+    told = [values for values in (found.square_C, found.epoch_CE) if values is not None]
+    good = not np.isfinite(found.loss_C).all() or all((np.isfinite(one) & (one >= 0)).all() for one in told)
+    return None if good else "has a finite loss, but not the statistics that were asked for"
+
+
+def _measured(found: Measured | Reading, like: Measured | Reading) -> str | None:
+    shares, good_G = found.accuracy_VG[:, found.count_G > 0], (found.count_G >= 0) & (found.count_G <= like.count_G)
+    good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all()
+    return None if good else "has accuracies or numbers of examples that cannot be"
+
+
+CHECKS.update({Teachers: _teachers, TrainOrder: _order, Trained: _trained, Measured: _measured, Reading: _measured})
+
+
+def check_rows(rows: Mapping[str, IntArray], *banks: Parts) -> None:
+    """Refuse rows of networks that are not there; those of a later bank follow those of an earlier one."""
+    if not rows:
+        raise WireError("a message must say which networks are to be used")
+    for part, row_V in rows.items():
+        known = sum(trees.count(bank[part]) for bank in banks if part in bank)
+        if not 0 < row_V.size <= MOST_MODELS or row_V.min() < 0 or row_V.max() >= known:
+            raise WireError(f"the rows of part {quoted(part)} are none, too many, or beyond its {known} networks")
+
+
+def _rows(charter: Charter, count: int) -> dict[str, IntArray]:
+    return {part: np.zeros(count, dtype=np.int64) for part in charter.template}
+
+
+def _taught(charter: Charter, count: int) -> Teachers | None:
+    """Return the template of teachers of so many clients: networks like those that clusters own."""
+    like = list(charter.owners.only(charter.template, "cluster").values())
+    return Teachers(like[0], np.zeros((count, 1)), np.zeros(count)) if like else None
+
+
+# ------------------------------------------------------------------------------------------- cloud and edges
+
+
+def train_request(order: TrainOrder, charter: Charter) -> bytes:
+    """Return an order to an edge; what the edge and its clients own is not in it."""
+    bank, broadcast = charter.owners.without(order.bank, "edge", "client"), order.broadcast
+    had = stamps(broadcast, {part: range(trees.count(params)) for part, params in bank.items()})
+    changes = None if broadcast is None else broadcast.changes
+    order = replace(order, bank=bank, owner_R={part: order.owner_R[part] for part in bank})
+    return sent("train", changes, "order/bank", charter=charter.id, order=order, had=had)
+
+
+def read_train_request(message: Message, charter: Charter, site: Site, selection: Any, shelf: Shelf) -> TrainOrder:
+    """Return an order as an edge receives it, without what it and its clients own."""
+    bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
+    owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
+    like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
+    whole = unpacked(message, "order/bank", charter.experiment.method.links.cloud_down, shelf.find(message, bank))
+    return _one(whole, "order", replace(like, teachers=_taught(charter, count)))
+
+
+def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: Site, charter: Charter) -> TrainReport:
+    """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
+    bank, some = charter.owners.without(order.bank, "edge", "client"), site.clients
+    like = replace(lost, bank=bank, traffic=EVERY_LINK, absent=False)
+    like = replace(like, selected=some, failed=some, dropped=some, late=some)
+    if order.wants_updates:
+        like = replace(like, updates=charter.owners.only(bank, "cluster"))
+    whole = unpacked(message, "report/bank", charter.experiment.method.links.cloud_up, bank)
+    report = _one(whole, "report", like)
+    for part, weight_R in report.weight.items():
+        if weight_R.sum() > site.size:
+            raise WireError(f"trained: report/weight/{part} counts more examples than the edge has")
+    healthy = int(np.isfinite(report.told_N[Statistic("loss")]).sum())
+    if any(trees.count(params) != healthy for params in report.updates.values()):
+        raise WireError(f"trained: report/updates must be of the {healthy} clients whose loss is finite")
+    return replace(report, bank=dict(order.bank) | report.bank)
+
+
+def read_measure_request(
+    message: Message, charter: Charter, site: Site, selection: Any
+) -> tuple[MeasureOrder, int, tuple[str, ...]]:
+    """Return an order as an edge receives it, without what it owns; the round; and what it must have of it."""
+    bank, wanted = charter.owners.without(charter.template, "edge", "client"), Wanted(_rows(charter, 1), "test")
+    like = MeasureOrder(site.index, bank, (wanted,), selection=selection, selected=site.clients)
+    found = received(message, order=like)
+    return found["order"], found["round"], found["kept"]
+
+
+def read_measured(
+    message: Message, lost: MeasureReport, order: MeasureOrder, site: Site, charter: Charter
+) -> MeasureReport:
+    """Return an edge's measurements if they can be those of this order."""
+    each = zip(lost.readings, order.wanted, strict=True)
+    most = [replace(one, count_G=np.full_like(one.count_G, charter.holds(site)[two.split])) for one, two in each]
+    return _one(message, "report", MeasureReport(tuple(most), EVERY_LINK))
+
+
+# ----------------------------------------------------------------------------------------- sites and clients
+
+
+def start_of(request: Train, place: int) -> Parts:
+    """Return the networks from which one client of a request starts, a row each."""
+    one = slice(place, place + 1)
+    return {part: trees.select(params, request.row_C[part][one]) for part, params in request.bank.items()}
+
+
+def fit_request(request: Train, place: int, charter: Charter, broadcast: Broadcast | None = None) -> bytes:
+    """Return the training of one client of a request, by changes where it is known how they are sent."""
+    bank = charter.owners.without(start_of(request, place), "client")
+    row = {part: int(request.row_C[part][place]) for part in bank}
+    had = stamps(broadcast, {part: [row] for part, row in row.items()})
+    changes = None if broadcast is None else of_row(broadcast.changes, row)
+    one = replace(request.part(slice(place, place + 1)), bank=bank)
+    return sent("fit", changes, "train/bank", charter=charter.id, train=one, had=had)
+
+
+def read_fit_request(message: Message, charter: Charter, client: int, shelf: Shelf) -> Train:
+    """Return the training that a client is asked for, without the parts that it owns."""
+    method, bank = charter.experiment.method, charter.owners.without(charter.template, "client")
+    phases = tuple(range(len(method.personalization.phases())))
+    like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
+    whole = unpacked(message, "train/bank", method.links.client_down, shelf.find(message, bank))
+    return _one(whole, "train", like)
+
+
+def read_update(message: Message, lost: Trained, passing: Collection[str], codec: Codec | None) -> Trained:
+    """Return what a client came back with, if it is like what stands for it when it is lost; the rest is as there."""
+    parts = {part: params for part, params in lost.parts_C.items() if part in passing}
+    whole = unpacked(message, "trained/parts_C", codec, parts)
+    trained = _one(whole, "trained", replace(lost, parts_C=parts))
+    return replace(trained, parts_C=lost.parts_C | trained.parts_C)
+
+
+def evaluate_request(request: Evaluate, place: int, before: tuple[int, int], charter: Charter) -> bytes:
+    """Return a request to one of its owners: all its models, or where they are paired the owner's own."""
+    bank, rows = {}, {}
+    for part, row_V in request.row_V.items():
+        used, rows[part] = np.unique(row_V[place : place + 1] if request.paired else row_V, return_inverse=True)
+        bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
+    bare = replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
+    return sent("evaluate", charter=charter.id, request=bare, before=before)
+
+
+def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tuple[Evaluate, tuple[int, int]]:
+    """Return what an owner is to measure, without the parts that it owns; and when these were trained at the latest."""
+    like = Evaluate(charter.owners.without(charter.template, "client"), _rows(charter, 1), "test", (owner,))
+    found = received(message, request=like, before=(0, 0))
+    return found["request"], found["before"]
+
+
+def read_evaluation(message: Message, lost: Measured, most: int) -> Measured:
+    """Return what one owner measured, who has at most so many examples."""
+    return _one(message, "measured", replace(lost, count_G=np.array([most])))
