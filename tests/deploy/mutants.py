@@ -11,7 +11,7 @@ KINDS = ("train", "trained", "measure", "measured", "fit", "update", "evaluate",
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 7, 2**31, 2**53 + 1, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e308, "", "x", "1e999",
     "cloud", "global/0.weight", "\x00", "ä", [], {}, [0], [[0]], ["x"], [None], {"x": 1}, [0, 0], [2**70], "9" * 5000,
-    list(range(100)), [[["client", "up", "train", -1]]], [["client", "up", "train", -1]],
+    list(range(100)), {"entries": {"client-up-train": -1}}, {"type": "Loss"}, "nan", "-inf",
 )  # fmt: skip
 NUMBERS = (b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00" * 8, b"\xff" * 8, b"\x00\x00\x00\x00\x00\x00\xf8\x7f",
            b"\xff\xff\xff\xff\xff\xff\xef\x7f", b"\xff" * 7 + b"\x7f", b"\x01" + b"\x00" * 7)  # fmt: skip
@@ -216,9 +216,10 @@ def _without(outer: dict[str, Any], body: bytearray, rng: Rng) -> None:
 def _with_another(outer: dict[str, Any], body: bytearray, rng: Rng) -> None:
     """Add a tensor that nobody expects, or that looks like one of the others."""
     like = _chosen(outer, rng) if len(outer) > 1 and rng.random() < 0.5 else None
-    prefix = "/".join((like or "bank/x/y").split("/")[:-1])
-    name = rng.choice((f"{prefix}/extra", "extra", "bank/extra/0.weight", "rows/extra", "told/square", "told/extra",
-                       "updates/global/x", "selection/x", "teachers/bank/x", "links/client_down/global/x"))  # fmt: skip
+    prefix = "/".join((like or "order/bank/x/y").split("/")[:-1])
+    name = rng.choice((f"{prefix}/extra", "extra", "order/bank/extra/0.weight", "order/row_N/extra", "packed/step",
+                       "report/told_N/square", "report/updates/global/x", "report/selection/x",
+                       "train/teachers/bank/x"))  # fmt: skip
     shape = rng.choice(([], [1], [2], [1, 3], [0], outer[like]["shape"] if like else [4]))
     dtype = rng.choice(("F32", "F64", "I64", "U8", "BF16"))
     count = SIZES[dtype]
@@ -250,8 +251,8 @@ def _doubled_names(data: bytes, others: Sequence[bytes], rng: Rng) -> bytes:
         return _flipped(data, others, rng)
     more = rng.choice((
         b',"__metadata__":{"fedbac":"{}"}}', b',"__metadata__":null}',
-        b',"loss":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
-        b',"learning_rate":{"dtype":"F64","shape":[],"data_offsets":[0,8]}}',
+        b',"trained/loss_C":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
+        b',"measured/count_G":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}',
     ))  # fmt: skip
     return _with_header(header[:-1] + more, data[LENGTH + _length(data) :])
 

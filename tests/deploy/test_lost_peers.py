@@ -30,7 +30,9 @@ def lies(federation: MemoryFederation, site: str, kind: str, lie: Callable[[Mess
 
     def answer(payload: bytes, gone: Any) -> bytes:
         said = honest(payload, gone)
-        message = decode(said, ("ready", "stranger", "facts", "roster", "update", "evaluation", "trained", "measured", "absent"))
+        message = decode(
+            said, ("ready", "stranger", "facts", "roster", "update", "evaluation", "trained", "measured", "absent")
+        )
         return lie(message) if message.kind == kind else said
 
     links.answers[site] = answer
@@ -274,7 +276,7 @@ def test_enrolment_waits_for_everybody_and_says_for_whom(tmp_path: Path) -> None
 EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "networks that are not finite": (filled(float("nan")), "not finite"),
     "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more examples"),
-    "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "report/weight/global is not finite, or not from 0"),
+    "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "or not from 0"),
     "clients of another edge": (lambda m: report(m, selected=[2, 3]), "report/selected is"),
     "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
     "negative bytes": (lambda m: report(m, traffic={"entries": {"client-up-train": -1}}), "client-up-train is -1"),
@@ -284,7 +286,7 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
         lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),
     "endless seconds": (lambda m: report(m, seconds=-3.0), "report/seconds is -3.0; it must be from 0"),
-    "another policy's memory": (lambda m: again(m, report__selection__more=np.zeros(3)), "nobody asked for ['report/selection/more']"),
+    "another policy's memory": (lambda m: again(m, report__selection__more=np.zeros(3)), "nobody asked for"),
     "an answer of another kind": (lambda m: encode("measured", m.head, m.tensors), "kind 'measured'"),
 }  # fmt: skip
 
@@ -302,7 +304,12 @@ def test_an_edge_that_lies_is_absent(lie: str, tmp_path: Path, caplog: pytest.Lo
 @pytest.mark.parametrize("change_", [{"count_G": np.array([10**6])}, {"accuracy_VG": np.array([[np.nan]])}])
 def test_an_edge_whose_accuracy_cannot_be_has_none(change_: dict[str, Any], tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "hierfavg", rounds=1)
-    lies(federation, "edge-0", "measured", lambda m: again(m, **{f"report__readings__0__{name}": v for name, v in change_.items()}))
+    lies(
+        federation,
+        "edge-0",
+        "measured",
+        lambda m: again(m, **{f"report__readings__0__{name}": v for name, v in change_.items()}),
+    )
     (record,) = played(federation, enrolled)
     assert record["accuracy_per_edge"][0] is None
     assert record["accuracy"] == record["accuracy_per_edge"][1]

@@ -12,7 +12,8 @@ from fedbac.core.codecs import Codec, EightBits, Sent, TopK, passed
 from fedbac.core.links import DIRECTIONS, TIERS
 from fedbac.core.parts import Parts
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
-from fedbac.deploy.messages.packing import ForgottenError, Shelf, packed_in, packed_out, stamp
+from fedbac.deploy.protocol.messages import MESSAGES, read_train_request
+from fedbac.deploy.protocol.packing import ForgottenError, Shelf, pack, stamp, unpacked
 from fedbac.deploy.wire import Message, WireError, decode, encode
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
@@ -45,9 +46,7 @@ class Weighed(MemoryChildren):
             if answer in (STRANGER, FORGOTTEN):
                 continue
             for data in (messages[name], answer):
-                kind = decode(
-                    data, (*KINDS.values(), "begin", "ready", "measure", "measured", "evaluate", "evaluation")
-                ).kind
+                kind = decode(data, MESSAGES).kind
                 self.bytes[kind] = self.bytes.get(kind, 0) + len(data)
                 self.count[kind] = self.count.get(kind, 0) + 1
         return answers, reasons
@@ -151,17 +150,29 @@ def message(tensors: Mapping[str, Any], **head: Any) -> Message:
     return decode(encode("update", head, tensors), ("update",))
 
 
+def packed_out(bank: Parts, changes: Mapping[str, Mapping[str, Sent]]) -> dict[str, Any]:
+    tensors = {f"bank/{part}/{name}": value for part, params in bank.items() for name, value in params.items()}
+    pack(tensors, "bank", changes)
+    return tensors
+
+
+def unpacked_bank(tensors: Mapping[str, Any], codec: Codec, had: Parts) -> dict[str, Any]:
+    whole = unpacked(message(tensors), "bank", codec, had)
+    assert not whole.under("packed")
+    return whole.under("bank/global")
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_what_is_packed_arrives_to_the_bit(codec: Codec) -> None:
     value, start = stacks(0), stacks(1)
     arrived, changes = sent(codec, value, start)
-    tensors = packed_out(arrived, changes, "bank")
+    tensors = packed_out(arrived, changes)
     assert "bank/global/steps" in tensors  # whole numbers are not packed
     assert "bank/global/weight" not in tensors
     assert sum(t.numel() * t.element_size() for path, t in tensors.items() if path.startswith("packed/")) == sum(
         2 * codec.num_bytes(numbers) for numbers in (20, 3, 1)
     )
-    found = packed_in(message(tensors), "bank", codec, start)["global"]
+    found = unpacked_bank(tensors, codec, start)
     assert {name: one.tolist() for name, one in found.items()} == {
         name: one.tolist() for name, one in arrived["global"].items()
     }
@@ -171,9 +182,9 @@ def test_a_broken_weight_is_sent_as_it_is() -> None:
     value, start = stacks(0), stacks(1)
     value["global"]["weight"][1, 0, 0] = float("nan")
     arrived, changes = sent(TopK(keep=0.3), value, start)
-    tensors = packed_out(arrived, changes, "bank")
+    tensors = packed_out(arrived, changes)
     assert "bank/global/weight" in tensors
-    found = packed_in(message(tensors), "bank", TopK(keep=0.3), start)["global"]
+    found = unpacked_bank(tensors, TopK(keep=0.3), start)
     assert torch.equal(torch.isnan(found["weight"]), torch.isnan(value["global"]["weight"]))
     assert torch.equal(found["weight"][0], arrived["global"]["weight"][0])
 
@@ -204,12 +215,12 @@ HALF = TopK(keep=0.5)
 def test_a_packed_tensor_that_cannot_be_is_refused(codec: Codec, piece: str, change: Any, match: str) -> None:
     start = stacks(1)
     arrived, changes = sent(codec, stacks(0), start)
-    tensors = packed_out(arrived, changes, "bank")
-    path = f"packed/bank/{piece}"
+    tensors = packed_out(arrived, changes)
+    path = f"packed/{piece}"
     tensors = tensors | {path: change(tensors.get(path))}
     good = {path: value for path, value in tensors.items() if value is not None}
     with pytest.raises(WireError, match=match):
-        packed_in(message(good), "bank", codec, start)
+        unpacked_bank(good, codec, start)
 
 
 def test_changes_are_to_networks_that_are_there() -> None:
@@ -217,15 +228,25 @@ def test_changes_are_to_networks_that_are_there() -> None:
     shelf = Shelf(lambda: first)
     shelf.put(last)
     known = [stamp(first["global"], 1), stamp(last["global"], 0)]
-    found = shelf.find(message({}, had={"global": known}), first)["global"]
+    found = shelf.find({"global": known}, first)["global"]
     assert torch.equal(found["weight"], torch.cat([first["global"]["weight"][1:], last["global"]["weight"]]))
     shelf.put(stacks(2, rows=1))
     with pytest.raises(ForgottenError):
-        shelf.find(message({}, had={"global": known}), first)
-    had: Any
-    for had in ([], {"other": known}, {"global": known[0]}, {"global": []}, {"global": known * 2}):
+        shelf.find({"global": known}, first)
+    wrong: tuple[dict[str, list[str]], ...] = ({"other": known}, {"global": []}, {"global": known * 2})
+    for had in wrong:
         with pytest.raises(WireError, match="had is"):
-            shelf.find(message({}, had=had), first)
-    for had in ({"global": [None]}, {"global": [{}]}):
-        with pytest.raises(ForgottenError):
-            shelf.find(message({}, had=had), first)
+            shelf.find(had, first)
+    with pytest.raises(WireError, match="had is"):
+        shelf.find({"global": known}, ["other"])
+
+
+@pytest.mark.parametrize("had", [None, [], {"global": "x"}, {"global": [None]}, {"global": [{}]}, {"global": {}}])
+def test_networks_that_changed_are_named_by_text(had: Any, tmp_path: Path) -> None:
+    federation = small("hierfavg", "method.links.cloud_down.kind=top_k", rounds=1).federation(tmp_path)
+    enrolled = federation.enrol()
+    order = message({}, charter=enrolled.charter.id, had=had)
+    with pytest.raises(WireError, match="had"):
+        read_train_request(
+            order, enrolled.charter, enrolled.charter.sites[0], None, Shelf(lambda: enrolled.charter.first)
+        )

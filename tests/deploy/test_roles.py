@@ -152,7 +152,9 @@ def test_the_cloud_sees_classes_and_sums_only_of_all_clients_of_an_edge(tmp_path
     rosters = [word.head for word in cloud.words if word.kind == "roster"]
     assert len(rosters) == 2
     for said in rosters:
-        assert sum(said["together"]["classes"]) == sum(one["train"] + one["validation"] for one in said["clients"].values())
+        assert sum(said["together"]["classes"]) == sum(
+            one["train"] + one["validation"] for one in said["clients"].values()
+        )
         assert [(one["classes"], one["sums"]) for one in said["clients"].values()] == [([], None)] * len(
             said["clients"]
         )

@@ -183,7 +183,8 @@ class Reader:
         free = some or Mark.ANY_NUMBER in marks or origin is frozenset
         if not isinstance(said, list) or (not free and len(said) != len(like)):
             raise self.refuse(path, f"is {quoted(said)}; it must be a list{'' if free else f' of {len(like)}'}")
-        likes = [like[0] if like and not some else None] * len(said) if free else like
+        first = like[0] if like and Mark.ANY_NUMBER in marks else None
+        likes = [first] * len(said) if free else like
         each = enumerate(zip(said, likes, strict=True))
         found = [self.read(inner[0], one, other, f"{path}/{place}") for place, (one, other) in each]
         if (some and not set(found) <= set(like)) or ((some or origin is frozenset) and len(set(found)) < len(found)):

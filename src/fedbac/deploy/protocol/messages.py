@@ -141,6 +141,11 @@ def _rows(charter: Charter, count: int) -> dict[str, IntArray]:
     return {part: np.zeros(count, dtype=np.int64) for part in charter.template}
 
 
+def _had(message: Message, bank: Parts, shelf: Shelf) -> Parts:
+    """Return the networks whose changes are sent."""
+    return shelf.find(Reader(message).read(Had, message.head.get("had"), None, "had"), bank)
+
+
 def _taught(charter: Charter, count: int) -> Teachers | None:
     """Return the template of teachers of so many clients: networks like those that clusters own."""
     like = list(charter.owners.only(charter.template, "cluster").values())
@@ -164,7 +169,7 @@ def read_train_request(message: Message, charter: Charter, site: Site, selection
     bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
-    whole = unpacked(message, "order/bank", charter.experiment.method.links.cloud_down, shelf.find(message, bank))
+    whole = unpacked(message, "order/bank", charter.experiment.method.links.cloud_down, _had(message, bank, shelf))
     return _one(whole, "order", replace(like, teachers=_taught(charter, count)))
 
 
@@ -229,7 +234,7 @@ def read_fit_request(message: Message, charter: Charter, client: int, shelf: She
     method, bank = charter.experiment.method, charter.owners.without(charter.template, "client")
     phases = tuple(range(len(method.personalization.phases())))
     like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
-    whole = unpacked(message, "train/bank", method.links.client_down, shelf.find(message, bank))
+    whole = unpacked(message, "train/bank", method.links.client_down, _had(message, bank, shelf))
     return _one(whole, "train", like)
 
 

@@ -6,7 +6,7 @@ counts, and a head that does not grow with the network.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,23 +113,18 @@ class Shelf:
         """Keep what was sent, instead of what was sent before."""
         self.last = {part: _by_stamp(params) for part, params in bank.items()}
 
-    def find(self, message: Message, like: Parts) -> Parts:
-        """Return the networks whose changes a message tells."""
-        said = message.head.get("had", {})
-        if not isinstance(said, dict) or not set(said) <= set(like):
-            raise WireError(f"{message.kind}: had is {quoted(said)}; it must name networks by part")
-        for part, each in said.items():
-            if not isinstance(each, list) or not 0 < len(each) <= trees.count(self.first()[part]):
-                raise WireError(
-                    f"{message.kind}: had is {quoted(each)} for {quoted(part)}, of which there are not so many"
-                )
-        return {part: trees.join([self._one(part, one) for one in each]) for part, each in said.items()}
+    def find(self, had: Mapping[str, Sequence[str]], passing: Collection[str]) -> Parts:
+        """Return the networks of passing parts whose changes are sent, by their stamps."""
+        for part, each in had.items():
+            if part not in passing or not 0 < len(each) <= trees.count(self.first()[part]):
+                raise WireError(f"had is {quoted(each)} for part {quoted(part)}, which has not so many networks")
+        return {part: trees.join([self._one(part, one) for one in each]) for part, each in had.items()}
 
-    def _one(self, part: str, wanted: Any) -> Params:
+    def _one(self, part: str, wanted: str) -> Params:
         if part not in self._beginning:
             self._beginning[part] = _by_stamp(self.first()[part])
         known = self._beginning[part] | self.last.get(part, {})
-        if not isinstance(wanted, str) or wanted not in known:
+        if wanted not in known:
             raise ForgottenError(f"the network {quoted(wanted)} of {quoted(part)} is not here")
         return known[wanted]
 
