@@ -28,7 +28,7 @@ from fedbac.runs.configure import configure
 IDLE = 60.0
 """Seconds without work after which a client frees its memory for training."""
 PATIENCE = 1800.0
-CARRIED = {"client": {"down": "lesson", "up": "learned"}, "cloud": {"down": "train", "up": "trained"}}
+CARRIED = {"client": {"down": "fit", "up": "update"}, "cloud": {"down": "train", "up": "trained"}}
 """The messages that carry networks for training."""
 AROUND = 4096
 """Bytes that a message may have beside networks."""

@@ -286,6 +286,7 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
         lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),
     "endless seconds": (lambda m: report(m, seconds=-3.0), "report/seconds is -3.0; it must be from 0"),
+    "no memory": (lambda m: report(m, selection=None), "report/selection is None"),
     "another policy's memory": (lambda m: again(m, report__selection__more=np.zeros(3)), "nobody asked for"),
     "an answer of another kind": (lambda m: encode("measured", m.head, m.tensors), "kind 'measured'"),
 }  # fmt: skip

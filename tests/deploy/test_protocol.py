@@ -174,8 +174,9 @@ def fitting(value: Any, like: Any, rng: Rng) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Whether two values are of the same type and the same to the bit."""
     if isinstance(one, Tensor | np.ndarray):
-        a, b = (np.asarray(value) for value in (one, other))
-        return type(one) is type(other) and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        a, b = (torch.as_tensor(value).contiguous() for value in (one, other))
+        alike = type(one) is type(other) and (a.dtype, a.shape) == (b.dtype, b.shape)
+        return alike and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
     if is_dataclass(one):
         names: Any = type(one)
         return type(one) is type(other) and all(same(getattr(one, n), getattr(other, n)) for n in declared(names))

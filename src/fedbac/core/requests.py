@@ -1,4 +1,7 @@
-"""What an edge asks of its clients, and what comes back."""
+"""What an edge asks of its clients, and what comes back.
+
+On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing."""
+"""What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing.
+
+On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +137,7 @@ class MeasureOrder:
     wanted: AnyNumber[tuple[Wanted, ...]]
     kept: Local[Parts] = field(default_factory=dict)
     """Rows that follow those of the bank: networks that the site has trained itself, so nobody needs to send them."""
-    selection: Any = None
+    selection: Any | None = None
     """What the site's selection policy remembers: it may say which clients to trust."""
     selected: Some[tuple[int, ...]] = ()
 

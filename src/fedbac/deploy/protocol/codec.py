@@ -179,7 +179,7 @@ class Reader:
     def _entries(
         self, origin: Any, inner: tuple[Any, ...], said: Any, like: Any, path: str, marks: tuple[Any, ...]
     ) -> list[Any]:
-        some = Mark.SOME in marks
+        some, like = Mark.SOME in marks, like or ()
         free = some or Mark.ANY_NUMBER in marks or origin is frozenset
         if not isinstance(said, list) or (not free and len(said) != len(like)):
             raise self.refuse(path, f"is {quoted(said)}; it must be a list{'' if free else f' of {len(like)}'}")
@@ -194,9 +194,7 @@ class Reader:
 
     def _memory(self, said: Any, like: Any, path: str) -> Any:
         """Return what a policy remembers; its arrays may grow, but not change their kind."""
-        if said is None:
-            return None
-        if said is not True or like is None:
+        if said is not (None if like is None else True):
             raise self.refuse(path, f"is {quoted(said)}; it must be true, or null where nothing is remembered")
         arrays = {at: self._tensor(at, one, one.dim()) for at, one in flatten(like, path).items()}
         return unflatten(like, arrays, path)
