@@ -164,7 +164,7 @@ def test_phases_move_every_part_and_no_other(scheme: Any) -> None:
     for phase in phases:
         assert set(phase.pull) <= set(phase.moves)
         assert all(pull.strength >= 0 and pull.to in (None, *scheme.parts) for pull in phase.pull.values())
-    assert len(stages_of(anatomy(scheme), build(0), TASK.training)) == len(phases)
+    assert len(stages_of(anatomy(scheme), TASK.training)) == len(phases)
 
 
 # ------------------------------------------------------------------------------------ the trainers keep to the scheme

@@ -98,6 +98,6 @@ def test_requests_of_different_phases_are_not_trained_together() -> None:
     federation, scheme = setting(), InTurns()
     (first, second, *_) = requests(federation, scheme)
     trainer = make("loop", federation, scheme)
-    stages = stages_of(trainer.anatomy, federation.network, federation.examples.training)  # type: ignore[attr-defined]
+    stages = stages_of(trainer.anatomy, federation.examples.training)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="cannot be trained together"):
         stages_now(stages, [first, replace(second, phases=(0,))])

@@ -103,6 +103,8 @@ class Task(Settings):
     """Devices, links, dropout and deadlines of clients; none by default."""
     network: NetworkChoice = LeNet5()
     """The network, of which a method may use several."""
+    frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
     training: Training = Training()
     """How clients train: local SGD."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)

@@ -198,8 +198,9 @@ class Anatomy:
         self.scheme = scheme
         self.buffers = tuple(name for name, value in network.named_buffers() if value.is_floating_point())
         """Weights that no gradient moves: statistics that layers gather while they run."""
-        self.names = (*self.buffers, *(name for name, _ in network.named_parameters()))
-        """All weights of one network, in the order in which they are flattened."""
+        self.names = (*self.buffers, *(name for name, value in network.named_parameters() if value.requires_grad))
+        """The weights of one network that can change, in the order in which they are flattened. Those that are frozen
+        belong to no part: whoever runs the network has them."""
         self.weights = {
             part: held_by(network, self.names, spec.layers) if spec.networks else ()
             for part, spec in scheme.parts.items()
@@ -248,7 +249,8 @@ class Anatomy:
             if not names and self.scheme.parts[part].networks:
                 raise ConfigError(
                     f"method.personalization {self.scheme.kind!r}: part {part!r} would have no layers, because the "
-                    f"network has only {num_layers}; use a deeper network, or fewer layers for the other parts"
+                    f"network has only {num_layers} that are not frozen; use a deeper network, freeze less of it, or "
+                    "use fewer layers for the other parts"
                 )
         for network, parts in self.parts.items():
             held = [name for part in parts for name in self.weights[part]]

@@ -109,8 +109,9 @@ class Charter:
     @cached_property
     def build(self) -> models.Build:
         """Makes the networks of the run."""
-        recipe = self.experiment.method.network or self.experiment.task.network
-        return models.builder(recipe, None, self.shape, self.num_classes, self.experiment.seed, self.largest_token)
+        task, seed = self.experiment.task, self.experiment.seed
+        recipe = self.experiment.method.network or task.network
+        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen)
 
     @property
     def network(self) -> nn.Module:

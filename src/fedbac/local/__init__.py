@@ -92,7 +92,7 @@ def _reason(
         return f"personalization {scheme.kind!r} is not a sum of logits"
     if layers is None:
         return "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
-    found = obstacle(stages_of(Anatomy(scheme, network), network, examples.training), dict(network.named_parameters()))
+    found = obstacle(stages_of(Anatomy(scheme, network), examples.training), dict(network.named_parameters()))
     return None if found is None else f"personalization {scheme.kind!r}: {found}"
 
 

@@ -61,7 +61,7 @@ class FusedTrainer:
         self.device = device
         self.examples, self.plan = examples, plan
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.moves = [self._moves(stage) for stage in self.stages]
         self.streams = Streams(LANES, device)

@@ -31,7 +31,7 @@ class NativeTrainer:
         self.layers = layers
         self.threads = threads
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.images = {"train": self._images("train"), "test": self._images("test")}
 

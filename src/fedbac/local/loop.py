@@ -1,6 +1,5 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from fedbac.local.networks import present
 from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
 from fedbac.local.threads import one_thread, seeded
+from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
 
@@ -32,8 +32,8 @@ class FlatModel:
     """
 
     def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
-        self.modules = {name: copy.deepcopy(network) for name in names}
-        self.weight = torch.zeros(len(names) * sum(p.numel() for p in network.parameters()))
+        self.modules = {name: duplicate(network) for name in names}
+        self.weight = torch.zeros(len(names) * sum(p.numel() for p in network.parameters() if p.requires_grad))
         self.gradient = torch.zeros_like(self.weight)
         self.others = {name: buffer.clone() for name, buffer in network.named_buffers()}
         self.at: dict[str, dict[str, slice]] = {}
@@ -42,6 +42,8 @@ class FlatModel:
         for network_name, module in self.modules.items():
             self.at[network_name] = {}
             for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:  # frozen: all copies share it
+                    continue
                 stop = start + parameter.numel()
                 parameter.data = self.weight[start:stop].view_as(parameter)
                 parameter.grad = self.gradient[start:stop].view_as(parameter)
@@ -57,9 +59,12 @@ class FlatModel:
         """Copy weights (and buffers) in."""
         module = self.modules[network]
         with torch.no_grad():
-            for name, value in [*module.named_parameters(), *module.named_buffers()]:
-                # Buffers that are not averaged, such as counters, begin anew with every client.
-                value.copy_(params[name] if name in params else self.others[name])
+            for name, parameter in module.named_parameters():
+                if name in self.at[network]:
+                    parameter.copy_(params[name])
+            for name, buffer in module.named_buffers():
+                # Those that are not averaged, such as counters, begin anew with every client.
+                buffer.copy_(params[name] if name in params else self.others[name])
 
     def read(self, network: str, names: Iterable[str]) -> Params:
         """Copy weights (and buffers) out."""
@@ -84,7 +89,8 @@ class FlatModel:
         for network, module in self.modules.items():
             moved = {name for moving in stage.moving.get(network, ()) for name in moving.names}
             for name, parameter in module.named_parameters():
-                parameter.requires_grad_(name in moved)
+                if name in self.at[network]:
+                    parameter.requires_grad_(name in moved)
 
     def runs(self, stage: Stage, networks: Iterable[str]) -> list[slice]:
         """Return where the weights of these networks lie that move, those side by side as one."""
@@ -147,7 +153,7 @@ class LoopTrainer:
         self.examples = examples
         self.scheme = scheme
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
         self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network
 
@@ -186,9 +192,8 @@ class LoopTrainer:
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
                     loss = F.cross_entropy(logits, y)
-                    if loss.requires_grad:  # not where the user froze all that the phase would move
-                        learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
-                        learned.backward()  # type: ignore[no-untyped-call]
+                    learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
+                    learned.backward()  # type: ignore[no-untyped-call]
                     step()
                     tally.add(begun + epoch, loss, logits, y)
                 begun += stage.epochs

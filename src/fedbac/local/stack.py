@@ -126,9 +126,8 @@ class Stack:
         self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
         self.keep: frozenset[Kept] = frozenset()
         self.parts = {part: self._buffers(params) for part, params in like.items()}
-        trained = {name for name, _ in network.named_parameters()}
         self.velocity = {
-            part: {name: torch.zeros_like(value) for name, value in params.items() if name in trained}
+            part: {name: torch.zeros_like(value) for name, value in params.items() if name not in anatomy.buffers}
             for part, params in self.parts.items()
         }
         self.received: dict[str, Params] = {}
@@ -298,8 +297,7 @@ class Stack:
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
-        if stage.moving:  # not where the user froze all that the phase would move
-            self._move(number, stage, gradient, count_A)
+        self._move(number, stage, gradient, count_A)
         lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.loss_sum[:rows] += lost_A
         if "square" in self.keep:

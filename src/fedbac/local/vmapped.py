@@ -5,6 +5,7 @@ On a GPU a step of such a prefix is captured once in a CUDA graph that reads its
 a round is a row of replays, without a Python call per layer.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import BatchTable, Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
+from fedbac.models import weights
 
 EVALUATION_BATCH = 2048
 WEIGHT_COPIES, ON_THE_WAY = 6, 1.5
@@ -55,22 +57,22 @@ class VmapTrainer:
         self.path = f"torch-vmap-{device.type}" + ("" if precision == "float32" else f"-{precision}")
         self.examples = examples
         self.scheme = scheme
-        self.network, self.precision = network.to(device), precision
+        self.network, self.precision = copy.deepcopy(network).to(device), precision
         self.many = for_many(self.network)
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
         self.ahead = Foresight(examples)
-        size = sum(4 * value.numel() for value in network.parameters())
+        size = sum(4 * value.numel() for value in weights(network).values())
         each = WEIGHT_COPIES * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
 
     def _bytes_per_example(self) -> float:
         """Return what a network keeps of an example until its gradient is taken, found by a look at two."""
         x = self.examples.normalize(self.source["train"][0][:2])
-        own = {name: value.detach()[None].requires_grad_() for name, value in self.network.named_parameters()}
+        own = {name: value[None].requires_grad_() for name, value in weights(self.network).items()}
         known = {value.untyped_storage().data_ptr() for value in (x, *own.values())}
         kept: dict[int, int] = {}
 

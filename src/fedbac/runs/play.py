@@ -16,6 +16,7 @@ from fedbac.core.state import State
 from fedbac.engines import check_room, connect
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
+from fedbac.models import frozen_sha256
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.orders import Edges, on_device
@@ -143,9 +144,11 @@ def _beside(edges: Edges) -> AbstractContextManager[object]:
 
 def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
     """Return what must not change during a run."""
+    still = frozen_sha256(federation.network)
     return {
         "experiment": experiment.model_dump(mode="json"),
         "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
+        **({} if still is None else {"frozen_weights": {"sha256": still}}),
     }
 
 
