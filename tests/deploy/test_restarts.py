@@ -140,15 +140,23 @@ def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
     assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
 
 
-def test_what_a_client_said_before_it_rejoined_does_not_count() -> None:
-    """It was started again with the right data before all others had answered."""
+@pytest.mark.parametrize("said", ["ready", OTHER_DATA])
+def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None:
+    """It was started again before all others had answered: it knows no charter now, and may have other data."""
+    handed = []
 
-    def answer(payload: bytes, gone: threading.Event) -> bytes:
+    def first(payload: bytes, gone: threading.Event) -> bytes:
         questions.rejoined(FIRST)
-        questions.children.answers[FIRST] = lambda payload, gone: encode("ready", {}, {})  # type: ignore[attr-defined]
-        return unfit(payload, gone)
+        questions.children.answers[FIRST] = second  # type: ignore[attr-defined]
+        return unfit(payload, gone) if said == OTHER_DATA else encode(said, {}, {})
 
-    questions = asking(answer)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    def second(payload: bytes, gone: threading.Event) -> bytes:
+        handed.append(payload)
+        return encode("ready", {}, {})
+
+    questions = asking(first)
+    assert (FIRST in questions.inform([FIRST], 1.0)) == (said == OTHER_DATA)
     assert questions.unfit == {}
-    assert questions.inform([FIRST], 1.0) == {}
+    for _ in range(3):
+        assert questions.inform([FIRST], 1.0) == {}
+    assert handed == [Charter().encoded()], "it is handed the charter again, and once"

@@ -272,6 +272,29 @@ def test_what_processes_left_is_removed_at_the_next_start(stopped: Path, example
     assert own.exists()
 
 
+def test_a_manifest_without_a_checksum_is_not_believed_among_records_that_have_them(
+    stopped: Path, examples: Examples, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever strips the checksum could make the manifest say anything."""
+    *earlier, newest = sorted((stopped / "checkpoint").glob("*.json"))
+    strip(newest)
+    last = json.loads(earlier[-1].read_text())["round"]
+    untouched = Path(shutil.copytree(stopped, stopped.with_name("all")))
+    assert_resumes(stopped, examples)
+    assert f"the checkpoint is not one of these records; resuming from round {last}" in caplog.text
+    for file in earlier:
+        strip(untouched / "checkpoint" / file.name)
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used \(.*not one of these records"):
+        resumed(untouched)
+
+
+def strip(manifest: Path) -> None:
+    """Take the checksum off a manifest, and leave the rest as it is."""
+    stated = json.loads(manifest.read_text())
+    del stated["check"]
+    manifest.write_text(json.dumps(stated))
+
+
 # ---------------------------------------------------------------------------------------- folders of before
 
 

@@ -9,9 +9,10 @@ import torch
 from fedbac.clustering import LowestLoss
 from fedbac.config.experiment import Method
 from fedbac.core.codecs import Codec, EightBits, Links, TopK, passed
+from fedbac.core.links import BYTES_PER_NUMBER, TIERS, Link, Tier
 from fedbac.core.state import flatten
 from fedbac.data import planted_groups
-from fedbac.personalization import Additive, PerCluster
+from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import Random
 from fedbac.topology import Hierarchical
 from tests.support import play
@@ -98,6 +99,17 @@ def test_bytes_of_a_link_fall_by_what_it_leaves_out(name: str) -> None:
     for other in {f"{t}_{d}" for t in ("client", "cloud") for d in ("up", "down")} - {name}:
         t, _, d = other.partition("_")
         assert packed[t][d] == plain[t][d]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_networks_that_are_only_measured_are_sent_whole(tier: Tier) -> None:
+    """A codec compresses what is sent for training; its price is not that of the same networks sent to be measured."""
+    codec, bank = TopK(keep=0.1), {"global": networks(0)}
+    link = Link(tier, Shared(), codecs=Links(client_down=codec, cloud_down=codec))
+    link.send("down", "train", bank)
+    link.send("down", "evaluate", bank)
+    each = {"train": codec.num_bytes(20) + codec.num_bytes(4), "evaluate": BYTES_PER_NUMBER * (20 + 4)}
+    assert link.traffic.entries == {(tier, "down", purpose): 3 * num_bytes for purpose, num_bytes in each.items()}
 
 
 @pytest.mark.parametrize(
