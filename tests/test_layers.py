@@ -158,6 +158,12 @@ def test_the_algorithm_names_no_method(unit: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_rounds_know_nothing_of_a_device_that_works_ahead() -> None:
+    """Algorithms 1 and 2 read as they are in the paper; what is done early, and where, is a matter of engines."""
+    words = re.compile(r"\b(prefetch|ahead|queue|cuda|gpu|foresee|foreseen|underway)", re.IGNORECASE)
+    assert not [file.name for file in (ROOT / "rounds").glob("*.py") if words.search(file.read_text(encoding="utf-8"))]
+
+
 def test_no_file_is_past_four_hundred_lines() -> None:
     """Whoever reads one should hold it in mind; kernels may be longer."""
     root = ROOT.parent.parent

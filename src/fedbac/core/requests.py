@@ -1,8 +1,8 @@
 """What an edge asks of its clients, and what comes back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -173,16 +173,6 @@ Request = Average | Evaluate
 Result = Averaged | Measured
 
 
-@dataclass(frozen=True)
-class Begun:
-    """Training that a device is still busy with."""
-
-    parts: Sequence[Parts]
-    """Of every request, what its clients come back with: what is computed from it waits its turn on the device."""
-    finish: Callable[[], list[Trained]]
-    """Waits for the device."""
-
-
 class Trainer(Protocol):
     """Does the numerical work of many requests at once."""
 
@@ -199,14 +189,3 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Release workers and memory."""
-
-
-@runtime_checkable
-class Beginning(Protocol):
-    """A trainer that can tell a device what to do and go on while it works."""
-
-    def begin(self, requests: Sequence[Train]) -> Begun:
-        """Begin to train the clients of all requests."""
-
-    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
-        """Begin to evaluate the models of all requests; what is returned waits for the device."""

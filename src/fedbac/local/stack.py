@@ -19,10 +19,10 @@ from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.gpu import update
 from fedbac.local.examples import Examples
-from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
 from fedbac.local.teaching import Faculty, distilled, joined_bank
+from fedbac.local.visits import Visits
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
@@ -38,7 +38,7 @@ Job = tuple[Train, int]
 class BatchTable:
     """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
 
-    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], ahead: Foresight) -> None:
+    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], known: Visits) -> None:
         batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
         cut = {size: examples.batches(size) for size in set(sizes)}
@@ -64,7 +64,7 @@ class BatchTable:
             full[-1] = seen - (many - 1) * batch
             for f, stage in enumerate(stages):
                 addresses = [(jobs[c][0].clients[jobs[c][1]], jobs[c][0].round, jobs[c][0].edge_round) for c in mine]
-                visits = [ahead.visits(*address, stage.epochs) for address in addresses]
+                visits = [known.of(*address, stage.epochs) for address in addresses]
                 at = (f, slice(0, stage.epochs * many), rows)
 
                 def lay(

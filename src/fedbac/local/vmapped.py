@@ -25,11 +25,11 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
-from fedbac.local.foresight import Foresight
 from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import BatchTable, Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
+from fedbac.local.visits import Visits
 from fedbac.models import weights
 
 EVALUATION_BATCH = 2048
@@ -64,7 +64,7 @@ class VmapTrainer:
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
-        self.ahead = Foresight(examples)
+        self.visits = Visits(examples)
         size = sum(4 * value.numel() for value in weights(network).values())
         each = WEIGHT_COPIES * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
@@ -99,7 +99,7 @@ class VmapTrainer:
         sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
         order = np.argsort([-size for size in sizes], kind="stable")
         stages = stages_now(self.stages, requests)
-        table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.ahead)
+        table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.visits)
         if self.stack is None or not self.stack.holds(table):
             self.stack = None  # the old one goes before the new one comes
             bank = requests[0].bank
@@ -115,7 +115,7 @@ class VmapTrainer:
                 stack.step.zero_()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step), table.largest(number, step))
-        self.ahead.look_ahead(requests, {stage.epochs for stage in stages})  # before the host waits for the device
+        self.visits.prefetch(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
         rank = np.argsort(order)
         out, begin = [], 0
