@@ -108,6 +108,15 @@ def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
         assert not GRAPH[unit] & COLUMNS
 
 
+def test_the_rounds_run_without_a_column_in_memory() -> None:
+    """The core knows no method, by import too: which kinds there are is found out when one is chosen."""
+    code = "import sys, fedbac.rounds.cloud, fedbac.rounds.edge, fedbac.engines; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[1] for name in done.stdout.split() if name.startswith("fedbac.")}
+    assert {"rounds", "config"} <= loaded
+    assert not loaded & (COLUMNS | {"presets"})
+
+
 def test_only_the_command_deploys() -> None:
     """Runs on one machine need none of it, nor its extra."""
     assert {unit for unit, others in GRAPH.items() if "deploy" in others} <= {"cli"}

@@ -1,109 +1,41 @@
-"""The columns of a method, and the kinds that each may be chosen from."""
+"""The columns of a method, and the kinds that each may be chosen from; the first is the default."""
 
 from collections.abc import Collection
 
-from fedbac.clustering import (
-    Agglomerative,
-    CosineSplits,
-    Fixed,
-    GaussianRewards,
-    KMeans,
-    LinUCB,
-    LowestLoss,
-    Merging,
-)
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.personalization import (
-    AdaptiveStart,
-    Additive,
-    Interpolated,
-    LateHead,
-    PerCluster,
-    Personal,
-    PersonalHead,
-    Shared,
-    TwoHeads,
-)
-from fedbac.selection import (
-    COCS,
-    Contextual,
-    CreditThompson,
-    LatencyUCB,
-    LossUCB,
-    Oort,
-    PowerOfChoice,
-    Random,
-    ResourceScore,
-    Sound,
-    Thompson,
-)
-from fedbac.sharing import (
-    Apart,
-    Blend,
-    Distill,
-    DistillAdaptive,
-    LeaveOneOut,
-    MeanThenApart,
-    OnceOverfitted,
-    PredictTowardsMean,
-    Similar,
-    TowardsMean,
-)
-from fedbac.topology import Flat, Hierarchical
 
-TOPOLOGY = Choice(Topology, Hierarchical, Flat)
+TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
 CLUSTERING = Choice(
-    ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits, Agglomerative, KMeans, GaussianRewards
+    ClusterPolicy,
+    "fedbac.clustering",
+    "Fixed LowestLoss LinUCB Merging CosineSplits Agglomerative KMeans GaussianRewards",
 )
 SELECTION = Choice(
     SelectionPolicy,
-    Random,
-    Thompson,
-    CreditThompson,
-    Sound,
-    PowerOfChoice,
-    LossUCB,
-    Oort,
-    LatencyUCB,
-    COCS,
-    ResourceScore,
-    Contextual,
+    "fedbac.selection",
+    "Random Thompson CreditThompson Sound PowerOfChoice LossUCB Oort LatencyUCB COCS ResourceScore Contextual",
 )
 SHARING = Choice(
     Sharing,
-    Apart,
-    TowardsMean,
-    OnceOverfitted,
-    PredictTowardsMean,
-    MeanThenApart,
-    LeaveOneOut,
-    Blend,
-    Similar,
-    Distill,
-    DistillAdaptive,
+    "fedbac.sharing",
+    "Apart TowardsMean OnceOverfitted PredictTowardsMean MeanThenApart LeaveOneOut Blend Similar Distill "
+    "DistillAdaptive",
 )
 PERSONALIZATION = Choice(
     Personalization,
-    Shared,
-    PerCluster,
-    Additive,
-    Personal,
-    Interpolated,
-    PersonalHead,
-    LateHead,
-    TwoHeads,
-    AdaptiveStart,
+    "fedbac.personalization",
+    "Shared PerCluster Additive Personal Interpolated PersonalHead LateHead TwoHeads AdaptiveStart",
 )
 
 CHOSEN: dict[str, Collection[str]] = {
-    "topology": TOPOLOGY.kinds,
-    "clustering": CLUSTERING.kinds,
-    "selection": SELECTION.kinds,
-    "sharing": SHARING.kinds,
-    "personalization": PERSONALIZATION.kinds,
+    "topology": TOPOLOGY,
+    "clustering": CLUSTERING,
+    "selection": SELECTION,
+    "sharing": SHARING,
+    "personalization": PERSONALIZATION,
     "network": ("lenet5", "mlp", "custom"),
     **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
 }

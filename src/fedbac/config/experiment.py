@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedbac.clustering import Fixed
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
@@ -32,10 +32,6 @@ from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import Shared
-from fedbac.selection import Random
-from fedbac.sharing import Apart
-from fedbac.topology import Hierarchical
 
 MAX_PAIRS = 4_000_000
 """Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte for the one that keeps
@@ -146,22 +142,24 @@ class Measurement(Settings):
     """Who holds the training and validation data that are measured on: decides which bytes are counted."""
 
 
-class Method(Settings):
+class Method(Settings, defer_build=True):
     """A row of Table I: one choice per column."""
 
     name: Name
     """What tables, reports and folders call the method."""
-    topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
+    topology: Annotated[Topology, TOPOLOGY] = Field(default_factory=TOPOLOGY.default)
     """Where clients meet: at edges, or at the cloud."""
     unit: Literal["edge", "client"] = "edge"
     """What is clustered: sites with all their clients, or every client for itself."""
-    clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
+    clustering: Annotated[ClusterPolicy, CLUSTERING] = Field(
+        default_factory=partial(CLUSTERING.default, num_clusters=1)
+    )
     """The cluster of every member."""
-    selection: Annotated[SelectionPolicy, SELECTION] = Random()
+    selection: Annotated[SelectionPolicy, SELECTION] = Field(default_factory=SELECTION.default)
     """The clients that train."""
-    sharing: Annotated[Sharing, SHARING] = Apart()
+    sharing: Annotated[Sharing, SHARING] = Field(default_factory=SHARING.default)
     """What clusters give each other."""
-    personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
+    personalization: Annotated[Personalization, PERSONALIZATION] = Field(default_factory=PERSONALIZATION.default)
     """The networks that predict, and their owners."""
     links: Links = Links()
     """How links compress what is sent for training; none by default."""
@@ -214,7 +212,7 @@ class Evaluation(Settings):
     test data, which with many clusters can cost more than training."""
 
 
-class Experiment(Settings):
+class Experiment(Settings, defer_build=True):
     """Everything that decides the numbers of a run."""
 
     seed: Seed = 0
