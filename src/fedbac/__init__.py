@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
-    from fedbac.core.parts import LocalRun, Part, Phase, Pull
+    from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
     from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
@@ -177,6 +177,7 @@ __all__ = [
     "Similar",
     "Slope",
     "Sound",
+    "Start",
     "Statistic",
     "Task",
     "Teaching",
@@ -202,7 +203,7 @@ _HOMES = {
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
-    "fedbac.core.parts": "LocalRun Part Phase Pull",
+    "fedbac.core.parts": "LocalRun Part Phase Pull Start",
     "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
     "fedbac.core.settings": "Settings",

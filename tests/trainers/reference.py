@@ -200,6 +200,9 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                     scopes = [[*chain(*moving)]] if training.clip_scope == "joint" else moving
                     for scope in scopes:
                         nn.utils.clip_grad_norm_(scope, training.clip_norm)
+                for part, name, p in moved:
+                    if p.grad is not None and name in request.shift.get(part, {}):
+                        p.grad += request.shift[part][name][row].cpu()
                 optimizer.step()
             if training.momentum:
                 for part, name, p in moved:

@@ -134,6 +134,27 @@ class LocalRun:
     """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
     left_FC: FloatArray
     """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
+    round: int = 1
+    edge_round: int = 0
+    edge_rounds: int = 1
+    """How many edge rounds a round has, counted from 0."""
+    share: float = 1.0
+    """The share of the site's examples that lie with the clients that train in this edge round."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is particular about how clients begin a training; by default, nothing."""
+
+    parts: Parts = field(default_factory=dict)
+    """The parts that start otherwise than received."""
+    rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
+    """By the number of a phase, what each client's learning rate is multiplied by."""
+    shift: Parts = field(default_factory=dict)
+    """By part, a constant that is added to each client's gradient in every step; weights may be missing.
+
+    It is added after clipping, as weight decay is: control variates estimate the mean of gradients as SGD had them,
+    clipped, and a shift that was clipped with them would no longer cancel out over all clients."""
 
 
 @runtime_checkable
@@ -143,8 +164,8 @@ class Adjusting(Protocol):
     Its hooks are plain arithmetic on stacks, a row for each client, wherever these lie. They write nothing in place.
     """
 
-    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
-        """Return the parts that start otherwise than received; and by phase what rates are multiplied by."""
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
+        """Return how clients start, where it is otherwise than usual."""
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Return the parts that are to be averaged and kept otherwise than they were trained."""

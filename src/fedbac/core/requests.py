@@ -61,6 +61,11 @@ class Train:
     teachers: Teachers | None = None
     phases: tuple[int, ...] | None = None
     """The numbers of the phases to run, where some rest in this round; all when not given."""
+    shift: Parts = field(default_factory=dict)
+    """By part, what is added to every client's gradient after clipping, a row for each; nothing where it is missing."""
+    edge_rounds: int = 1
+    share: float = 1.0
+    """As of ``LocalRun``."""
 
     def rates(self, phase: int) -> FloatArray:
         """Return every client's learning rate in a phase."""
@@ -70,19 +75,22 @@ class Train:
         """Return the request for some of its clients."""
         if clients == slice(0, len(self.clients)):
             return self
-        momentum, teachers = self.momentum, self.teachers
-        if momentum is not None:
-            momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in momentum.items()}
+        teachers = self.teachers
         if teachers is not None:
             teachers = replace(teachers, weight_CT=teachers.weight_CT[clients], share_C=teachers.share_C[clients])
         return replace(
             self,
             clients=self.clients[clients],
             row_C={part: rows[clients] for part, rows in self.row_C.items()},
-            momentum=momentum,
+            momentum=None if self.momentum is None else _rows(self.momentum, clients),
+            shift=_rows(self.shift, clients),
             rate_scale={phase: scale_C[clients] for phase, scale_C in self.rate_scale.items()},
             teachers=teachers,
         )
+
+
+def _rows(parts: Parts, clients: slice) -> Parts:
+    return {part: {name: value[clients] for name, value in params.items()} for part, params in parts.items()}
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,8 @@ class Shop:
             keep=frozenset(lesson.keep),  # type: ignore[arg-type]
             phases=lesson.phases,
             teachers=lesson.teachers,
+            edge_rounds=experiment.method.topology.edge_rounds,
+            share=lesson.share,
         )
         (trained,) = self.trainer.train([request])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})

@@ -18,7 +18,7 @@ from fedbac.gpu.network import Launch, Plan
 from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
 from fedbac.local.losses import kept
-from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.room import Room, Sums
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
@@ -107,11 +107,12 @@ class FusedTrainer:
         order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
         before = momenta(self.anatomy, requests, networks)
-        velocity = {}
-        if before is not None:
-            at = trees.onto(order, self.device)
-            velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
-        fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
+        shift = shifts(self.anatomy, requests, networks, self.like, self.device)
+        at = trees.onto(order, self.device)
+        velocity, shift = (
+            {n: self._inside(v.to(self.device)[at]) for n, v in given.items()} for given in (before or {}, shift)
+        )
+        fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity, shift)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
         sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in running.values()))
         for number, stage in running.items():
@@ -164,6 +165,9 @@ class FusedTrainer:
         else:
             velocity.copy_(before)
         there = self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
+        shift = fleet.shift(stage.networks)
+        if shift is not None:
+            there["shift"] = shift
         given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
         arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
         with self.streams.fork() as streams:
@@ -204,7 +208,7 @@ class FusedTrainer:
         sums.point(given.buffers, jobs)
         for name in ("visits", "crop", "flip"):
             given.point(name, there.get(name))
-        for name in ("jobs", "rates", "anchor"):
+        for name in ("jobs", "rates", "anchor", "shift"):
             given.point(name, there[name][jobs] if name in there else None)
         given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
         given.rule = rule

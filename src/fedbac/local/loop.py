@@ -176,11 +176,8 @@ class LoopTrainer:
         for network in networks:
             self.model.load(network, self.anatomy.assemble(start, network))
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
-        velocity = torch.zeros_like(self.model.weight)
-        for part, buffers in (request.momentum or {}).items():
-            for network in self.scheme.parts[part].networks:
-                for name, value in buffers.items():
-                    velocity[self.model.at[network][name]] = value[index].reshape(-1)
+        velocity = self._flat(request.momentum or {}, index)
+        shift = self._flat(request.shift, index) if request.shift else None
         taught = lesson(self.teacher, request, index)
         stages = stages_now(self.stages, [request])
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages)), 0
@@ -188,7 +185,7 @@ class LoopTrainer:
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
             for number, stage in enumerate(stages):
-                step = self._stepper(stage, received, velocity, float(request.rates(number)[index]))
+                step = self._stepper(stage, received, velocity, shift, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
                     loss = F.cross_entropy(logits, y)
@@ -212,6 +209,16 @@ class LoopTrainer:
             }
         parts = {part: parts[part] for part in self.scheme.parts if part in parts}
         return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
+
+    def _flat(self, parts_C: Parts, index: int) -> Tensor:
+        """Return numbers of a client's weights where these lie; zero where there are none."""
+        out = torch.zeros_like(self.model.weight)
+        for part, params in parts_C.items():
+            for network in self.scheme.parts[part].networks:
+                for name, value in params.items():
+                    if name in self.model.at[network]:
+                        out[self.model.at[network][name]] = value[index].reshape(-1)
+        return out
 
     def _place(self, part: str, name: str) -> slice:
         return self.model.at[self.scheme.parts[part].networks[0]][name]
@@ -239,8 +246,10 @@ class LoopTrainer:
                 "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
             ) from error
 
-    def _stepper(self, stage: Stage, received: Tensor, velocity: Tensor, rate: float) -> Callable[[], None]:
-        """Return the update of one step: pull, clip, weight decay, momentum, as PyTorch's SGD does them."""
+    def _stepper(
+        self, stage: Stage, received: Tensor, velocity: Tensor, shift: Tensor | None, rate: float
+    ) -> Callable[[], None]:
+        """Return the update of one step: pull, clip, shift, weight decay, momentum, as PyTorch's SGD does them."""
         training, model = self.examples.training, self.model
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
@@ -260,6 +269,8 @@ class LoopTrainer:
                     norm = torch.linalg.vector_norm(_joined(gradient, runs))
                     for run in runs:
                         gradient[run].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
+            if shift is not None:
+                gradient.add_(shift)
             gradient.addcmul_(decay, weight)
             for run in moving:  # what is held still neither moves nor loses its momentum
                 velocity[run].mul_(training.momentum).add_(gradient[run])

@@ -104,7 +104,7 @@ class Stack:
         examples: Examples,
         source: tuple[Tensor, Tensor],
         table: BatchTable,
-        like: Parts,
+        like: Train,
         precision: Precision,
     ) -> None:
         self.network, self.anatomy, self.examples, self.source = network, anatomy, examples, source
@@ -125,11 +125,13 @@ class Stack:
         self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
         self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
         self.keep: frozenset[Kept] = frozenset()
-        self.parts = {part: self._buffers(params) for part, params in like.items()}
+        self.parts = {part: self._buffers(params) for part, params in like.bank.items()}
         self.velocity = {
             part: {name: torch.zeros_like(value) for name, value in params.items() if name not in anatomy.buffers}
             for part, params in self.parts.items()
         }
+        self.shift = {part: trees.zeros(self.velocity[part]) for part in like.shift}
+        """What is added to gradients, of the parts of which it ever was."""
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
         self.faculty: Faculty | None = None
@@ -144,10 +146,11 @@ class Stack:
     def _buffers(self, like: Params) -> Params:
         return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}
 
-    def holds(self, table: BatchTable) -> bool:
-        """Whether a round of this shape fits the buffers, and has the epochs that captured graphs know."""
+    def holds(self, table: BatchTable, requests: Sequence[Train]) -> bool:
+        """Whether a round of this shape fits the buffers, and has the epochs and shifts that captured graphs know."""
         fits = table.count.shape[2] <= self.capacity and table.num_steps <= self.num_steps
-        return fits and table.first_F == self.first_F
+        known = all(request.shift.keys() <= self.shift.keys() for request in requests)
+        return fits and known and table.first_F == self.first_F
 
     def load(self, table: BatchTable, requests: Sequence[Train], order: IntArray, stages: Sequence[Stage]) -> None:
         """Put the start of a round in place; ``order`` says which client of all requests each row is."""
@@ -178,6 +181,12 @@ class Stack:
                 else:
                     rows = torch.from_numpy(order).to(self.device)
                     value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
+        for part, buffers in self.shift.items():
+            for name, value in buffers.items():
+                given = [request.shift.get(part, {}).get(name) for request in requests]
+                rest = [value.new_zeros((len(request.clients), *value.shape[1:])) for request in requests]
+                rows = [none if some is None else some.to(value) for some, none in zip(given, rest, strict=True)]
+                value[:clients] = torch.cat(rows)[torch.from_numpy(order).to(self.device)]
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
@@ -317,6 +326,10 @@ class Stack:
             network: {name: networks[network][name][:rows] for part in parts for name in part.names}
             for network, parts in stage.moving.items()
         }
+        shift = {
+            network: {k: v[:rows] for part in self.anatomy.parts[network] for k, v in self.shift.get(part, {}).items()}
+            for network in moving
+        }
         if self.device.type == "cuda" and gpu.available():
             joint = training.clip_scope == "joint"
             weights = [
@@ -325,6 +338,7 @@ class Stack:
                     velocity[network][name][:rows],
                     gradient[network][name],
                     None if part.anchor is None or not part.penalty else self.received[part.anchor][name][:rows],
+                    shift[network].get(name),
                     part.decay,
                     part.penalty,
                     0 if joint else scope,
@@ -355,6 +369,8 @@ class Stack:
                     each = (-1, *[1] * (weight.dim() - 1))
                     push = torch.where(alive_A.reshape(each), gradient[network][name], 0.0)  # 0 · NaN is NaN
                     before.mul_(coast_A.reshape(each)).addcmul_(push, scale[network].reshape(each))
+                    if name in shift[network]:
+                        before.addcmul_(shift[network][name], alive_A.float().reshape(each))
                     if part.decay:
                         before.addcmul_(weight, (part.decay * alive_A).reshape(each))
                     weight.addcmul_(before, rate_A.reshape(each))

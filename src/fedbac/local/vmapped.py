@@ -100,11 +100,10 @@ class VmapTrainer:
         order = np.argsort([-size for size in sizes], kind="stable")
         stages = stages_now(self.stages, requests)
         table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.visits)
-        if self.stack is None or not self.stack.holds(table):
+        if self.stack is None or not self.stack.holds(table, requests):
             self.stack = None  # the old one goes before the new one comes
-            bank = requests[0].bank
             parts = self.network, self.many, self.anatomy, self.examples, self.source["train"]
-            self.stack = Stack(*parts, table, bank, self.precision)
+            self.stack = Stack(*parts, table, requests[0], self.precision)
         stack = self.stack
         stack.load(table, requests, order, stages)
         self.many.train(True)

@@ -251,6 +251,8 @@ class Shift:
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
             phases=self.common.phases,
             teachers=self._teachers(chosen, attendance.started.size),
+            edge_rounds=self.experiment.method.topology.edge_rounds,
+            share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
         left_N = self.links.get("client_up", {})
         trained = yield Average(

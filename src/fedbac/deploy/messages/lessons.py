@@ -40,6 +40,7 @@ class Lesson:
     round: int
     edge_round: int
     learning_rate: float
+    share: float
     keep: tuple[str, ...]
     phases: tuple[int, ...] | None
     teachers: Teachers | None
@@ -62,7 +63,7 @@ def lesson(request: Train, place: int, owners: Owners, charter: str, broadcast: 
     tensors |= {
         f"teachers/{path}": value for path, value in ({} if teachers is None else teachers_out(teachers)).items()
     }
-    tensors["learning_rate"] = np.float64(request.learning_rate)
+    tensors |= {"learning_rate": np.float64(request.learning_rate), "share": np.float64(request.share)}
     head = {
         "charter": charter,
         "round": request.round,
@@ -85,13 +86,15 @@ def read_lesson(message: Message, like: Parts, owners: Owners, codec: Codec | No
     bank = packed_in(message, "bank", codec, shelf.find(message, received))
     phases = message.value("phases", (list, type(None)))
     rate = float(message.array("learning_rate", np.float64, ()))
-    if not 0 <= rate < LARGEST:
-        raise WireError(f"lesson: a learning rate of {rate} cannot be")
+    share = float(message.array("share", np.float64, ()))
+    if not (0 <= rate < LARGEST and 0 <= share <= 1):
+        raise WireError(f"lesson: a learning rate of {rate} and a share of {share} cannot be")
     return Lesson(
         bank=checked_parts(bank, received, 1, "lesson"),
         round=message.whole("round", LARGEST),
         edge_round=message.whole("edge_round", LARGEST),
         learning_rate=rate,
+        share=share,
         keep=names_in(message, "keep", ("square", "epochs")),
         phases=None if phases is None else message.wholes("phases", range(1000)),
         teachers=teachers_in(message, 1, owners.of_clusters(like)),
