@@ -40,7 +40,7 @@ def test_what_was_asked_of_a_round_is_there_for_the_next_one(monkeypatch: pytest
 
     following = Prepared(experiment, 4, now)
     monkeypatch.setattr(common_module, "stream", lambda *_: pytest.fail("drawn again"))
-    assert (following.round, following.rate) == (4, experiment.task.training.rate(4))
+    assert (following.round, following.rate) == (4, experiment.task.training.rate(4, experiment.task.rounds))
     np.testing.assert_array_equal(following.stream("selection", 0, site.index).random(5), expected)
     np.testing.assert_array_equal(following.seconds(site, 100, 200), seconds_N)
 

@@ -62,7 +62,8 @@ def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
 def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> Start:
     """Return what a scheme's ``before`` says, with every part as clients start from it."""
     who = f"method.personalization {scheme.kind!r}: before()"
-    _require(isinstance(answer, Start), f"{who} must return a Start, not a {type(answer).__name__}")
+    if not isinstance(answer, Start):
+        raise PolicyError(f"{who} must return a Start, not a {type(answer).__name__}")
     _check_adjusted(who, scheme, answer.parts, received_C)
     num_clients, known = len(next(iter(next(iter(received_C.values())).values()))), range(len(scheme.phases()))
     for phase, scale_C in answer.rate_scale.items():

@@ -14,6 +14,7 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
+from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
@@ -249,7 +250,7 @@ class LoopTrainer:
     def _stepper(
         self, stage: Stage, received: Tensor, velocity: Tensor, shift: Tensor | None, rate: float
     ) -> Callable[[], None]:
-        """Return the update of one step: pull, clip, shift, weight decay, momentum, as PyTorch's SGD does them."""
+        """Return the update of one step: pull, clip, shift, and then as PyTorch's SGD or AdamW goes on."""
         training, model = self.examples.training, self.model
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
@@ -259,9 +260,13 @@ class LoopTrainer:
         moving = model.runs(stage, stage.moving)
         each = [model.runs(stage, (network,)) for network in stage.moving]
         clipped = [moving] if moving and training.clip_scope == "joint" else each
+        adam = adamw_of(training)
+        first, second, steps = torch.zeros_like(velocity), torch.zeros_like(velocity), 0
 
         @torch.no_grad()
         def step() -> None:
+            nonlocal steps
+            steps += 1
             if penalized:
                 gradient.addcmul_(penalty, weight if anchor is None else weight - anchor)
             if training.clip_norm is not None:
@@ -271,10 +276,15 @@ class LoopTrainer:
                         gradient[run].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
             if shift is not None:
                 gradient.add_(shift)
-            gradient.addcmul_(decay, weight)
+            if adam is None:
+                gradient.addcmul_(decay, weight)
             for run in moving:  # what is held still neither moves nor loses its momentum
-                velocity[run].mul_(training.momentum).add_(gradient[run])
-                weight[run].add_(velocity[run], alpha=-rate)
+                if adam is None:
+                    velocity[run].mul_(training.momentum).add_(gradient[run])
+                    weight[run].add_(velocity[run], alpha=-rate)
+                else:
+                    moments, corrected = (first[run], second[run]), corrections(adam, steps)
+                    adamw_step(adam, weight[run], moments, gradient[run], decay[run], rate, corrected)
             gradient.zero_()
 
         return step

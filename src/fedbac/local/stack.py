@@ -18,6 +18,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.gpu import update
+from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
@@ -130,6 +131,9 @@ class Stack:
             part: {name: torch.zeros_like(value) for name, value in params.items() if name not in anatomy.buffers}
             for part, params in self.parts.items()
         }
+        self.adam = adamw_of(examples.training)
+        self.second = {part: trees.zeros(params) for part, params in self.velocity.items()} if self.adam else {}
+        """The second moments of AdamW, whose first are in place of velocities."""
         self.shift = {part: trees.zeros(self.velocity[part]) for part in like.shift}
         """What is added to gradients, of the parts of which it ever was."""
         self.received: dict[str, Params] = {}
@@ -183,10 +187,13 @@ class Stack:
                     value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
         for part, buffers in self.shift.items():
             for name, value in buffers.items():
-                given = [request.shift.get(part, {}).get(name) for request in requests]
-                rest = [value.new_zeros((len(request.clients), *value.shape[1:])) for request in requests]
-                rows = [none if some is None else some.to(value) for some, none in zip(given, rest, strict=True)]
-                value[:clients] = torch.cat(rows)[torch.from_numpy(order).to(self.device)]
+                value.zero_()
+                begin, place = 0, torch.from_numpy(np.argsort(order)).to(self.device)
+                for request in requests:
+                    mine = place[begin : begin + len(request.clients)]
+                    begin += len(request.clients)
+                    if name in request.shift.get(part, {}):
+                        value[mine] = request.shift[part][name].to(self.device)
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
@@ -216,6 +223,14 @@ class Stack:
             rows.append(place_C + stacks[key][0])
         return trees.join([stack for _, stack in stacks.values()]), np.concatenate(rows)
 
+    def begin_phase(self) -> None:
+        """Begin a phase."""
+        self.step.zero_()
+        for tree in (self.velocity, self.second) if self.adam else ():
+            for params in tree.values():
+                for value in params.values():
+                    value.zero_()
+
     def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
         """One SGD step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
         rows, room = self.capacity, self.examples.batch_room
@@ -242,7 +257,9 @@ class Stack:
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
         tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
-        tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
+        tensors += [
+            v for tree in (self.parts, self.velocity, self.second) for params in tree.values() for v in params.values()
+        ]
         saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -330,7 +347,7 @@ class Stack:
             network: {k: v[:rows] for part in self.anatomy.parts[network] for k, v in self.shift.get(part, {}).items()}
             for network in moving
         }
-        if self.device.type == "cuda" and gpu.available():
+        if self.device.type == "cuda" and gpu.available() and self.adam is None:
             joint = training.clip_scope == "joint"
             weights = [
                 update.Weights(
@@ -361,6 +378,9 @@ class Stack:
             for scope in scopes:
                 pieces = [g for network in scope for g in gradient[network].values()]
                 scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
+        if self.adam is not None:
+            second = {n: self.anatomy.assemble(self.second, n) for n in stage.moving}
+            corrected = [torch.as_tensor(one).float() for one in corrections(self.adam, (self.step + 1).double())]
         rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, training.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
@@ -368,6 +388,11 @@ class Stack:
                     weight, before = moving[network][name], velocity[network][name][:rows]
                     each = (-1, *[1] * (weight.dim() - 1))
                     push = torch.where(alive_A.reshape(each), gradient[network][name], 0.0)  # 0 · NaN is NaN
+                    if self.adam is not None:
+                        push = push * scale[network].reshape(each) + shift[network].get(name, 0.0)
+                        moments = before, second[network][name][:rows]
+                        adamw_step(self.adam, weight, moments, push, part.decay, -rate_A.reshape(each), corrected)
+                        continue
                     before.mul_(coast_A.reshape(each)).addcmul_(push, scale[network].reshape(each))
                     if name in shift[network]:
                         before.addcmul_(shift[network][name], alive_A.float().reshape(each))

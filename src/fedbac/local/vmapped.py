@@ -111,7 +111,7 @@ class VmapTrainer:
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
         with _kernels(self.precision), seeded(seed, self.device):
             for number, stage in enumerate(stages):
-                stack.step.zero_()
+                stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step), table.largest(number, step))
         self.visits.prefetch(requests, {stage.epochs for stage in stages})  # before the host waits for the device

@@ -43,7 +43,7 @@ class Common:
         self.moving = moving_parts(scheme, self.moment)
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
-        self.rate = experiment.task.training.rate(round_)
+        self.rate = experiment.task.training.rate(round_, experiment.task.rounds)
         self._experiment, self._scheme = experiment, scheme
 
     @cached_property
