@@ -22,7 +22,17 @@ if TYPE_CHECKING:
         Merging,
     )
     from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-    from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
+    from fedbac.config.experiment import (
+        AdamW,
+        Evaluation,
+        Experiment,
+        Measurement,
+        Method,
+        Runtime,
+        Sgd,
+        Task,
+        Training,
+    )
     from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
     from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
@@ -47,6 +57,9 @@ if TYPE_CHECKING:
     from fedbac.personalization import (
         AdaptiveStart,
         Additive,
+        ControlVariates,
+        DynamicPull,
+        GroupCorrections,
         Interpolated,
         LateHead,
         PerCluster,
@@ -96,6 +109,7 @@ __all__ = [
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "AdamW",
     "AdaptiveStart",
     "Additive",
     "Agglomerative",
@@ -107,6 +121,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Contextual",
+    "ControlVariates",
     "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
@@ -114,6 +129,7 @@ __all__ = [
     "DeployError",
     "Distill",
     "DistillAdaptive",
+    "DynamicPull",
     "EngineError",
     "Error",
     "Evaluation",
@@ -126,6 +142,7 @@ __all__ = [
     "Gaps",
     "GaussianRewards",
     "Gram",
+    "GroupCorrections",
     "Hierarchical",
     "Interpolated",
     "KMeans",
@@ -172,6 +189,7 @@ __all__ = [
     "Runtime",
     "Seconds",
     "Settings",
+    "Sgd",
     "Shards",
     "Shared",
     "Similar",
@@ -202,7 +220,7 @@ _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
-    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
+    "fedbac.config.experiment": "AdamW Evaluation Experiment Measurement Method Runtime Sgd Task Training",
     "fedbac.core.parts": "LocalRun Part Phase Pull Start",
     "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
@@ -211,8 +229,8 @@ _HOMES = {
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "
-    "TwoHeads",
+    "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
+    "LateHead PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

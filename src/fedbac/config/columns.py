@@ -27,7 +27,8 @@ SHARING = Choice(
 PERSONALIZATION = Choice(
     Personalization,
     "fedbac.personalization",
-    "Shared PerCluster Additive Personal Interpolated PersonalHead LateHead TwoHeads AdaptiveStart",
+    "Shared PerCluster Additive Personal Interpolated PersonalHead LateHead TwoHeads AdaptiveStart "
+    "ControlVariates GroupCorrections DynamicPull",
 )
 
 CHOSEN: dict[str, Collection[str]] = {
@@ -37,6 +38,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
     "network": ("lenet5", "mlp", "custom"),
+    "optimizer": ("sgd", "adamw"),
     **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
 }
 """The fields whose value is chosen by its kind."""
