@@ -24,7 +24,7 @@ from fedbac import data, models
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
+from fedbac.config.experiment import AdamW, Evaluation, Measurement, Method, Runtime, Task, Training
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
@@ -78,6 +78,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             ("task", Task),
             ("task.partition", data.Partition),
             ("task.training", Training),
+            _kind("task.training.optimizer", AdamW),
             ("task.noise", data.Noise),
             ("task.augment", data.Augment),
             _kind("task.network", models.LeNet5),

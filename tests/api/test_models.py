@@ -37,6 +37,8 @@ SCHEMES = {
     "fedbabu": "late_head",
     "fedrod": "two_heads",
     "fedala": "adaptive_start",
+    "scaffold": "control_variates",
+    "mtgc": "group_corrections",
 }
 
 

@@ -179,6 +179,17 @@ def test_edges_of_one_client_and_one_average_make_mtgc_scaffold() -> None:
         assert distance({"": one.parts["global"]}, {"": other.parts["global"]}) < 1e-6
 
 
+def test_scaffold_sends_twice_what_fedavg_does() -> None:
+    plain, twice = (
+        played("loop", Method(name="m", topology=Flat(), **options), UNEQUAL).records
+        for options in ({}, {"personalization": ControlVariates()})
+    )
+    for one, other in zip(plain, twice, strict=True):
+        for direction in ("up", "down"):
+            sent = one["bytes"]["client"][direction]
+            assert other["bytes"]["client"][direction] == sent | {"train": 2 * sent["train"]}
+
+
 @pytest.mark.parametrize("scheme", [ControlVariates(), GroupCorrections()])
 def test_who_is_alone_needs_no_correction(scheme: Personalization) -> None:
     plain, alone = (

@@ -128,6 +128,9 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "apfl": {"global": 1, "personal": 12, "alpha": 12},
             "fedala": {"global": 1, "personal": 4, "mix": 4},
             "fedrod": {"body": 1, "generic": 1, "personal": 4},
+            "scaffold": {"global": 1, "control": 1, "own": 12},
+            "mtgc": {"global": 1, "sum": 1, "rest": 4, "own": 12},
+            "local": {"cluster": 4},
             "singletons": {"body": 4, "head": 4},
         }[name]
     )
