@@ -24,7 +24,8 @@ from fedbac import data, models
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.config.experiment import AdamW, Evaluation, Measurement, Method, Runtime, Task, Training
+from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task
+from fedbac.config.training import AdamW, Training
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.settings import Settings
 from fedbac.core.world import World

@@ -22,17 +22,8 @@ if TYPE_CHECKING:
         Merging,
     )
     from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-    from fedbac.config.experiment import (
-        AdamW,
-        Evaluation,
-        Experiment,
-        Measurement,
-        Method,
-        Runtime,
-        Sgd,
-        Task,
-        Training,
-    )
+    from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
+    from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
     from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
@@ -220,7 +211,8 @@ _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
-    "fedbac.config.experiment": "AdamW Evaluation Experiment Measurement Method Runtime Sgd Task Training",
+    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
+    "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.parts": "LocalRun Part Phase Pull Start",
     "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",

@@ -46,7 +46,7 @@ def gradient_of(federation: Federation, training: Training) -> Gradient:
     like = {name: value.detach() for name, value in network.named_parameters()}
 
     def loss(x: Tensor, batch: Tensor, labels: Tensor) -> Tensor:
-        pieces = x.split([value.numel() for value in like.values()])
+        pieces = torch.split(x, [value.numel() for value in like.values()])
         params = {name: piece.view_as(value) for (name, value), piece in zip(like.items(), pieces, strict=True)}
         return F.cross_entropy(functional_call(network, params, (batch.double(),)), labels)
 
@@ -77,6 +77,14 @@ class Local:
         return x, way
 
 
+def always(shift: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda _: shift
+
+
+def held_back(start: Tensor, h: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda now: 0.3 * (now - start) - h
+
+
 def close(found: Params, expected: Tensor, row: int = 0) -> None:
     torch.testing.assert_close(flat(found, row), expected, rtol=1e-6, atol=1e-6)
 
@@ -98,7 +106,7 @@ def test_scaffold(path: str, training: Training, fraction: float) -> None:
         moved = torch.zeros_like(x)
         for i in chosen:
             shift = c - own[i]
-            y, way = Local(run, t)(x, i, lambda _, shift=shift: shift)
+            y, way = Local(run, t)(x, i, always(shift))
             new = own[i] - c + (x - y) / way
             total += share[i] * y
             moved += size_N[i] / size_N.sum() * (new - own[i])
@@ -131,7 +139,7 @@ def test_mtgc(path: str, training: Training, edge_rounds: int) -> None:
                 trained = {}
                 for i in group:
                     shift = z[i] + y[j]
-                    trained[i], way = Local(run, t, e)(mean, i, lambda _, shift=shift: shift)
+                    trained[i], way = Local(run, t, e)(mean, i, always(shift))
                 mean = torch.stack(list(trained.values())).mean(0)
                 for i in group:
                     z[i] = z[i] + (trained[i] - mean) / way
@@ -156,7 +164,7 @@ def test_clients_of_feddyn(path: str) -> None:
         total = torch.zeros_like(x)
         for i, size in enumerate(size_N):
             h = own[i]
-            y, _ = Local(run, t)(x, i, lambda now, h=h, x=x: 0.3 * (now - x) - h)
+            y, _ = Local(run, t)(x, i, held_back(x, h))
             own[i] = h - 0.3 * (y - x)
             total += size / size_N.sum() * y
         x = total

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac.config.experiment import AdamW, Training
+from fedbac.config.training import AdamW, Training
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Teachers, Train, Trained, Trainer

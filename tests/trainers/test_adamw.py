@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.config.experiment import AdamW, Runtime
+from fedbac.config.experiment import Runtime
+from fedbac.config.training import AdamW
 from fedbac.errors import ConfigError
 from fedbac.local import LoopTrainer, PoolTrainer, VmapTrainer, make_trainer
 from tests.support import NO_GPU, NO_KERNEL, distance

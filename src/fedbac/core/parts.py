@@ -153,7 +153,7 @@ class Start:
     shift: Parts = field(default_factory=dict)
     """By part, a constant that is added to each client's gradient in every step; weights may be missing.
 
-    It is added after clipping, as weight decay is: control variates estimate the mean of gradients as SGD had them,
+    It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
     clipped, and a shift that was clipped with them would no longer cancel out over all clients."""
 
 

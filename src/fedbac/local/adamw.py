@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedbac.config.experiment import AdamW, Training
+from fedbac.config.training import AdamW, Training
 
 Number = float | Tensor
 """Of one client, or a tensor that goes with stacked weights."""

@@ -23,10 +23,12 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
+from fedbac.local.adamw import adamw_of
+from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
-from fedbac.local.stack import BatchTable, Precision, Stack
+from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
 from fedbac.local.visits import Visits
@@ -66,7 +68,8 @@ class VmapTrainer:
         self.stack: Stack | None = None
         self.visits = Visits(examples)
         size = sum(4 * value.numel() for value in weights(network).values())
-        each = WEIGHT_COPIES * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
+        copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
+        each = copies * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
 
     def _bytes_per_example(self) -> float:
