@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedbac.deploy.asking import Asking
-from fedbac.deploy.charter import OTHER_DATA
 from fedbac.deploy.enrolment import stored
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.greeting import hello
 from fedbac.deploy.wire import encode
 from fedbac.errors import DeployError
@@ -117,13 +117,13 @@ def asking(answer: Any) -> Asking:
 
 
 def unfit(payload: bytes, gone: threading.Event) -> bytes:
-    raise RuntimeError(OTHER_DATA)
+    raise SiteError(Failure.OTHER_DATA)
 
 
 def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
     """Another thread takes it off the list between the look at the list and the reading of its entry."""
     questions = asking(unfit)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    assert Failure.OTHER_DATA.value in questions.inform([FIRST], 1.0)[FIRST]
 
     class Interleaved(dict[str, str]):
         looks = 0
@@ -137,10 +137,10 @@ def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
             return found
 
     questions._unfit = Interleaved(questions._unfit)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    assert Failure.OTHER_DATA.value in questions.inform([FIRST], 1.0)[FIRST]
 
 
-@pytest.mark.parametrize("said", ["ready", OTHER_DATA])
+@pytest.mark.parametrize("said", ["ready", "unfit"])
 def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None:
     """It was started again before all others had answered: it knows no charter now, and may have other data."""
     handed = []
@@ -148,14 +148,14 @@ def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None
     def first(payload: bytes, gone: threading.Event) -> bytes:
         questions.rejoined(FIRST)
         questions.children.answers[FIRST] = second  # type: ignore[attr-defined]
-        return unfit(payload, gone) if said == OTHER_DATA else encode(said, {}, {})
+        return unfit(payload, gone) if said == "unfit" else encode(said, {}, {})
 
     def second(payload: bytes, gone: threading.Event) -> bytes:
         handed.append(payload)
         return encode("ready", {}, {})
 
     questions = asking(first)
-    assert (FIRST in questions.inform([FIRST], 1.0)) == (said == OTHER_DATA)
+    assert (FIRST in questions.inform([FIRST], 1.0)) == (said == "unfit")
     assert questions.unfit == {}
     for _ in range(3):
         assert questions.inform([FIRST], 1.0) == {}

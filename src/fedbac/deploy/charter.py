@@ -20,10 +20,11 @@ from fedbac.config.explain import parse
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.messages.pieces import Owners
 from fedbac.deploy.wire import Message, WireError, encode
-from fedbac.errors import ConfigError, DeployError, quoted
+from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.orders import Site
 
@@ -34,8 +35,6 @@ MOST_EXAMPLES = 2**40
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
-OTHER_DATA = "its data are not those with which the run began"
-CANNOT_RUN = "the experiment of the federation cannot run here"
 Whole = Field(ge=0, le=MOST_EXAMPLES)
 
 
@@ -227,7 +226,7 @@ def read_charter(message: Message) -> Charter:
             raise ValueError
         return charter
     except ConfigError as error:
-        raise DeployError(f"{CANNOT_RUN}: {error}") from error
+        raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError("begin: it holds no charter") from error
 

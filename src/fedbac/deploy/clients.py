@@ -17,9 +17,9 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, T
 from fedbac.core.settings import IntArray
 from fedbac.deploy.asking import ask_twice
 from fedbac.deploy.charter import Charter
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.messages.lessons import lesson, question, read_findings, read_learned, start_of
 from fedbac.deploy.wire import WireError, decode
-from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
 
@@ -27,7 +27,7 @@ Answers = tuple[dict[int, bytes], dict[int, str]]
 """By number: answers, and the reasons of those who gave none."""
 
 
-class TooFewClientsError(DeployError):
+class TooFewClientsError(SiteError):
     """Too few clients answered for a site to take part in a round."""
 
 
@@ -85,7 +85,7 @@ class Clients:
             return self._asked_of_edges(request)
         found = self._asked_of_clients(request)
         if found and not any(measured.count_G.any() for measured in found):
-            raise TooFewClientsError("nobody who holds data answered when clients were asked to measure a model")
+            raise TooFewClientsError(Failure.NONE_MEASURED)
         num_models = 1 if request.paired else request.num_models
         return (
             _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
@@ -161,7 +161,7 @@ class Clients:
         )
         each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
         told = dict(zip(clients, each, strict=True))
-        found, reasons = [], []
+        found, missed = [], 0
         for edge in request.owners:
             try:
                 if edge in others:
@@ -170,13 +170,11 @@ class Clients:
                     message = decode(answers[edge], ("findings",))
                     found.append(read_findings(message, request.num_models, self.charter.test_M[edge]))
             except (KeyError, WireError) as error:
-                why = lost.get(edge, str(error))
-                reasons.append(f"the test data of edge {edge} could not be measured on: {why}")
+                missed += 1
+                log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))
                 found.append(_nothing(request.num_models))
-        if len(reasons) == len(found):
-            raise TooFewClientsError("; ".join(reasons))
-        for reason in reasons:
-            log.warning(reason)
+        if missed == len(found):
+            raise TooFewClientsError(Failure.NO_TESTS, missed)
         return _side_by_side(found)
 
     def _question(self, request: Evaluate, place: int) -> bytes:

@@ -13,10 +13,10 @@ from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients, Reach, TooFewClientsError
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.messages.packing import Shelf
 from fedbac.deploy.wire import Message, laid_out
-from fedbac.errors import DeployError
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
 from fedbac.rounds.holdings import Holding
@@ -25,10 +25,6 @@ from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Sit
 
 OF_SITES = ("client_down", "cloud_up")
 """The links of which a site is the sender, and so remembers what they do."""
-
-
-class AbandonedError(DeployError):
-    """Nobody waits for the work any more."""
 
 
 class Desk:
@@ -69,9 +65,7 @@ class Desk:
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
-            raise TooFewClientsError(
-                f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
-            )
+            raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
         kept = laid_out(self.charter.owners.only(report.bank, "edge"), "parts")
         for name, stacks in memory.with_(report.links).items():
             kept |= laid_out(stacks, f"links/{name}")
@@ -108,9 +102,7 @@ class Desk:
         present_N = np.array([client in here for client in self.site.clients])
         count = int((present_N & (self.site.size_N > 0)).sum())
         if count < self.min_clients:
-            raise TooFewClientsError(
-                f"{count} of {len(self.site.clients)} clients are there and deploy.min_clients is {self.min_clients}"
-            )
+            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
         return present_N
 
     def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
@@ -120,7 +112,7 @@ class Desk:
                 request = next(work)
                 while True:
                     if gone.is_set():
-                        raise AbandonedError(f"round of {self.site.index}: nobody waits for it any more")
+                        raise SiteError(Failure.NOT_WAITED_FOR)
                     result: Result = (
                         self.clients.average(request)
                         if isinstance(request, Average)

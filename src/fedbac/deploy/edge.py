@@ -14,6 +14,7 @@ from fedbac.deploy.asking import FORGOTTEN, STRANGER, Asking, Silences
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import children_of, parent_of
@@ -24,12 +25,12 @@ from fedbac.deploy.shop import Shop
 from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import Message, WireError, bytes_of, decode, encode
-from fedbac.errors import DeployError
 
 KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
 
 EDGE = "edge"
 """In a relay, the edge itself instead of a client."""
+UNUSABLE = "what it said cannot be used; the log of its edge says why"
 
 log = logging.getLogger("fedbac")
 
@@ -122,7 +123,7 @@ class Edge:
             return FORGOTTEN
         except TooFewClientsError as error:
             self.silences.note([self.site.name], {self.site.name: str(error)})
-            return encode("absent", {"reason": str(error), "present": self._present()}, {})
+            return encode("absent", {"reason": error.told, "present": self._present()}, {})
 
     def _present(self) -> list[str]:
         return sorted(self.clients.present() - set(self.unfit))
@@ -137,18 +138,20 @@ class Edge:
         payload = encode("enroll", {"experiment": message.value("experiment", dict)}, {})
         answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
         told: dict[str, Facts] = {}
+        unusable: dict[str, str] = {}
         for name, answer in answers.items():
             try:
                 facts = read_facts(decode(answer, ("facts",)).head.get("facts"))
                 read_together(facts.model_dump(), [facts])
                 told[name] = facts
             except WireError as error:
-                reasons[name] = str(error)
+                unusable[name] = str(error)
         own = None
         if self.shop is not None:
             own = read_facts(decode(self.shop.answer(payload), ("facts",)).head.get("facts")).model_dump()
-        for name, reason in reasons.items():
+        for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
+        reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
         head = {"clients": plain, "edge": own, "reasons": reasons, **_together(list(told.values()))}
         return encode("facts", head, {})
@@ -159,7 +162,7 @@ class Edge:
             return encode("ready", {"charter": charter.id}, {})
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
-            raise DeployError(f"{self.site.name}: the run has another number of clients than its kit; renew the kit")
+            raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
         if self.shop is not None and self.site.name in charter.fingerprints:
             self.shop.answer(payload)
         reach = EdgeReach(charter, self.site, self.clients, self.shop)

@@ -20,7 +20,8 @@ from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
-from fedbac.deploy.charter import CANNOT_RUN, OTHER_DATA, Charter, Facts, read_charter
+from fedbac.deploy.charter import Charter, Facts, read_charter
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.messages.lessons import findings, learned, moment_in, read_lesson, read_question
@@ -100,7 +101,7 @@ class Shop:
         try:
             experiment = parse(Experiment, message.value("experiment", dict))
         except ConfigError as error:
-            raise DeployError(f"{CANNOT_RUN}: {error}") from error
+            raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
         return encode("facts", {"facts": self.facts(experiment).model_dump()}, {})
 
     def _begin(self, message: Message) -> bytes:
@@ -109,10 +110,7 @@ class Shop:
             return encode("ready", {"charter": charter.id}, {})
         data = self._held_out(charter.experiment)
         if charter.fingerprints.get(self.name) != data.fingerprint:
-            raise DeployError(
-                f"{self.name}: {OTHER_DATA}; put them back and start it again, or have the cloud start another run "
-                "(fedbac cloud KIT --overwrite)"
-            )
+            raise SiteError(Failure.OTHER_DATA)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)

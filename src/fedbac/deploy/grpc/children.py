@@ -237,11 +237,11 @@ class GrpcChildren:
         """Take a child's stream, or refuse it before a frame is read; runs in a thread of the pool."""
         try:
             link = self._admitted(context)
-        except DeployError as error:
+        except Exception as error:  # gRPC itself would tell the text of one to whoever dials
             closing = self._closing.is_set()
             log.log(logging.INFO if closing else logging.WARNING, "%s was refused: %s", context.peer(), error)
             context.set_code(LET_GO if closing else grpc.StatusCode.PERMISSION_DENIED)
-            context.set_details(shown(str(error)))
+            context.set_details(shown(str(error)) if isinstance(error, Refusal) else "the certificate cannot be used")
             return iter(())
         reader = threading.Thread(target=self._read, args=(link, frames), name=f"fedbac-{link.name}", daemon=True)
         with self._changed:
