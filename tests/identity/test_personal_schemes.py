@@ -54,6 +54,7 @@ def judged(played: Played) -> list[list[float]]:
 # ------------------------------------------------------------------------------------------------ interpolated
 
 
+@pytest.mark.covering
 @OWNERS
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("adaptive", [False, True])

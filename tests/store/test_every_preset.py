@@ -15,6 +15,7 @@ from fedbac.core.world import World
 from fedbac.data import toy
 from fedbac.runs.configure import Inputs
 from fedbac.runs.play import play
+from tests.covering import presets
 from tests.support import NO_GPU, without
 from tests.unit.tiny import tiny_task
 
@@ -35,7 +36,7 @@ def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -
     return resumed.records, list(play(experiment, runtime=runtime, inputs=inputs))
 
 
-@pytest.mark.parametrize("preset", METHODS)
+@pytest.mark.parametrize("preset", presets())
 def test_a_preset_resumes_exactly(preset: str, tmp_path: Path) -> None:
     resumed, whole = interrupted_and_whole(preset, tmp_path, "cpu")
     assert without(resumed) == without(whole)

@@ -20,6 +20,7 @@ def load(device: str) -> Any:
     return Module if device == "cuda" else EmulatedModule
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("channels", "size"), [(4, 48), (1, 140), (9, 7), (40, 6)])

@@ -105,6 +105,7 @@ def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_tr
         assert distance(one.parts_C, other.parts_C) == 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("vmap-cuda", marks=NO_GPU)])  # our kernels refuse it
 @pytest.mark.parametrize("scope", ["joint", "per_network"])
 @pytest.mark.parametrize("scheme", [Additive(), Layered(in_turns=True), Branched(in_turns=True)], ids=lambda s: s.kind)

@@ -31,6 +31,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.config.explain import changes_of, override, parse
 from fedbac.models import Custom
 from fedbac.runs import play
+from tests.covering import presets
 from tests.unit.tiny import tiny_run, tiny_task
 
 # ------------------------------------------------------------------------------------------- what is refused
@@ -236,7 +237,7 @@ def through_yaml(experiment: Experiment) -> Experiment:
     return parse(Experiment, yaml.safe_load(yaml.safe_dump(experiment.model_dump(mode="json"))))
 
 
-@pytest.mark.parametrize("preset", METHODS)
+@pytest.mark.parametrize("preset", presets())
 def test_every_preset_on_every_task_survives_a_file(preset: str) -> None:
     for name, task in TASKS.items():
         experiment = configure(preset, name, seed=3)
