@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
-    from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
+    from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
     from fedbac.data import Augment, Dataset, Noise, Partition, Shards
@@ -130,7 +130,6 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
-    "Gaps",
     "GaussianRewards",
     "Gram",
     "GroupCorrections",
@@ -214,7 +213,7 @@ _HOMES = {
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.parts": "LocalRun Part Phase Pull Start",
-    "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
+    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
     "fedbac.core.settings": "Settings",
     "fedbac.data": "Augment Dataset Noise Partition Shards",

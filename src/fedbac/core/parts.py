@@ -32,7 +32,8 @@ class Part:
     follows: str | None = None
     """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
     returns_as: str | None = None
-    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once."""
+    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once.
+    Without it, links would count the same weights twice."""
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -72,7 +73,8 @@ class Phase:
     last: int | None = None
     """Only in so many last rounds of the run."""
     until_last: int | None = None
-    """Only before so many last rounds of the run."""
+    """Only before so many last rounds of the run. Two numbers and no function: links and checks work out from them in
+    which rounds a part passes."""
 
     def runs(self, moment: Moment) -> bool:
         """Whether it is part of training in a round."""

@@ -5,7 +5,7 @@ One loop serves every method. It sees the columns of a method only through their
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts
-from fedbac.core.policies import Comparing, Gaps, Teaching
+from fedbac.core.policies import Showing, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -51,7 +51,7 @@ from fedbac.rounds.memory import AT_SITES, Memory, Remembered
 from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
-from fedbac.rounds.writing import Heard, beliefs, notes, written_gaps
+from fedbac.rounds.writing import Heard, beliefs, notes
 
 
 def rounds(
@@ -145,19 +145,18 @@ class Round:
         )
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
-        after, gaps = self._reassign(trained, asked, readings)
+        after, shown = self._reassign(trained, asked, readings)
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self._judged_after_moves else trained, reports)
         heard, labels = Heard.of(reports), trained.label_N
-        return after, lambda: {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)}
+        return after, lambda: {**shown, "round": after.round, **scores(), **self._told(labels, after, heard)}
 
-    def _told(self, labels: IntArray, after: State, heard: Heard, gaps: Gaps | None) -> dict[str, Any]:
+    def _told(self, labels: IntArray, after: State, heard: Heard) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
         moved_N = after.label_N != labels
         return {
             "loss": heard.loss([site.size for site in self.sites]),
             "notes": notes(self.method, after),
-            "gaps": None if gaps is None else written_gaps(gaps),
             "beliefs": beliefs(self.method, after),
             "assignment": labels.tolist(),
             "assignment_next": after.label_N.tolist(),
@@ -262,20 +261,22 @@ class Round:
         learned = consult("sharing", self.when, policy.learn, state.sharing, self._evidence(state, state.round, mine))
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
-    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> tuple[State, Gaps | None]:
+    def _reassign(
+        self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
+    ) -> tuple[State, Mapping[str, Any]]:
         """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
 
-        Also return the gaps between clusters on which it acted, if it is a policy that has such.
+        Also return what it shows of the round.
         """
         policy = self.method.clustering
         if asked.by_clustering is None:
-            return replace(state, moved_N=np.zeros_like(state.moved_N)), None
+            return replace(state, moved_N=np.zeros_like(state.moved_N)), {}
         evidence = self._evidence(state, state.round, {query: readings[query] for query in asked.by_clustering.after})
         memory = consult("clustering", self.when, policy.learn, state.clustering, evidence)
         memory = checked_state("clustering", policy, memory, state.clustering)
-        gaps = (
-            consult("clustering", self.when, policy.gaps, memory, evidence) if isinstance(policy, Comparing) else None
-        )
+        shown: Mapping[str, Any] = {}
+        if isinstance(policy, Showing):
+            shown = consult("clustering", self.when, policy.shown, memory, evidence)
         chance = stream(self.experiment.seed, "clustering", state.round)
         memory, answer = checked_pair(policy, consult("clustering", self.when, policy.act, memory, evidence, chance))
         memory = checked_state("clustering", policy, memory, state.clustering)
@@ -288,7 +289,7 @@ class Round:
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),
             clustering=memory,
         )
-        return after, gaps
+        return after, shown
 
     def _look(
         self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
