@@ -83,8 +83,9 @@ def test_the_package_on_the_page_of_plug_ins_brings_its_method(monkeypatch: pyte
 
 
 @pytest.mark.full
-def test_the_page_on_schemes_runs_as_it_stands() -> None:
-    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["schemes", "transforms"])
+def test_a_page_on_classes_of_the_users_runs_as_it_stands(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     done = subprocess.run([sys.executable, "-"], input=snippet, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -35,8 +35,8 @@ REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rej
 
 MUTANTS = {
     "measured networks at the codec's price": Mutant(
-        "core/links.py", 'self.codecs.codec(self.tier, direction) if purpose == "train" else None',
-        "self.codecs.codec(self.tier, direction)", CODECS,
+        "core/links.py", 'self.chain(direction).codec if purpose == "train" else None',
+        "self.chain(direction).codec", CODECS,
     ),
     "one price for all purposes": Mutant(
         "core/links.py", "(key := (part, direction, purpose))", '(key := (part, direction, "train"))', CODECS

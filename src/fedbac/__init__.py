@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         LowestLoss,
         Merging,
     )
-    from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+    from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
+    from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
     from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
     from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLUSTERING",
     "COCS",
+    "LINKS",
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
@@ -104,12 +106,15 @@ __all__ = [
     "AdaptiveStart",
     "Additive",
     "Agglomerative",
+    "Alteration",
     "Apart",
     "Ask",
     "Assignment",
     "Augment",
     "Blend",
     "CheckpointError",
+    "Clip",
+    "Codec",
     "ConfigError",
     "Contextual",
     "ControlVariates",
@@ -121,6 +126,7 @@ __all__ = [
     "Distill",
     "DistillAdaptive",
     "DynamicPull",
+    "EightBits",
     "EngineError",
     "Error",
     "Evaluation",
@@ -130,6 +136,7 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
+    "GaussianNoise",
     "GaussianRewards",
     "Gram",
     "GroupCorrections",
@@ -141,6 +148,7 @@ __all__ = [
     "LeNet5",
     "LeaveOneOut",
     "LinUCB",
+    "Links",
     "LocalRun",
     "Loss",
     "LossUCB",
@@ -190,6 +198,7 @@ __all__ = [
     "Task",
     "Teaching",
     "Thompson",
+    "TopK",
     "TowardsMean",
     "Training",
     "TwoHeads",
@@ -209,9 +218,10 @@ __all__ = [
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
+    "fedbac.config.columns": "CLUSTERING LINKS PERSONALIZATION SELECTION SHARING TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.training": "AdamW Sgd Training",
+    "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
     "fedbac.core.parts": "LocalRun Part Phase Pull Start",
     "fedbac.core.policies": "Assignment Exchange NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",

@@ -85,9 +85,9 @@ def _choices(method: Method) -> str:
     for column, policy in _unusual(method).items():
         own = {name: value for name, value in policy if name != "kind" and value != _usual(type(policy), name)}
         found.append(f"{column} `{policy.kind}`" + "".join(f", `{key}={value}`" for key, value in own.items()))
-    for link in method.links.active:
-        codec = getattr(method.links, link)
-        found.append(f"link {link} `{codec.kind}`" + f", `keep={codec.keep}`" * hasattr(codec, "keep"))
+    for link, transforms in method.links:
+        steps = [", ".join([f"`{one.kind}`", *(f"`{k}={v}`" for k, v in one if k != "kind")]) for one in transforms]
+        found += [f"link {link} {' → '.join(steps)}"] * bool(steps)
     if method.network is not None:
         found.append(f"network `{method.network.kind}`, `width={getattr(method.network, 'width', None)}`")
     return "; ".join(found) or "all at their defaults"

@@ -8,6 +8,7 @@ import pytest
 
 from fedbac import (
     CLUSTERING,
+    LINKS,
     METHODS,
     PERSONALIZATION,
     SELECTION,
@@ -38,6 +39,7 @@ from fedbac.contracts import (
     check_selection,
     check_sharing,
     check_topology,
+    check_transform,
 )
 from fedbac.contracts.common import difference, reloaded
 from fedbac.core.policies import SelectionPolicy
@@ -68,6 +70,11 @@ CLUSTERINGS |= {
 SHARINGS = variants(SHARING) | {"distill-at-once": Distill(ramp_rounds=0, neighbours=1, mean_period=1)}
 TOPOLOGIES = variants(TOPOLOGY)
 SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
+
+
+@pytest.mark.parametrize("kind", LINKS.kinds)
+def test_transforms(kind: str) -> None:
+    check_transform(LINKS.kinds[kind]())
 
 
 @pytest.mark.parametrize("policy", of_each_kind(SELECTIONS))

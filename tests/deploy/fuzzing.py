@@ -42,7 +42,7 @@ RUNS: tuple[tuple[str, ...], ...] = (
     ("oort", "method.links.client_up.kind=top_k"),
     ("hierfavg", "method.links.cloud_down.kind=top_k", "method.links.cloud_up.kind=top_k"),
     ("fedper",),
-    ("fedavg", "method.links.client_up.kind=eight_bits"),
+    ("fedavg", "method.links.client_up=[clip, top_k, eight_bits]"),
 )
 """Each has something in its messages that the others have not."""
 PER_KIND = 3
@@ -306,7 +306,7 @@ def _answers_of_edges(
 ) -> Iterator[Target]:
     assert isinstance(federation.cloud, Spied)
     charter, owners = enrolled.charter, enrolled.charter.owners
-    links = charter.experiment.method.links
+    codec = charter.codec("cloud_up")
     for place, (name, _, answer) in enumerate(federation.cloud.heard[kind][:PER_KIND]):
         number = int(name.removeprefix("edge-"))
         if kind in ("train", "measure"):
@@ -316,7 +316,7 @@ def _answers_of_edges(
             def report(changed: bytes, order: Any = order, site: Any = site) -> object:
                 message = decode(changed, ("trained", "measured", "absent"))
                 if kind == "train":
-                    return read_train_report(message, order, site, owners, charter.epochs(None), links.cloud_up)
+                    return read_train_report(message, order, site, owners, charter.epochs(None), codec)
                 return read_measure_report(message, order, site, charter.holds(site))
 
             yield Target(f"answer to {kind}", answer, report)

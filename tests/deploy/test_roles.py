@@ -29,6 +29,11 @@ LINKS = tuple(
     )
 )  # fmt: skip
 FLAT_LINKS = LINKS[:2]
+EACH_CLIENT = ("method.unit=client", *EVERY_ROUND)
+NOISY = (
+    "method.links.client_up=[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]",
+    "method.links.cloud_up=[{kind: clip, norm: 0.1}, {kind: noise, multiplier: 0.01}]",
+)
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "lesson", "learned", "question", "findings", "train", "trained",
     "measure", "measured", "relay", "relayed", "absent", "forgotten",
@@ -63,6 +68,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "compression, and clients that change clusters": ("ifca", *EVERY_ROUND, *LINKS),
     "compression, and two rounds of edges": ("hierfavg", TWICE, *LINKS),
     "compression, and a head that the edge keeps": ("fedper", *LINKS),
+    "compression, and two parts that come back as one": ("fedala", *LINKS),
+    "clip and noise before codecs": ("fed-bac", *NOISY),
+    "clip and noise, and a head that rests at first": ("fedbabu", *NOISY),
+    "clip and noise, and clients that change clusters": ("ifca", *EACH_CLIENT, TWICE, *NOISY),
+    "clip and noise without edges between": ("fedavg", NOISY[0]),
     "judged before the cloud averages, by what the edge keeps": ("fedper", "evaluation.point=edge_model"),
 }
 

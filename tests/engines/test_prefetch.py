@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedbac import engines
+from fedbac.config.columns import Links
 from fedbac.config.experiment import Evaluation, Experiment, Runtime
-from fedbac.core.codecs import Links, TopK
+from fedbac.core.codecs import TopK
 from fedbac.core.parts import Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.world import World

@@ -1,4 +1,4 @@
-"""Every preset resumes exactly, with compressed links and clients that drop out; also on a GPU, if there is one.
+"""Every preset resumes exactly, with noisy, compressed links and clients that drop out; also on a GPU, if there is one.
 
 Three rounds, stopped after two: policies have measured, moved members and kept memories by then, and a personal part
 has been trained and saved.
@@ -20,7 +20,10 @@ from tests.support import NO_GPU, without
 from tests.unit.tiny import tiny_task
 
 HARD = World(dropout=0.3, availability=0.9)
-LINKS = ("method.links.client_up.kind=top_k", "method.links.cloud_down.kind=eight_bits")
+LINKS = (
+    "method.links.client_up=[{kind: clip, norm: 9}, {kind: noise, multiplier: 1e-3}, top_k]",
+    "method.links.cloud_down.kind=eight_bits",
+)
 
 
 def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -> tuple[Any, Any]:

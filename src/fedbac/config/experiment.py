@@ -8,12 +8,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
 from fedbac.config.training import Training as Training
-from fedbac.core.codecs import Links
+from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Gram, Loss, Query, Seconds, Split, Statistic
+from fedbac.core.queries import (
+    AT_CLOUD,
+    AT_EDGE,
+    FOR_SHARING,
+    Accuracy,
+    Gram,
+    Loss,
+    Query,
+    Seconds,
+    Slope,
+    Split,
+    Statistic,
+)
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
     MAX_CLIENTS,
@@ -122,7 +134,7 @@ class Method(Settings, defer_build=True):
     personalization: Annotated[Personalization, PERSONALIZATION] = Field(default_factory=PERSONALIZATION.default)
     """The networks that predict, and their owners."""
     links: Links = Links()
-    """How links compress what is sent for training; none by default."""
+    """What links make of what is sent for training; nothing by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
@@ -232,6 +244,12 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     if getattr(method.sharing, "teaches", False):
         yield from _unteachable(method)
     yield from _unanswerable(method)
+    passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
+    if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:
+        yield (
+            f"method.links.cloud_up alters the edges' averages, but for {passed_on} with method.unit=client edges pass "
+            "on the update of every client as it is; alter those on method.links.client_up"
+        )
     for field in method.needs:
         if "validation" in method.splits(field) and task.partition.validation_fraction == 0:
             yield (

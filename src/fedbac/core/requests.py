@@ -7,7 +7,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from fedbac.core.codecs import Broadcast, Codec
+from fedbac.core.codecs import Broadcast
+from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -115,8 +116,8 @@ class Average:
     size_C: IntArray
     keep: frozenset[str] = frozenset()
     """Parts of which the clients' own weights come back too, besides their average."""
-    codec: Codec | None = None
-    """How clients compress what they send."""
+    link: Link | None = None
+    """What transforms the clients' updates on their way; None where they arrive as they are."""
     left: Parts = field(default_factory=dict)
     """What every client left out of its last update, stacked, where they compress."""
     broadcast: Broadcast | None = None

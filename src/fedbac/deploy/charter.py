@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
@@ -99,6 +100,10 @@ class Charter:
     def owners(self) -> Owners:
         """Who owns which part."""
         return Owners({part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()})
+
+    def codec(self, link: str) -> Codec | None:
+        """Return how a link packs changes."""
+        return self.experiment.method.links.chains.get(link, Chain()).codec
 
     @cached_property
     def normalization(self) -> Normalization:

@@ -92,7 +92,7 @@ class Clients:
         )
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
-        codec = self.charter.experiment.method.links.client_up
+        codec = self.charter.codec("client_up")
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
         made: dict[tuple[int, ...], bytes] = {}
@@ -114,21 +114,13 @@ class Clients:
             if client in answers:
                 try:
                     message = decode(answers[client], ("learned",))
-                    found = self._with_twins(read_learned(message, train, place, up, num_epochs, codec), link)
+                    found = read_learned(message, train, place, up, num_epochs, codec)
+                    found = replace(found, parts_C=link.with_twins(found.parts_C))
                 except WireError as error:
                     reasons[client] = str(error)
             told.append(found or _failed(train, place, num_epochs))
         self.reach.note(reasons)
         return told
-
-    def _with_twins(self, trained: Trained, link: Link) -> Trained:
-        """Return what a client came back with, also where one of its parts stood for two."""
-        twins = {
-            part: trained.parts_C[spec.returns_as]
-            for part, spec in self.scheme.parts.items()
-            if spec.returns_as in link.passing["up"] and part in link.passing["down"]
-        }
-        return replace(trained, parts_C=trained.parts_C | twins)
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.core.codecs import remembering
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
@@ -88,9 +89,10 @@ class Desk:
         kept = self.keepsakes.before((order.round, 0))
         if kept is not None:
             version = Message("version", {}, kept)
-            whole = {name: version.parts(f"links/{name}") for name in OF_SITES if name in method.links.active}
+            names = [name for name in OF_SITES if name in remembering(method.links.chains)]
+            whole = {name: version.parts(f"links/{name}") for name in names}
             return Remembered(whole, held)
-        first = first_memory(method.links, method.personalization, self.charter.first, self.site)
+        first = first_memory(method.links.chains, method.personalization, self.charter.first, self.site)
         memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
         if order.round == 1:
             return memory

@@ -180,7 +180,7 @@ class Edge:
         return encode("ready", {}, {})
 
     def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        charter, codec = desk.charter, desk.charter.experiment.method.links.cloud_down
+        charter, codec = desk.charter, desk.charter.codec("cloud_down")
         bank = read_bank(message, charter.template, charter.owners, codec, desk.shelf)
         own = desk.own((message.whole("round", 2**53), 0), bank)
         order = read_train_order(message, desk.site, desk.first_memory(), bank, own, charter.first, charter.owners)

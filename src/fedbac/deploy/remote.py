@@ -127,7 +127,7 @@ class RemoteEdges(Remote):
             return train_order(replace(named[name], broadcast=None), owners, key)
 
         def read(message: Message, order: TrainOrder, site: Site) -> TrainReport:
-            return read_train_report(message, order, site, owners, num_epochs, method.links.cloud_up)
+            return read_train_report(message, order, site, owners, num_epochs, self.charter.codec("cloud_up"))
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
             return lost_report(order, site, num_epochs)

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.core import trees
-from fedbac.core.codecs import Changes
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Moment
@@ -171,9 +170,9 @@ class Shop:
 
     def _learn(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
-        charter, links = self.terms, self.terms.experiment.method.links
-        lesson = read_lesson(message, charter.template, charter.owners, links.client_down, self.shelf)
-        if links.client_down is not None:
+        charter, codec = self.terms, self.terms.codec("client_down")
+        lesson = read_lesson(message, charter.template, charter.owners, codec, self.shelf)
+        if codec is not None:
             self.shelf.put(lesson.bank)
         experiment, scheme = charter.experiment, charter.experiment.method.personalization
         kept = self._kept((lesson.round, lesson.edge_round))
@@ -198,23 +197,15 @@ class Shop:
         )
         (trained,) = self.trainer.train([request])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
-        sent, left, changes = self._compressed(trained, bank, kept)
+        moment = Moment(lesson.round, experiment.task.rounds)
+        link = Link("client", scheme, moment, experiment.method.links.chains, experiment.seed)
+        left = _parts(kept, "left")
+        if link.chain("up").codec is not None:
+            left = {part: trees.zeros(bank[part]) for part in link.passing["up"]} | left
+        parts_C, left, changes = link.upload(trained.parts_C, bank, left, (self.number,), lesson.edge_round)
         if np.isfinite(trained.loss_C).all() and all_finite(trained.parts_C):
             self._keep((lesson.round, lesson.edge_round), trained, left)
-        return learned(
-            sent, Link("client", scheme, Moment(lesson.round, experiment.task.rounds)).passing["up"], changes
-        )
-
-    def _compressed(self, trained: Trained, start: Parts, kept: dict[str, Tensor]) -> tuple[Trained, Parts, Changes]:
-        """Return the update as it arrives, what it leaves out, and how it is sent."""
-        method = self.terms.experiment.method
-        if method.links.client_up is None:
-            return trained, {}, {}
-        link = Link("client", method.personalization, codecs=method.links)
-        before = _parts(kept, "left")
-        left = {part: before.get(part) or trees.zeros(start[part]) for part in link.passing["up"]}
-        parts_C, left, changes = link.upload(trained.parts_C, start, left)
-        return replace(trained, parts_C=parts_C), left, changes
+        return learned(replace(trained, parts_C=parts_C), link.passing["up"], changes)
 
     def _measure(self, message: Message) -> bytes:
         """Measure models as asked, with what the client owns in place."""

@@ -11,7 +11,6 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
-from fedbac.core.codecs import passed
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Trained, Trainer
 from fedbac.core.shortage import out_of_memory
@@ -87,9 +86,7 @@ class Chunks:
         if trained is None:
             return False
         for piece, result in zip(chunk, trained, strict=True):
-            left: Parts = {}
-            if requests[piece.request].codec is not None:
-                result, left = _compressed(requests[piece.request], piece.clients, result)
+            result, left = _arrived(requests[piece.request], piece.clients, result)
             averages[piece.request].add(result.parts_C, result.loss_C)
             told[piece.request].append((without_networks(requests[piece.request], result), left))
         return True
@@ -163,16 +160,16 @@ def free_memory(device: torch.device) -> int:
         return free
 
 
-def _compressed(request: Average, clients: slice, trained: Trained) -> tuple[Trained, Parts]:
+def _arrived(request: Average, clients: slice, trained: Trained) -> Told:
     """Return what arrives of the clients' updates, and what they leave out."""
-    assert request.codec is not None
-    parts_C, left = dict(trained.parts_C), {}
-    for part, left_C in request.left.items():
-        start_C = trees.select(request.train.bank[part], request.train.row_C[part][clients])
-        start_C = trees.to(start_C, next(iter(parts_C[part].values())).device)
-        before_C = {name: value[clients] for name, value in left_C.items()}
-        parts_C[part], left[part], _ = passed(request.codec, parts_C[part], start_C, before_C)
-    return replace(trained, parts_C=parts_C), left
+    if request.link is None:
+        return trained, {}
+    train = request.train
+    start_C = {part: trees.select(train.bank[part], train.row_C[part][clients]) for part in request.link.passing["up"]}
+    left_C = {part: {name: value[clients] for name, value in params.items()} for part, params in request.left.items()}
+    numbers = train.clients[clients]
+    parts_C, left_C, _ = request.link.upload(trained.parts_C, start_C, left_C, numbers, train.edge_round)
+    return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
 
 
 def averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:

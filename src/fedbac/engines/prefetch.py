@@ -71,7 +71,7 @@ class Prefetching(Simulator):
         assert isinstance(self.hooked, QueueingTrainer)
         self.queue = self.hooked
         method = self.experiment.method
-        self.final = method.topology.edge_rounds == 1 and method.links.cloud_up is None
+        self.final = method.topology.edge_rounds == 1 and not method.links.cloud_up
         """Whether what edges average once is what they report."""
         self.following: Prepared | None = None
         """The round after the one that the device is busy with."""
@@ -202,7 +202,7 @@ class Prefetching(Simulator):
         """
         asked = cast(dict[int, Average], requests)
         count = sum(request.size_C.size for request in asked.values())
-        if count > self.chunks.fitting(list(asked.values())) or any(one.codec is not None for one in asked.values()):
+        if count > self.chunks.fitting(list(asked.values())) or any(one.link is not None for one in asked.values()):
             return None
         return self.chunks.attempt(count, lambda: self._begun(asked, count))
 

@@ -1,8 +1,9 @@
 """Presets with one network for everybody."""
 
 from fedbac.clustering import Fixed
+from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Task
-from fedbac.core.codecs import Links, TopK
+from fedbac.core.codecs import TopK
 from fedbac.models import LeNet5
 from fedbac.personalization import ControlVariates, GroupCorrections, Shared
 from fedbac.selection import Random

@@ -107,7 +107,8 @@ class Round:
         self.members = Members(experiment.method.unit, sites)
         self.moment = moment_of(experiment, sites, round_)
         self.when = f"round {round_}"
-        self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
+        scheme, chains = experiment.method.personalization, experiment.method.links.chains
+        self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
         self._held: dict[bytes, list[dict[str, Holding]]] = {}
@@ -211,7 +212,7 @@ class Round:
         for m, held in enumerate(self._holdings(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"))
+            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
             orders.append(
                 TrainOrder(

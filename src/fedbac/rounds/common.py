@@ -34,12 +34,12 @@ class Common:
     """A round as the experiment has it, whatever happens at a site."""
 
     def __init__(self, experiment: Experiment, round_: int) -> None:
-        scheme = experiment.method.personalization
+        scheme, chains = experiment.method.personalization, experiment.method.links.chains
         self.round = round_
         self.moment = Moment(round_, experiment.task.rounds)
-        self.clients = Link("client", scheme, self.moment, experiment.method.links)
+        self.clients = Link("client", scheme, self.moment, chains, experiment.seed)
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
-        self.cloud = Link("cloud", scheme, self.moment, experiment.method.links)
+        self.cloud = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.moving = moving_parts(scheme, self.moment)
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
