@@ -1,5 +1,6 @@
 # make demo   four methods on the embedded data, with a report
-# make test   lint, types and every test
+# make test   lint, types, and the tests that a change should pass: five minutes on 2 cores
+# make test-all every test: all combinations, kill tests, Ray, the wheel, a GPU if there is one, mistakes put in on purpose
 # make test-nvflare a federation run by NVFlare, in an environment of its own
 # make browser a Chromium for the tests of the page, where one can be installed
 # make screenshots those of the documentation, from a comparison that takes some minutes
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test test-nvflare browser screenshots docs lock clean
+.PHONY: demo install test test-all lint pytest test-nvflare browser screenshots docs lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -36,12 +37,23 @@ $(STAMP)-dev: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/fedbac compare fedbac-plus ifca fed-bac hierfavg --task demo --out runs/demo --overwrite
 
+# Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
+# which are to find their modules compiled.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)-dev browser
+	$(MAKE) --no-print-directory -j 2 lint pytest
+
+test-all: $(STAMP)-dev browser
+	$(MAKE) --no-print-directory -j 2 lint pytest SELECT="-m ''"
+
+lint: $(STAMP)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/make_docs.py --check
-	$(BIN)/pytest -n 2 --dist loadgroup
+
+pytest: $(STAMP)-dev
+	$(BIN)/pytest -n 2 --dist loadgroup $(SELECT)
 
 # NVFlare pins versions that others must not be held to. Where it cannot be installed, that is said and is no failure.
 NVFLARE := .venv-nvflare

@@ -24,9 +24,9 @@ import torch
 
 from fedbac import Dataset, Runtime, Shards, configure
 from fedbac.core import aggregation, trees
-from fedbac.engines import connect
+from fedbac.engines import Simulator
 from fedbac.federation import assemble
-from fedbac.local import describe
+from fedbac.local import describe, make_trainer
 from fedbac.rounds import averaging, cloud
 from fedbac.rounds.beginning import start
 from fedbac.runs.configure import Inputs
@@ -78,9 +78,10 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     inputs = Inputs(dataset=data, shards=shards)
     experiment = configure(args.method, rounds=args.rounds, settings=settings, inputs=inputs)
     parties = assemble(experiment, dataset=data, shards=shards)
-    edges = connect(experiment, parties, Runtime(device=args.device, memory_gib=args.memory))
+    runtime = Runtime(device=args.device)
+    trainer = make_trainer(parties.network, experiment.method.personalization, parties.examples, runtime)
     # On a GPU one thing after another, because what runs side by side has no share of its own.
-    edges.goes_on, edges.chunks.beginning, edges.expected.beginning = False, None, None
+    edges = Simulator(experiment, parties.sites, trainer, args.memory)
     clock = Clock()
     clock.watch("training", edges.trainer, "train")
     clock.watch("measuring", edges.trainer, "evaluate")

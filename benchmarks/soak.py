@@ -1,6 +1,7 @@
 """How much the package withstands: kills, damaged folders, hostile inputs, faults of engines; tried and survived.
 
-    python benchmarks/soak.py [--only kills damages inputs engines messages] [--count 1000] [--seconds 600] [--seed 0]
+    python benchmarks/soak.py [--only kills damages inputs engines messages scans] [--count 1000] [--seconds 600]
+    python benchmarks/soak.py --only scans --count 20 --seed 0
     python benchmarks/soak.py --only federation --kills 100 --minutes 30 --json results/deploy/soak.json
 
 ``--count`` and ``--seconds`` limit each class, but for the federation, whose sites are killed at most ``--kills`` times
@@ -17,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the trials share their generators with the tests
 
-CLASSES = ("kills", "damages", "inputs", "engines", "messages", "federation")
+CLASSES = ("kills", "damages", "inputs", "engines", "messages", "scans", "federation")
 
 Trials = Callable[[int, int, Path], Iterator[str | None]]
 

@@ -91,13 +91,14 @@ def prepare(
 
 def play(
     method: Method, dataset: Dataset, shards: Shards, trainer: Trainer | None = None, *, parts: Parts | None = None,
+    memory_gib: float | None = None,
     **options: Any,
 ) -> Played:  # fmt: skip
     """Play all rounds, from given weights or from those of the seed; ``options`` are those of ``prepare``."""
     experiment, federation = prepare(method, dataset, shards, **options)
     if trainer is None:
         trainer = LoopTrainer(federation.network, method.personalization, federation.examples)
-    edges = Simulator(experiment, federation.sites, trainer)
+    edges = Simulator(experiment, federation.sites, trainer, memory_gib)
     states = [start(experiment, federation.build, federation.sites)]
     parts = states[0].parts if parts is None else parts
     states = [replace(states[0], parts={part: trees.to(params, edges.device) for part, params in parts.items()})]

@@ -205,6 +205,7 @@ def test_many_runs_share_a_line(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert "0 of 2 runs finished, 2 failed, round 0 of 100" in text
 
 
+@pytest.mark.full
 def test_a_sweep_is_ranked_and_its_rows_are_named_by_what_sets_them_apart(fedbac: Shell, tmp_path: Path) -> None:
     axis = ["--grid", "method.selection.fraction=0.5,1.0", "--seed", "0", "--seed", "1"]
     text = fedbac("sweep", "hierfavg", *axis, "--rounds", "1", "--jobs", "2", "--out", "s", *SMALL[4:])
@@ -217,6 +218,7 @@ def test_a_sweep_is_ranked_and_its_rows_are_named_by_what_sets_them_apart(fedbac
     assert [row["settings"] for row in rows] == [{}, {}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_stopped_leaves_no_worker_behind(number: signal.Signals, tmp_path: Path) -> None:
     words = ["sweep", "hierfavg", "--rounds", "5000", "--seed", "0", "--seed", "1", "--jobs", "2", "--out", "s"]

@@ -70,9 +70,9 @@ def test_a_link_is_chosen_by_its_kind_alone(link: str, fedbac: Shell) -> None:
     shown = yaml.safe_load(fedbac("show", "ifca", "--set", f"method.links.{link}=top_k"))
     assert shown["experiment"]["method"]["links"][link] == {"kind": "top_k", "keep": 0.1}
     text = fedbac("show", "ifca", "--set", f"method.links.{link}={{keep: 0.5}}", code=2)
-    assert f"method.links.{link}: {{'keep': 0.5}} has no kind; give one of top_k, eight_bits" in text
+    assert f"method.links.{link}: {{'keep': 0.5}} has no kind; give one of top_k, eight_bits, clip, noise" in text
     text = fedbac("show", "ifca", "--set", f"method.links.{link}=5", code=2)
-    assert f"method.links.{link}: 5 is no choice; give a kind: top_k, eight_bits" in text
+    assert f"method.links.{link}: 5 is no choice; give a kind, such as 'top_k', or settings with a kind" in text
 
 
 def test_a_comparison_that_is_overwritten_leaves_no_run_of_before(fedbac: Shell, tmp_path: Path) -> None:

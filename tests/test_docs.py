@@ -17,6 +17,7 @@ GENERATED = ("ritten by `tools/make_docs.py`", "This page is written from `resul
 """What a page says that no person writes."""
 
 
+@pytest.mark.full
 def test_the_site_builds_without_a_warning_or_anything_from_outside(tmp_path: Path) -> None:
     """Strictly: links and anchors lead somewhere, and every page is in the navigation."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -17,6 +17,7 @@ from fedbac import ConfigError, Random, Thompson
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.full
 def test_the_readme_s_snippet_prints_what_stands_there() -> None:
     """But for rounding, which is not the same on every machine."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,6 +29,7 @@ def test_the_readme_s_snippet_prints_what_stands_there() -> None:
     assert float(found) == pytest.approx(float(stated), abs=4)
 
 
+@pytest.mark.full
 def test_the_custom_policy_example_runs() -> None:
     script = ROOT / "examples" / "my_selection.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
@@ -35,6 +37,7 @@ def test_the_custom_policy_example_runs() -> None:
     assert done.stdout.count("round ") == 3
 
 
+@pytest.mark.full
 def test_the_page_on_policies_runs_as_it_stands() -> None:
     """Its snippets, one after another: every class passes its check and all of them train."""
     page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -47,6 +50,7 @@ def test_the_page_on_policies_runs_as_it_stands() -> None:
     assert 0 < float(done.stdout) < 1
 
 
+@pytest.mark.full
 def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     assert len(page.split()) < 900
@@ -78,14 +82,17 @@ def test_the_package_on_the_page_of_plug_ins_brings_its_method(monkeypatch: pyte
     assert fedbac.configure("ifca", "demo", settings=["method.selection=largest_first"])
 
 
-def test_the_page_on_schemes_runs_as_it_stands() -> None:
-    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["schemes", "transforms"])
+def test_a_page_on_classes_of_the_users_runs_as_it_stands(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     done = subprocess.run([sys.executable, "-"], input=snippet, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert 0 < float(done.stdout) < 1
 
 
+@pytest.mark.full
 def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=280, cwd=tmp_path)

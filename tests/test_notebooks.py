@@ -16,6 +16,7 @@ def kinds(book: Any) -> list[list[set[str]]]:
     return [[set(output.get("data", {"text": ""})) for output in cell.outputs] for cell in cells]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "rounds"), [("quickstart", 12), ("own_data", 10)])
 def test_a_notebook_runs(name: str, rounds: int) -> None:
     """With fewer rounds than it has: cells that show the last one show that of the shorter run."""

@@ -111,6 +111,7 @@ def test_thompson_sampling_makes_a_difference() -> None:
     assert sum(a.selected != b.selected for a, b in zip(learned, random, strict=True)) >= 3
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", ["loop", "vmap", "default"])
 def test_the_library_agrees(case: Case, plain: fedbac_plain.History, path: str) -> None:
     history, h, f = plain

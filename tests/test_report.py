@@ -105,6 +105,32 @@ def test_outcome_admits_a_tie(three: list[Run]) -> None:
     assert "leads" not in text
 
 
+@pytest.mark.parametrize(("deviations", "leads"), [(1.9, False), (2.1, True)])
+def test_a_leader_is_ahead_by_twice_what_the_gap_varies(deviations: float, leads: bool) -> None:
+    """Over the last rounds of single runs, and over the seeds of several."""
+    swing_T = 0.01 * np.tile([1, -1], 5)
+    gap_T = deviations * float(np.std(swing_T, ddof=1)) + swing_T
+    low, high = fake("ifca", rounds=10), fake("fed-bac", rounds=10)
+    for a, b, gap in zip(low.records, high.records, gap_T, strict=True):
+        a["accuracy"], b["accuracy"] = 0.5, 0.5 + gap
+    assert ("leads" in outcome([replace(run, summary={}) for run in (low, high)])) == leads
+    seeds = [fake(name, seed=seed, rounds=10) for name in ("ifca", "fed-bac") for seed in range(10)]
+    score_S = [*[0.5] * 10, *0.5 + gap_T]
+    known = [replace(run, summary=run.summary | {"accuracy": a}) for run, a in zip(seeds, score_S, strict=True)]
+    assert ("leads" in outcome(known)) == leads
+
+
+def test_a_leader_of_other_seeds_is_ahead_by_both_spreads() -> None:
+    """Nothing pairs their runs, so their ± ranges must not touch."""
+    wave_T = np.tile([0.01, -0.01], 5)
+    for gap, leads in ((0.019, False), (0.022, True)):
+        runs = [fake("ifca", rounds=10, seed=1), fake("fed-bac", rounds=10)]
+        for run, mean in zip(runs, (0.5, 0.5 + gap), strict=True):
+            for record, swing in zip(run.records, wave_T, strict=True):
+                record["accuracy"] = mean + swing
+        assert ("leads" in outcome([replace(run, summary={}) for run in runs])) == leads
+
+
 def test_rising_together_is_not_a_tie() -> None:
     """Both still learn, so each varies much over the last rounds, but the gap between them does not."""
     low, high = fake("ifca", rounds=12), fake("fed-bac", rounds=12)

@@ -10,6 +10,7 @@ from fedbac.errors import ConfigError, RunInUseError
 from fedbac.runs import sweep
 from fedbac.runs.play import finish, play_folder
 from fedbac.runs.stopping import Stop
+from tests.covering import first
 
 SMALL = (
     "task.num_edges=5",
@@ -48,6 +49,7 @@ def test_listed_points_are_taken_as_they_are_and_combined_with_the_grid(tmp_path
         points(tmp_path, listed=("task.training.epoch=1",))
 
 
+@pytest.mark.full
 def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     found = points(tmp_path, seeds=(0, 1, 2))
     sweep.lay_out(found, ALONE)
@@ -59,7 +61,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
     assert list(progress[-1].values()) == [2, 0, 2]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", first(1, [1, 2]))
 def test_a_stop_lets_rounds_finish_and_begins_no_run(jobs: int, tmp_path: Path) -> None:
     found = sweep.grid(("hierfavg",), "fashion-mnist-mini", (), (), (0, 1, 2), 500, SMALL, tmp_path)
     sweep.lay_out(found, ALONE, parent=tmp_path)

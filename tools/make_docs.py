@@ -23,9 +23,9 @@ import fedbac
 from fedbac import data, models
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task, Training
-from fedbac.core.codecs import EightBits, Links, TopK
+from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task
+from fedbac.config.training import AdamW, Training
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
@@ -78,6 +78,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             ("task", Task),
             ("task.partition", data.Partition),
             ("task.training", Training),
+            _kind("task.training.optimizer", AdamW),
             ("task.noise", data.Noise),
             ("task.augment", data.Augment),
             _kind("task.network", models.LeNet5),
@@ -92,8 +93,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             *_kinds("topology", TOPOLOGY),
             ("method.measurement", Measurement),
             ("method.links", Links),
-            _kind("method.links.LINK", TopK),
-            _kind("method.links.LINK", EightBits),
+            *_kinds("links.LINK", LINKS),
         ],
     ),
     "clustering": ("clusters by losses, or fixed", _kinds("clustering", CLUSTERING, BY_UPDATES)),
@@ -175,6 +175,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         return " or ".join(filter(None, (_allowed(option) for option in schema["anyOf"])))
     if "$ref" in schema or "discriminator" in schema:
         return "a group of settings"
+    if "discriminator" in schema.get("items", {}):
+        return "a group of settings, or a list of them"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
         LowestLoss,
         Merging,
     )
-    from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-    from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
-    from fedbac.core.parts import LocalRun, Part, Phase, Pull
-    from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
+    from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+    from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
+    from fedbac.config.training import AdamW, Sgd, Training
+    from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
+    from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
+    from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
     from fedbac.data import Augment, Dataset, Noise, Partition, Shards
@@ -47,6 +49,9 @@ if TYPE_CHECKING:
     from fedbac.personalization import (
         AdaptiveStart,
         Additive,
+        ControlVariates,
+        DynamicPull,
+        GroupCorrections,
         Interpolated,
         LateHead,
         PerCluster,
@@ -89,6 +94,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLUSTERING",
     "COCS",
+    "LINKS",
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
@@ -96,17 +102,22 @@ __all__ = [
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "AdamW",
     "AdaptiveStart",
     "Additive",
     "Agglomerative",
+    "Alteration",
     "Apart",
     "Ask",
     "Assignment",
     "Augment",
     "Blend",
     "CheckpointError",
+    "Clip",
+    "Codec",
     "ConfigError",
     "Contextual",
+    "ControlVariates",
     "CosineSplits",
     "CreditThompson",
     "DataNotFoundError",
@@ -114,6 +125,8 @@ __all__ = [
     "DeployError",
     "Distill",
     "DistillAdaptive",
+    "DynamicPull",
+    "EightBits",
     "EngineError",
     "Error",
     "Evaluation",
@@ -123,9 +136,10 @@ __all__ = [
     "FederationError",
     "Fixed",
     "Flat",
-    "Gaps",
+    "GaussianNoise",
     "GaussianRewards",
     "Gram",
+    "GroupCorrections",
     "Hierarchical",
     "Interpolated",
     "KMeans",
@@ -134,6 +148,7 @@ __all__ = [
     "LeNet5",
     "LeaveOneOut",
     "LinUCB",
+    "Links",
     "LocalRun",
     "Loss",
     "LossUCB",
@@ -172,15 +187,18 @@ __all__ = [
     "Runtime",
     "Seconds",
     "Settings",
+    "Sgd",
     "Shards",
     "Shared",
     "Similar",
     "Slope",
     "Sound",
+    "Start",
     "Statistic",
     "Task",
     "Teaching",
     "Thompson",
+    "TopK",
     "TowardsMean",
     "Training",
     "TwoHeads",
@@ -200,18 +218,20 @@ __all__ = [
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
-    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
-    "fedbac.core.parts": "LocalRun Part Phase Pull",
-    "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
+    "fedbac.config.columns": "CLUSTERING LINKS PERSONALIZATION SELECTION SHARING TOPOLOGY Links",
+    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
+    "fedbac.config.training": "AdamW Sgd Training",
+    "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
+    "fedbac.core.parts": "LocalRun Part Phase Pull Start",
+    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
     "fedbac.core.settings": "Settings",
     "fedbac.data": "Augment Dataset Noise Partition Shards",
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive Interpolated LateHead PerCluster Personal PersonalHead Shared "
-    "TwoHeads",
+    "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
+    "LateHead PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

@@ -125,7 +125,13 @@ def assemble(
         network = None
     recipe = experiment.method.network or task.network
     build = models.builder(
-        recipe, network, dataset.x_train.shape[1:], dataset.num_classes, experiment.seed, dataset.largest_token
+        recipe,
+        network,
+        dataset.x_train.shape[1:],
+        dataset.num_classes,
+        experiment.seed,
+        dataset.largest_token,
+        task.frozen,
     )
     if shards is None:
         shards = data.partition(

@@ -1,6 +1,8 @@
 """Networks: LeNet-5 of any width, a small perceptron, and any ``nn.Module`` of the user's."""
 
 import copy
+import fnmatch
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import BareKind, Settings, Width
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, quoted
 
 LENET_WIDTHS = (6, 16, 120, 84)
 MAX_WEIGHTS = 100_000_000
@@ -101,10 +103,12 @@ def builder(
     num_classes: int,
     seed: int,
     largest_token: int | None = None,
+    frozen: Sequence[str] = (),
 ) -> Build:
     """Return the function that makes a run's networks, after checking once that one fits the data.
 
-    ``largest_token`` is given where examples are tokens.
+    ``largest_token`` is given where examples are tokens. Weights that match a pattern of ``frozen``, and those of a
+    network of the user's that need no gradient, never change: they are the same tensors in all networks of the run.
     """
     if largest_token is not None and user is None and not isinstance(network, Custom):
         raise ConfigError(
@@ -112,10 +116,17 @@ def builder(
             "own that begins with an embedding (network=...), or give images as uint8"
         )
 
+    base: dict[str, nn.Parameter] = {}
+
     def build(index: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(seed, "init", index))
-            return network.build(shape, num_classes) if user is None else _renew(user)
+            made = network.build(shape, num_classes) if user is None else _renew(user)
+        _freeze(made, frozen)
+        for name, value in frozen_weights(made).items():
+            module, _, own = name.rpartition(".")
+            setattr(made.get_submodule(module), own, base.setdefault(name, value))
+        return made
 
     if user is None:
         with torch.device("meta"):  # without memory for the weights
@@ -137,15 +148,54 @@ def _renew(user: UserNetwork) -> nn.Module:
         return made
     module = copy.deepcopy(user)
     for child in module.modules():
-        reset = getattr(child, "reset_parameters", None)
+        reset, own = getattr(child, "reset_parameters", None), list(child.parameters(recurse=False))
+        if own and not any(value.requires_grad for value in own):
+            continue
         if reset is not None:
             reset()
-        elif any(True for _ in child.parameters(recurse=False)):
+        elif own:
             raise ConfigError(
                 f"network: {type(child).__name__} has weights but no reset_parameters(), so it cannot be initialized "
                 "anew; pass a function that returns a new module instead of the module"
             )
+    given = frozen_weights(user)
+    with torch.no_grad():
+        for name, value in frozen_weights(module).items():  # of a layer that is frozen in part
+            value.copy_(given[name])
     return module
+
+
+def _freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Freeze the weights that match; a pattern that matches none is a mistake, and so is to freeze all."""
+    names = dict(module.named_parameters())
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise ConfigError(f"task.frozen: {quoted(pattern)} matches none of the weights {', '.join(names)}")
+        for name in matching:
+            names[name].requires_grad_(False)
+    if not any(value.requires_grad for value in names.values()):
+        raise ConfigError("task.frozen: every weight of the network is frozen, so nothing can learn; leave some out")
+
+
+def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that never change."""
+    return {name: value for name, value in module.named_parameters() if not value.requires_grad}
+
+
+def duplicate(module: nn.Module) -> nn.Module:
+    """Return a copy of a network that shares the weights that never change."""
+    return copy.deepcopy(module, {id(value): value for value in frozen_weights(module).values()})
+
+
+def frozen_sha256(module: nn.Module) -> str | None:
+    """Return the hash by which a run knows its frozen weights again; None if there are none."""
+    frozen = frozen_weights(module)
+    digest = hashlib.sha256()
+    for name, value in frozen.items():
+        digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else None
 
 
 def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int, largest_token: int | None = None) -> None:
@@ -170,9 +220,9 @@ def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int, lar
 
 
 def weights(module: nn.Module) -> Params:
-    """Return a network's weights: its parameters and its floating-point buffers (averaged, though not trained)."""
+    """Return a network's weights that can change: parameters, and floating-point buffers (averaged, not trained)."""
     named = {name: value.detach().clone() for name, value in module.named_buffers() if value.is_floating_point()}
-    named |= {name: value.detach().clone() for name, value in module.named_parameters()}
+    named |= {name: value.detach().clone() for name, value in module.named_parameters() if value.requires_grad}
     return named
 
 

@@ -76,18 +76,18 @@ def _unusual(method: Method) -> dict[str, Any]:
     """Return the policies of a row that are not the defaults, by column."""
     columns = ("topology", "clustering", "selection", "sharing", "personalization")
     found = {column: getattr(method, column) for column in columns}
-    return {column: policy for column, policy in found.items() if policy != Method.model_fields[column].default}
+    return {column: policy for column, policy in found.items() if policy != _usual(Method, column)}
 
 
 def _choices(method: Method) -> str:
     """Return the kinds of a row, and the settings of each that are not the defaults."""
     found = [f"`unit={method.unit}`"] * (method.unit != "edge")
     for column, policy in _unusual(method).items():
-        own = {name: value for name, value in policy if name != "kind" and value != _usual(policy, name)}
+        own = {name: value for name, value in policy if name != "kind" and value != _usual(type(policy), name)}
         found.append(f"{column} `{policy.kind}`" + "".join(f", `{key}={value}`" for key, value in own.items()))
-    for link in method.links.active:
-        codec = getattr(method.links, link)
-        found.append(f"link {link} `{codec.kind}`" + f", `keep={codec.keep}`" * hasattr(codec, "keep"))
+    for link, transforms in method.links:
+        steps = [", ".join([f"`{one.kind}`", *(f"`{k}={v}`" for k, v in one if k != "kind")]) for one in transforms]
+        found += [f"link {link} {' → '.join(steps)}"] * bool(steps)
     if method.network is not None:
         found.append(f"network `{method.network.kind}`, `width={getattr(method.network, 'width', None)}`")
     return "; ".join(found) or "all at their defaults"
@@ -102,5 +102,5 @@ def _rules(method: Method) -> list[str]:
     ]
 
 
-def _usual(policy: Settings, name: str) -> Any:
-    return type(policy).model_fields[name].get_default(call_default_factory=True)
+def _usual(settings: type[Settings], name: str) -> Any:
+    return settings.model_fields[name].get_default(call_default_factory=True)

@@ -109,6 +109,7 @@ def test_points_of_a_sweep_are_named_by_what_differs() -> None:
             fedbac.sweep("hierfavg", **TINY, grid=grid)
 
 
+@pytest.mark.full
 def test_points_side_by_side_are_the_runs_that_come_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

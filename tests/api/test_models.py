@@ -37,6 +37,8 @@ SCHEMES = {
     "fedbabu": "late_head",
     "fedrod": "two_heads",
     "fedala": "adaptive_start",
+    "scaffold": "control_variates",
+    "mtgc": "group_corrections",
 }
 
 
@@ -164,6 +166,7 @@ def exported() -> fedbac.Run:
     return tiny_run("fed-bac", task=tiny_task(rounds=1), dataset=images())
 
 
+@pytest.mark.full
 def test_a_model_is_saved_as_weights_and_as_a_program(exported: fedbac.Run, tmp_path: Path) -> None:
     model = exported.model(edge=1)
     weights = load_file(exported.save_model(tmp_path / "edge.safetensors", edge=1))

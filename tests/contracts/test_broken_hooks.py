@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac import AdaptiveStart, Interpolated, Phase
+from fedbac import AdaptiveStart, Interpolated, Phase, Start
 from fedbac.contracts import check_personalization
 from fedbac.core.parts import LocalRun, Params, Parts
 from fedbac.core.schemes import checked_outcome, checked_start_of_clients
@@ -21,7 +21,11 @@ def each(params: Params, change: Any) -> Params:
 def before(change: Any, **scales: Any) -> dict[str, Any]:
     """Return a start with the networks of owners changed, and scales by the names of phases."""
     by_phase = {int(name.removeprefix("phase")): scale for name, scale in scales.items()}
-    return {"before": lambda s, received, run: ({"personal": each(received["personal"], change)}, by_phase)}
+    return {"before": lambda s, received, run: Start({"personal": each(received["personal"], change)}, by_phase)}
+
+
+def shift(part: str, change: Any) -> dict[str, Any]:
+    return {"before": lambda s, received, run: Start(shift={part: change(received[part])})}
 
 
 def after(change: Any) -> dict[str, Any]:
@@ -33,13 +37,13 @@ def zeroed(value: torch.Tensor) -> torch.Tensor:
 
 
 HOOKS: dict[str, tuple[dict[str, Any], str]] = {
-    "no pair": ({"before": lambda s, received, run: received}, "before() must return parts and, by phase, scales"),
+    "no start": ({"before": lambda s, received, run: (received, {})}, "before() must return a Start, not a tuple"),
     "an unknown part": (
-        {"before": lambda s, r, run: ({"head": r["global"]}, {})},
+        {"before": lambda s, r, run: Start({"head": r["global"]})},
         "before() returns head, but its parts",
     ),
     "fewer weights": (
-        {"before": lambda s, r, run: ({"personal": {"1.weight": r["personal"]["1.weight"]}}, {})},
+        {"before": lambda s, r, run: Start({"personal": {"1.weight": r["personal"]["1.weight"]}})},
         "before() must return the weights 1.weight, 1.bias",
     ),
     "another shape": (
@@ -51,6 +55,19 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
     "one scale for all": (before(torch.clone, phase1=np.ones(1)), "must scale the rate of phase 1 by 7 numbers"),
     "a scale below zero": (before(torch.clone, phase1=-np.ones(7)), "must scale the rate of phase 1 by 7 numbers"),
     "a start that is not finite": (before(lambda value: value / 0), "before() must return finite numbers"),
+    "a shift of numbers": (shift("alpha", dict), "shifts 'alpha', but the parts of its networks are global, personal"),
+    "a shift of other weights": (
+        shift("global", lambda params: {"w": params["1.weight"]}),
+        "must shift weights of part 'global' (1.weight, 1.bias",
+    ),
+    "a shift for all": (
+        shift("global", lambda params: {"1.bias": params["1.bias"][0]}),
+        "must shift 1.bias of part 'global' as a tensor of shape (7, 6)",
+    ),
+    "a shift that is not finite": (
+        shift("global", lambda params: {"1.bias": params["1.bias"] / 0}),
+        "before() must return finite numbers, but part 'global' has others",
+    ),
     "no parts": (after(lambda trained: None), "after() must return parts by name, not a NoneType"),
     "trained in place": (
         after(lambda t: {"personal": each(t["personal"], zeroed)}),
@@ -97,6 +114,6 @@ def test_what_returns_as_another_part_is_that_part() -> None:
 def test_in_a_run_a_wrong_hook_is_a_sentence() -> None:
     received = {"global": {"w": torch.zeros(3, 2)}, "personal": {"w": torch.zeros(3, 2)}}
     with pytest.raises(PolicyError, match=r"before\(\) must return w of part 'personal' as a tensor of shape \(3, 2\)"):
-        checked_start_of_clients(Interpolated(), ({"personal": {"w": torch.zeros(3)}}, {}), received)
+        checked_start_of_clients(Interpolated(), Start({"personal": {"w": torch.zeros(3)}}), received)
     with pytest.raises(PolicyError, match=r"after\(\) must return the weights w as part 'global'"):
         checked_outcome(Interpolated(), {"global": {}}, received)

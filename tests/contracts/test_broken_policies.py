@@ -193,6 +193,8 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "notes without names": ({"notes": lambda s, m: ["x"]}, "notes() must return single numbers"),
     "a text as a note": ({"notes": lambda s, m: {"a": "b"}}, "notes() must return single numbers"),
+    "an array for the record": ({"shown": lambda s, m, e: {"a": np.ones(2)}}, "shown() must return plain data by name"),
+    "a record without names": ({"shown": lambda s, m, e: [1.0]}, "shown() must return plain data by name"),
     "a number of clusters that is not whole": (
         {"clusters": lambda s, n: 4.0},
         "clusters(6) must return a whole number",

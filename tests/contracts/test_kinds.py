@@ -8,6 +8,7 @@ import pytest
 
 from fedbac import (
     CLUSTERING,
+    LINKS,
     METHODS,
     PERSONALIZATION,
     SELECTION,
@@ -38,6 +39,7 @@ from fedbac.contracts import (
     check_selection,
     check_sharing,
     check_topology,
+    check_transform,
 )
 from fedbac.contracts.common import difference, reloaded
 from fedbac.core.policies import SelectionPolicy
@@ -45,6 +47,7 @@ from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import EQUAL
 from tests.contracts.variants import variants
+from tests.covering import first, of_each_kind
 
 SELECTIONS = variants(SELECTION) | {
     "credit-without-warm-up": CreditThompson(shared=Thompson(warmup=0, initial_accuracy="skip")),
@@ -69,19 +72,24 @@ TOPOLOGIES = variants(TOPOLOGY)
 SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
 
 
-@pytest.mark.parametrize("policy", SELECTIONS.values(), ids=SELECTIONS)
+@pytest.mark.parametrize("kind", LINKS.kinds)
+def test_transforms(kind: str) -> None:
+    check_transform(LINKS.kinds[kind]())
+
+
+@pytest.mark.parametrize("policy", of_each_kind(SELECTIONS))
 def test_selection(policy: Any) -> None:
     check_selection(policy)
     assert SELECTION.kinds[policy.kind] is type(policy)
 
 
-@pytest.mark.parametrize("policy", CLUSTERINGS.values(), ids=CLUSTERINGS)
+@pytest.mark.parametrize("policy", of_each_kind(CLUSTERINGS))
 def test_clustering(policy: Any) -> None:
     check_clustering(policy)
     assert CLUSTERING.kinds[policy.kind] is type(policy)
 
 
-@pytest.mark.parametrize("policy", SHARINGS.values(), ids=SHARINGS)
+@pytest.mark.parametrize("policy", of_each_kind(SHARINGS))
 def test_sharing(policy: Any) -> None:
     check_sharing(policy)
     assert SHARING.kinds[policy.kind] is type(policy)
@@ -121,7 +129,7 @@ def test_check_finds_the_column(column: str, monkeypatch: pytest.MonkeyPatch) ->
         check(3)
 
 
-@pytest.mark.parametrize("num_members", [1, 2])
+@pytest.mark.parametrize("num_members", first(1, [1, 2]))
 def test_members_may_be_one_or_two(num_members: int) -> None:
     for kind in SELECTION.builtin:
         check_selection(kind(), num_members)

@@ -164,7 +164,7 @@ def test_phases_move_every_part_and_no_other(scheme: Any) -> None:
     for phase in phases:
         assert set(phase.pull) <= set(phase.moves)
         assert all(pull.strength >= 0 and pull.to in (None, *scheme.parts) for pull in phase.pull.values())
-    assert len(stages_of(anatomy(scheme), build(0), TASK.training)) == len(phases)
+    assert len(stages_of(anatomy(scheme), TASK.training)) == len(phases)
 
 
 # ------------------------------------------------------------------------------------ the trainers keep to the scheme
@@ -196,6 +196,7 @@ def test_a_scheme_that_is_no_sum_is_kept_from_the_native_kernel(scheme: Any, fed
         make_trainer(build(0), scheme, federation.examples, Runtime(device="cpu", trainer="native"))
 
 
+@pytest.mark.covering
 @every_trainer
 def test_evaluation_is_by_the_schemes_prediction(kind: str, scheme: Any, federation: Federation) -> None:
     """Loss and accuracy of every model on every client's data, as plain calls of the prediction give them."""
@@ -215,6 +216,7 @@ def test_evaluation_is_by_the_schemes_prediction(kind: str, scheme: Any, federat
             assert got.accuracy_VG[v, g] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
 
 
+@pytest.mark.covering
 @every_trainer
 def test_one_step_follows_the_gradient_of_the_schemes_loss(kind: str, scheme: Any, federation: Federation) -> None:
     """θ ← θ − η (∇ loss + weight decay · θ + pull), for every part that moves, when a batch is the whole epoch."""

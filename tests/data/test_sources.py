@@ -58,6 +58,7 @@ def test_every_layout_gives_the_same_data(layout: str, tmp_path: Path) -> None:
     assert data.x_train.flags.writeable
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", WRITERS)
 @pytest.mark.parametrize("harm", ["cut", "empty", "noise"])
 def test_a_damaged_file_is_named(layout: str, harm: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ RUNS: tuple[tuple[str, ...], ...] = (
     ("oort", "method.links.client_up.kind=top_k"),
     ("hierfavg", "method.links.cloud_down.kind=top_k", "method.links.cloud_up.kind=top_k"),
     ("fedper",),
-    ("fedavg", "method.links.client_up.kind=eight_bits"),
+    ("fedavg", "method.links.client_up=[clip, top_k, eight_bits]"),
 )
 """Each has something in its messages that the others have not."""
 PER_KIND = 3

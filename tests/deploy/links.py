@@ -144,7 +144,7 @@ PROGRAM = """
 
 
 @contextmanager
-def program(body: str, **values: object) -> Iterator[subprocess.Popen[str]]:
+def program(body: str, *, errors: Any = subprocess.PIPE, **values: object) -> Iterator[subprocess.Popen[str]]:
     """Run a program with the transport imported and ``values`` as its variables; it is killed at the end."""
     source = str(Path(sys.modules["fedbac"].__path__[0]))
     lines = [textwrap.dedent(PROGRAM).format(source=source)]
@@ -152,7 +152,7 @@ def program(body: str, **values: object) -> Iterator[subprocess.Popen[str]]:
     lines.append(textwrap.dedent(body))
     code = "\n".join(lines).replace("PosixPath(", "Path(")
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as process:
         try:
             yield process

@@ -48,7 +48,6 @@ class Story(ABC):
         """Live through all of it."""
         expected = self.clinic.simulated(3)
         with self.trial.running():
-            self.until("three rounds", lambda: len(self.records) >= 3)
             self.rounds_are(expected)
             self.status_says("  edge-0: here, with edge-0-client-0, edge-0-client-1")
             self.it_can_be_watched()
@@ -72,6 +71,7 @@ class Story(ABC):
         until(what, true, self.trial, self.patience)
 
     def rounds_are(self, expected: list[dict[str, Any]]) -> None:
+        self.until(f"{len(expected)} rounds", lambda: len(self.records) >= len(expected))
         for mine, theirs in zip(self.records[: len(expected)], expected, strict=True):
             for key in theirs.keys() - {"seconds"}:
                 assert mine[key] == theirs[key], (mine["round"], key)

@@ -41,5 +41,14 @@ class OverGrpc(Story):
 
 
 @pytest.mark.timeout(600)
+def test_the_first_rounds_over_grpc_are_the_simulators(tmp_path: Path) -> None:
+    story = OverGrpc(make_clinic(tmp_path / "federation", "grpc"), tmp_path)
+    expected = story.clinic.simulated(2)
+    with story.trial.running():
+        story.rounds_are(expected)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
 def test_three_tiers_over_grpc_play_the_simulators_rounds_and_outlive_what_happens(tmp_path: Path) -> None:
     OverGrpc(make_clinic(tmp_path / "federation", "grpc"), tmp_path).told()

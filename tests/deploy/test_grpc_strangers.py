@@ -5,7 +5,10 @@ import logging
 import shutil
 import socket
 import ssl
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -14,7 +17,7 @@ from cryptography import x509
 
 from fedbac.deploy.credentials import Credentials
 from fedbac.deploy.frames import Assembler, Kind
-from fedbac.deploy.grpc import GrpcChildren
+from fedbac.deploy.grpc import GrpcChildren, listening
 from fedbac.deploy.grpc.children import Link
 from fedbac.errors import DeployError
 from tests.deploy.links import (
@@ -24,6 +27,7 @@ from tests.deploy.links import (
     PATIENCE,
     SECOND,
     STRANGER,
+    Edge,
     Hostile,
     Identities,
     child,
@@ -183,26 +187,107 @@ def test_a_client_s_certificate_cannot_stand_in_for_a_parent(
         genuine.joins()  # or the test above would pass for another reason
 
 
-def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Path) -> None:
-    identities = Identities(tmp_path)
-
-    def shown() -> int:
-        context = ssl.create_default_context(cafile=identities.of(FIRST).authority)
-        context.load_cert_chain(identities.of(FIRST).certificate, identities.of(FIRST).key)
-        host, port = parent.address.split(":")
+def shown(parent: Edge, identities: Identities) -> int | None:
+    """Return the number of the certificate that a parent shows; None in the moment between two of them."""
+    context = ssl.create_default_context(cafile=identities.of(FIRST).authority)
+    context.load_cert_chain(identities.of(FIRST).certificate, identities.of(FIRST).key)
+    try:
         with (
-            socket.create_connection((host, int(port)), PATIENCE) as connection,
+            socket.create_connection(("127.0.0.1", parent.children.port), PATIENCE) as connection,
             context.wrap_socket(connection, server_hostname=EDGE) as secured,
         ):
             found = secured.getpeercert(binary_form=True)
             assert found
             return x509.load_der_x509_certificate(found).serial_number
+    except (ConnectionError, ssl.SSLEOFError):
+        return None
 
+
+def serial(identities: Identities) -> int:
+    return x509.load_pem_x509_certificate(identities.of(EDGE).certificate.read_bytes()).serial_number
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart_and_links_outlive_it(tmp_path: Path) -> None:
+    """Also the request that a child is at work on."""
+    identities = Identities(tmp_path)
+    asked, release = threading.Event(), threading.Event()
+
+    def answer(request: bytes, gone: threading.Event) -> bytes:
+        asked.set()
+        release.wait(PATIENCE)
+        return request
+
+    with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST, answer):
+        parent.wait_for(FIRST)
+        assert shown(parent, identities) == serial(identities)
+        with ThreadPoolExecutor(1) as pool:
+            called = pool.submit(parent.children.call, {FIRST: b"long"}, PATIENCE)
+            assert asked.wait(PATIENCE)
+            for _ in range(3):
+                identities.issue({EDGE: "edge"})
+                eventually(lambda: shown(parent, identities) == serial(identities))
+            release.set()
+            assert called.result() == ({FIRST: b"long"}, {})
+        with child(identities.of(SECOND), parent.address, SECOND):
+            parent.wait_for(FIRST, SECOND)
+        assert parent.greeted.count((FIRST, b"hello")) == 1
+
+
+@pytest.mark.parametrize("damage", ["certificate", "key", "authority", "missing", "junk"])
+def test_files_that_do_not_belong_together_change_nothing(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a kit is copied: what was read before stays in use, until all of it is there."""
+    identities, other = Identities(tmp_path / "ours"), Identities(tmp_path / "theirs")
+    files = identities.of(EDGE)
     with edge(identities) as parent:
-        first = shown()
-        assert shown() == first
+        before = serial(identities)
+        broken = getattr(files, damage, files.key)
+        whole = broken.read_bytes()
+        if damage == "missing":
+            broken.unlink()
+        else:
+            broken.write_bytes(b"junk" if damage == "junk" else getattr(other.of(EDGE), damage).read_bytes())
+        eventually(lambda: any("what was read before stays in use" in message for message in caplog.messages))
+        broken.write_bytes(whole)
+        assert shown(parent, identities) == before
         identities.issue({EDGE: "edge"})
-        assert shown() != first
+        eventually(lambda: shown(parent, identities) == serial(identities))
+    assert len([message for message in caplog.messages if "stays in use" in message]) < 4  # not at every look
+
+
+def test_a_port_that_is_taken_between_two_certificates_is_asked_for_until_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identities, never = Identities(tmp_path), threading.Event()
+    monkeypatch.setattr(listening, "TRIES", 3)
+    thieves: list[socket.socket] = []
+
+    def steal() -> bool:
+        with suppress(OSError):  # of a port that is not free yet
+            thieves.append(socket.create_server(("127.0.0.1", listener.port)))
+        return bool(thieves)
+
+    def make() -> grpc.Server:
+        if ready:
+            eventually(steal)
+        return grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+
+    ready = False
+    listener = listening.Listener("127.0.0.1:0", identities.of(EDGE), make)
+    ready = True
+    try:
+        identities.issue({EDGE: "edge"})
+        for _ in range(2):
+            listener.renew(never)
+        assert caplog.messages == [
+            f"listen: cannot listen at 127.0.0.1:{listener.port}; is the port in use, or the host another's?; trying on"
+        ]
+        thieves.pop().close()
+        listener.renew(never)
+        socket.create_connection(("127.0.0.1", listener.port)).close()
+    finally:
+        listener.close(0)
 
 
 @pytest.mark.parametrize("file", ["key", "certificate", "authority", "revoked"])

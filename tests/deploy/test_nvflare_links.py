@@ -17,7 +17,7 @@ from fedbac.deploy.nvflare.post import FAILED, Post
 from fedbac.deploy.nvflare.returning import Returning
 from fedbac.deploy.nvflare.trusting import END, Trust
 from fedbac.deploy.transport import Refusal
-from fedbac.errors import ConfigError, DeployError
+from fedbac.errors import ConfigError
 from tests.deploy.links import EDGE, FIRST, SECOND, Identities
 
 LIMIT = 1000
@@ -189,20 +189,6 @@ def test_nobody_but_the_parent_is_answered(identities: Identities) -> None:
                 assert reply == (FAILED, b"edge-0-client-0 answers only to its parent")
 
 
-def test_errors_are_said_in_one_line_that_quotes_no_data(identities: Identities) -> None:
-    def fail(request: bytes, gone: threading.Event) -> bytes:
-        if request == b"ours":
-            raise DeployError("the data are missing\nput them back")
-        raise ValueError("patient 4711")
-
-    with serving(identities, FIRST, fail) as first:
-        mine = children(identities, {FIRST: first})
-        assert mine.call({FIRST: b"ours"}, LONG)[1] == {FIRST: "the data are missing"}
-        told = "failed with ValueError; the log of edge-0-client-0 says more"
-        assert mine.call({FIRST: b""}, LONG)[1] == {FIRST: told}
-        mine.close()
-
-
 def test_messages_beyond_the_limit_are_refused_either_way(identities: Identities) -> None:
     with serving(identities, FIRST, lambda request, gone: request * 2) as first:
         mine = children(identities, {FIRST: first})
@@ -221,12 +207,6 @@ def test_what_is_no_reply_is_a_reason(identities: Identities) -> None:
         mine = children(identities, {FIRST: Liar(first.post)})
         assert mine.call({FIRST: b"x"}, LONG)[1] == {FIRST: "it sent what is no reply"}
         mine.close()
-
-
-def test_a_role_that_ended_with_an_error_says_so_instead_of_hello() -> None:
-    post = Post(FIRST, EDGE, LIMIT, {})
-    post.fail(DeployError("x_train and y_train are missing"))
-    assert post.hello(EDGE) == (FAILED, b"x_train and y_train are missing")
 
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

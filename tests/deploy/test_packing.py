@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbac import Perceptron
-from fedbac.core.codecs import Codec, EightBits, Sent, TopK, passed
+from fedbac.core.codecs import Both, Chain, Codec, EightBits, Senders, Sent, TopK, passed
 from fedbac.core.links import DIRECTIONS, TIERS
 from fedbac.core.parts import Parts
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
@@ -26,7 +26,9 @@ KINDS = {
     ("cloud", "down"): "train",
     ("cloud", "up"): "trained",
 }
-CODECS: list[Codec] = [TopK(keep=0.3), TopK(keep=1.0), EightBits()]
+HALF = TopK(keep=0.5)
+TWICE = Both(first=HALF, second=EightBits())
+CODECS: list[Codec] = [TopK(keep=0.3), TopK(keep=1.0), EightBits(), TWICE]
 EVERYWHERE = ("client_up", "client_down", "cloud_up", "cloud_down")
 
 
@@ -64,10 +66,18 @@ def weigh(federation: MemoryFederation) -> list[Weighed]:
     return links
 
 
-@pytest.mark.parametrize("kind", ["top_k", "eight_bits"])
-def test_compressed_links_carry_what_the_ledger_counts(kind: str, tmp_path: Path) -> None:
-    """Every link compresses, in both directions; the numbers are the simulator's."""
-    settings = [f"method.links.{link}.kind={kind}" for link in EVERYWHERE]
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [
+        ("top_k", "top_k"),
+        ("eight_bits", "eight_bits"),
+        ("[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]", "[top_k, eight_bits]"),
+        ("[clip, {kind: noise, multiplier: 0.01}]", "null"),
+    ],
+)
+def test_links_carry_what_the_ledger_counts(up: str, down: str, tmp_path: Path) -> None:
+    """Every link has its transforms, in both directions; the numbers are the simulator's."""
+    settings = [f"method.links.{link}={up if 'up' in link else down}" for link in EVERYWHERE]
     tiny = small("hierfavg", *settings, network=Perceptron(hidden=(192,)))
     federation = tiny.federation(tmp_path)
     enrolled = federation.enrol()
@@ -142,8 +152,8 @@ def stacks(seed: int, rows: int = 2) -> Parts:
 
 def sent(codec: Codec, value: Parts, start: Parts) -> tuple[Parts, dict[str, dict[str, Sent]]]:
     left = {name: torch.zeros_like(one) for name, one in start["global"].items()}
-    arrived, _, changes = passed(codec, value["global"], start["global"], left)
-    return {"global": arrived}, {"global": changes}
+    arrived, _, changes = passed(Chain((), codec), value, start, {"global": left}, Senders(0, "client_up", 1, 0, (0,)))
+    return arrived, changes
 
 
 def message(tensors: Mapping[str, Any], **head: Any) -> Message:
@@ -189,9 +199,6 @@ def test_a_broken_weight_is_sent_as_it_is() -> None:
     assert torch.equal(found["weight"][0], arrived["global"]["weight"][0])
 
 
-HALF = TopK(keep=0.5)
-
-
 @pytest.mark.parametrize(
     ("codec", "piece", "change", "match"),
     [
@@ -210,6 +217,13 @@ HALF = TopK(keep=0.5)
         (EightBits(), "step", lambda t: t * float("inf"), "not below zero"),
         (EightBits(), "step", lambda t: -t, "not below zero"),
         (EightBits(), "step", lambda t: t.to(torch.int32), "packed weights are"),
+        (EightBits(), "step", lambda t: t * 0 + 3e38, "not below zero"),
+        (TWICE, "values", lambda t: torch.zeros(11), "packed weights are"),
+        (TWICE, "values.levels", lambda t: t[:-1], "packed weights are"),
+        (TWICE, "values.levels", lambda t: t * 0 - 128, "from -127 to 127"),
+        (TWICE, "values.step", lambda t: t * float("nan"), "not below zero"),
+        (TWICE, "values.step", lambda t: None, "packed weights are"),
+        (TWICE, "places", lambda t: t * 0, "different numbers below"),
     ],
 )
 def test_a_packed_tensor_that_cannot_be_is_refused(codec: Codec, piece: str, change: Any, match: str) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fedbac.deploy.asking import Asking
-from fedbac.deploy.charter import OTHER_DATA
 from fedbac.deploy.enrolment import stored
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.greeting import hello
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.wire import encode
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
@@ -116,13 +117,13 @@ def asking(answer: Any) -> Asking:
 
 
 def unfit(payload: bytes, gone: threading.Event) -> bytes:
-    raise RuntimeError(OTHER_DATA)
+    raise SiteError(Failure.OTHER_DATA)
 
 
 def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
     """Another thread takes it off the list between the look at the list and the reading of its entry."""
     questions = asking(unfit)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    assert Failure.OTHER_DATA.value in questions.inform([FIRST], 1.0)[FIRST]
 
     class Interleaved(dict[str, str]):
         looks = 0
@@ -136,18 +137,26 @@ def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
             return found
 
     questions._unfit = Interleaved(questions._unfit)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    assert Failure.OTHER_DATA.value in questions.inform([FIRST], 1.0)[FIRST]
 
 
-def test_what_a_client_said_before_it_rejoined_does_not_count() -> None:
-    """It was started again with the right data before all others had answered."""
+@pytest.mark.parametrize("said", ["ready", "unfit"])
+def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None:
+    """It was started again before all others had answered: it knows no charter now, and may have other data."""
+    handed = []
 
-    def answer(payload: bytes, gone: threading.Event) -> bytes:
+    def first(payload: bytes, gone: threading.Event) -> bytes:
         questions.rejoined(FIRST)
-        questions.children.answers[FIRST] = lambda payload, gone: encode("ready", {}, {})  # type: ignore[attr-defined]
-        return unfit(payload, gone)
+        questions.children.answers[FIRST] = second  # type: ignore[attr-defined]
+        return unfit(payload, gone) if said == "unfit" else encode(said, {}, {})
 
-    questions = asking(answer)
-    assert OTHER_DATA in questions.inform([FIRST], 1.0)[FIRST]
+    def second(payload: bytes, gone: threading.Event) -> bytes:
+        handed.append(payload)
+        return encode("ready", {}, {})
+
+    questions = asking(first)
+    assert (FIRST in questions.inform([FIRST], 1.0)) == (said == "unfit")
     assert questions.unfit == {}
-    assert questions.inform([FIRST], 1.0) == {}
+    for _ in range(3):
+        assert questions.inform([FIRST], 1.0) == {}
+    assert handed == [sent("begin", charter=Charter.text)], "it is handed the charter again, and once"

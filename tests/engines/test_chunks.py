@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,10 +12,9 @@ import torch
 
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Personalization, Scope
-from fedbac.core.requests import Average, Averaged, Begun, Evaluate, Measured, Train, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.data import planted_groups
 from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
-from fedbac.engines.pausing import through
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
@@ -49,28 +48,6 @@ class Narrow:
         return self.trainer.train(requests)
 
 
-class Ahead(Narrow):
-    """A trainer that begins and goes on, as one does whose device is busy; memory may run out as late as possible."""
-
-    path = "ahead"
-
-    def begin(self, requests: Sequence[Train]) -> Begun:
-        size = sum(len(request.clients) for request in requests)
-        trained = self.trainer.train(requests)
-
-        def finish() -> list[Trained]:
-            if size > self.room:
-                raise self.error
-            self.sizes.append(size)
-            return trained
-
-        return Begun([one.parts_C for one in trained], finish)
-
-    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
-        found = self.trainer.evaluate(requests)
-        return lambda: found
-
-
 def questions(federation: Federation, scheme: Personalization) -> list[Average]:
     """Return what three edges ask, at different moments: four of their five clients, from rows of their own."""
     owners: dict[Scope, int] = {"cloud": 1, "cluster": 2, "client": 4}
@@ -98,19 +75,18 @@ def work(
     memory: float | None = None,
     error: Exception | None = None,
     scheme: Personalization | None = None,
-    kind: type[Narrow] = Narrow,
 ) -> tuple[list[Averaged], Narrow]:
     """Train twelve clients, and again with the momentum they came back with."""
     scheme = scheme or Additive()
     federation = federate(DATA, SHARDS, training=TRAINING)
-    trainer = kind(LoopTrainer(federation.network, scheme, federation.examples), room, error)
+    trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), room, error)
     chunks, asked = Chunks(trainer, memory, 1), questions(federation, scheme)
-    first = through(chunks.average(asked))
+    first = chunks.average(asked)
     again = [
         replace(request, train=replace(request.train, round=9, bank=done.bank, momentum=done.momentum))
         for request, done in zip(asked, first, strict=True)
     ]
-    return [*first, *through(chunks.average(again))], trainer
+    return [*first, *chunks.average(again)], trainer
 
 
 def client_bytes(averaged: Averaged) -> float:
@@ -150,7 +126,7 @@ def test_rows_that_nobody_started_from_stay_and_weigh_nothing() -> None:
     rows = {"global": np.zeros(4, dtype=int), "cluster": np.ones(4, dtype=int)}
     asked = replace(asked, train=replace(asked.train, row_C=rows))
     trainer = LoopTrainer(federation.network, scheme, federation.examples)
-    (averaged,) = through(Chunks(trainer, None, 1).average([asked]))
+    (averaged,) = Chunks(trainer, None, 1).average([asked])
     assert averaged.weight["cluster"].tolist() == [0, int(asked.size_C.sum())]
     for name, value in averaged.bank["cluster"].items():
         assert torch.equal(value[0], asked.train.bank["cluster"][name][0])
@@ -174,15 +150,6 @@ def test_out_of_memory_halves_the_chunk_and_goes_on(error: Exception, caplog: py
     assert [record.getMessage() for record in caplog.records] == [
         "out of memory with 12 clients at once; going on with 6"
     ]
-
-
-def test_averages_that_found_no_memory_are_taken_back() -> None:
-    federation = federate(DATA, SHARDS, training=TRAINING)
-    trainer = Ahead(LoopTrainer(federation.network, Additive(), federation.examples), 7)
-    told: list[int] = []
-    through(Chunks(trainer, None, 1).average(questions(federation, Additive()), lambda found: told.append(len(found))))
-    assert trainer.sizes == [6, 6]
-    assert told == [3, 0], "three averages of twelve clients were foreseen, and came to nothing"
 
 
 def test_it_halves_down_to_a_single_client() -> None:
@@ -212,7 +179,7 @@ def test_a_chunk_is_let_go_of_before_the_next_is_trained() -> None:
             return trained
 
     federation = federate(DATA, SHARDS)
-    through(Chunks(Watched(), 1.0, 1).average(questions(federation, Additive())))
+    Chunks(Watched(), 1.0, 1).average(questions(federation, Additive()))
     assert len(Watched.results) == 12
 
 
@@ -229,14 +196,3 @@ def test_chunks_are_of_equal_size_and_hold_every_client_once(most: int) -> None:
     assert seen == [(r, client) for r, size in enumerate(sizes) for client in range(size)]
     assert max(counts) <= most
     assert max(counts) - min(counts) <= 1
-
-
-@pytest.mark.parametrize("room", [1000, 5])
-@pytest.mark.parametrize("scheme", [Additive(), Personal(), Layered()], ids=lambda scheme: scheme.kind)
-def test_averages_that_are_worked_out_while_a_device_trains_have_the_same_bits(
-    scheme: Personalization, room: int
-) -> None:
-    plain, _ = work(scheme=scheme)
-    ahead, trainer = work(room, scheme=scheme, kind=Ahead)
-    assert max(trainer.sizes) <= room
-    assert same(plain, ahead)

@@ -80,6 +80,7 @@ def cluster() -> Iterator[Any]:
         nodes.shutdown()
 
 
+@pytest.mark.full
 def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(cluster: Any, tmp_path: Path) -> None:
     settings = ["task.num_edges=3", "task.clients_per_edge=2", "task.training.epochs=1"]
     settings += ["task.network={kind: mlp, hidden: [8]}"]
@@ -108,6 +109,7 @@ def test_a_sweep_is_interrupted_resumed_and_collected_as_on_this_machine(cluster
     assert tables[0] == tables[1]
 
 
+@pytest.mark.full
 def test_same_numbers_though_an_actor_and_a_node_die(cluster: Any, expected: list[dict[str, Any]]) -> None:
     """After the sweep, for which both nodes are needed."""
     import ray

@@ -26,6 +26,7 @@ from tests.processes import LINUX, descendants
 from tests.store import worker
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.xdist_group("ray here"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

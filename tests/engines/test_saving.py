@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from fedbac.config.experiment import Runtime
-from fedbac.engines import Simulator
 from fedbac.runs import checkpoints
 from fedbac.runs import play as playing
 from fedbac.runs.store import Run, RunFolder
-from tests.engines.test_expecting import loop, setting
-from tests.engines.test_pausing import Diary
+from tests.engines.queueing import Diary, edges_of, loop, setting
 from tests.support import Record, without
 
 Play = Generator[dict[str, Any], None, Run]
@@ -23,7 +21,7 @@ Play = Generator[dict[str, Any], None, Run]
 def playing_in(folder: Path, ahead: bool = True) -> Play:
     experiment, federation = setting()
     trainer = loop(experiment, federation)
-    edges = Simulator(experiment, federation.sites, Diary(trainer) if ahead else trainer)
+    edges = edges_of(experiment, federation, Diary(trainer) if ahead else trainer)
     return playing.conduct(experiment, federation, edges, Runtime(), True, RunFolder(folder))
 
 
@@ -105,7 +103,7 @@ def test_a_folder_that_is_played_again_saves_its_first_round(tmp_path: Path) -> 
     experiment, federation = setting()
     folder = RunFolder(tmp_path)
     for _ in range(2):
-        edges = Simulator(experiment, federation.sites, Diary(loop(experiment, federation)))
+        edges = edges_of(experiment, federation, Diary(loop(experiment, federation)))
         run = playing.conduct(experiment, federation, edges, Runtime(), True, folder, overwrite=True)
         next(run)
         assert checkpoints.newest(tmp_path / "checkpoint") == 1

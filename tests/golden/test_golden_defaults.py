@@ -25,7 +25,8 @@ import pytest
 
 from fedbac import data, models
 from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Task, Training
+from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Task
+from fedbac.config.training import AdamW, Training
 from fedbac.core.policies import SelectionPolicy, Trusting
 from fedbac.core.settings import Settings
 from fedbac.data.catalog import SOURCES
@@ -40,6 +41,7 @@ GROUPS: tuple[type[Settings], ...] = (
     Evaluation,
     Task,
     Training,
+    AdamW,
     data.Partition,
     data.Noise,
     data.Augment,

@@ -115,6 +115,7 @@ def compare(played: Played, part: str, of_clients: list[Params], close: float = 
         assert not torch.equal(found, before), f"{name} of {part} has not moved"
 
 
+@pytest.mark.covering
 @every_path
 @every_owner
 @pytest.mark.parametrize("training", [PLAIN, RICH], ids=["plain", "rich"])
@@ -143,6 +144,7 @@ def test_own_networks_learn_through_the_blend(path: str, owner: str, training: T
         compare(played, "alpha", alphas)
 
 
+@pytest.mark.covering
 @every_path
 @every_owner
 def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str, owner: str) -> None:
@@ -178,6 +180,7 @@ def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str
         compare(played, part, of_clients, close=2e-4)
 
 
+@pytest.mark.covering
 @every_path
 @every_owner
 def test_a_start_mixes_weight_by_weight(path: str, owner: str) -> None:

@@ -270,6 +270,7 @@ def test_clusters_that_share_everything_are_hierfavg_before_its_average(num_clus
     assert distance(*rows) > distance(one_network(apart, "cluster", 0), one_network(apart, "cluster", 1))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("cls", SELECTION.builtin, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("personalization", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
 def test_every_selection_policy_at_fraction_one_selects_everybody(

@@ -13,6 +13,8 @@ from fedbac.data import planted_groups
 from fedbac.personalization import (
     AdaptiveStart,
     Additive,
+    ControlVariates,
+    GroupCorrections,
     Interpolated,
     LateHead,
     PerCluster,
@@ -52,6 +54,7 @@ def judged(played: Played) -> list[list[float]]:
 # ------------------------------------------------------------------------------------------------ interpolated
 
 
+@pytest.mark.covering
 @OWNERS
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -229,12 +232,14 @@ def test_in_turns_the_network_for_all_begins_as_hierfavgs_while_the_others_say_n
         (Interpolated(owner="edge", adaptive=False), "w + w", "w"),
         (AdaptiveStart(owner="client"), "w", "w"),
         (AdaptiveStart(owner="edge"), "w + h", "w"),
+        (ControlVariates(), "w + w", "w + w"),
+        (GroupCorrections(), "w + w + w", "w + w"),
         (TwoHeads(owner="client"), "w", "w"),
         (TwoHeads(owner="edge"), "w + h", "w"),
         (PersonalHead(owner="client", order="head_first"), "w - h", "w - h"),
         (PersonalHead(owner="edge", order="head_first"), "w", "w - h"),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.kind}-{value.owner}",
+    ids=lambda value: value if isinstance(value, str) else f"{value.kind}-{getattr(value, 'owner', '')}",
 )
 def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str) -> None:
     """In numbers that every client, and every edge, sends up; w is a network and h its last layer."""
@@ -245,6 +250,9 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
     sent = played.records[0]["bytes"]
     assert sent["client"]["up"]["train"] == 4 * 6 * eval(clients, sizes)
     assert sent["cloud"]["up"]["train"] == 4 * 3 * eval(cloud, sizes)
+    if isinstance(scheme, ControlVariates | GroupCorrections):  # others have seen their networks from the start
+        assert sent["client"]["down"]["train"] == sent["client"]["up"]["train"]
+        assert sent["cloud"]["down"]["train"] == sent["cloud"]["up"]["train"]
 
 
 @pytest.mark.parametrize("scheme", [Interpolated(), AdaptiveStart(owner="client"), TwoHeads(owner="client")])

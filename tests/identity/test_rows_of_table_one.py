@@ -85,6 +85,7 @@ def test_a_stronger_proximal_term_keeps_clients_closer() -> None:
 # ----------------------------------------------------------------------------------------------------- Ditto
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("strength", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("owner", ["client", "edge"])
 def test_the_global_network_of_ditto_is_hierfavgs(owner: str, strength: float) -> None:
@@ -196,6 +197,7 @@ def test_bodies_are_averaged_and_heads_are_not(owner: str) -> None:
             torch.testing.assert_close(own, torch.full_like(own, number))
 
 
+@pytest.mark.full
 def test_personal_heads_tell_apart_what_one_network_cannot() -> None:
     """Half of the edges call classes by other names."""
     long = PLAIN_SGD.model_copy(update={"epochs": 10})
@@ -239,6 +241,7 @@ def test_cfl_that_never_splits_is_hierfavg() -> None:
     assert without(left.records) == without(right.records)
 
 
+@pytest.mark.full
 def test_cfl_finds_planted_groups_and_children_inherit_their_parent() -> None:
     data, shards, groups = planted_groups(6, 3, 2, train=40, validation=2, test=15)
     clustering = CosineSplits(epsilon_1=1.2, epsilon_2=1.2, first_split=6)

@@ -84,6 +84,7 @@ def test_strange_words_are_one_clear_message(
 # --------------------------------------------------------------------------------------------- pipes and signals
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     process = subprocess.Popen([*ENTRY, "show", "fed-bac"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None

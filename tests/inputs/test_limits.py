@@ -14,9 +14,9 @@ from torch import nn
 import fedbac
 from fedbac import engines, models
 from fedbac.clustering import Fixed
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
 from fedbac.config.experiment import Runtime, Task
-from fedbac.core.codecs import EightBits, Links, TopK
+from fedbac.core.codecs import EightBits, TopK
 from fedbac.core.requests import Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy
@@ -29,7 +29,8 @@ from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
 from tests.support import federate, play
 
-BUILTIN = [cls for choice in (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION) for cls in choice.builtin]
+CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, LINKS)
+BUILTIN = [cls for choice in CHOICES for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
 GROUPS += [Partition, Noise, Augment, models.LeNet5, models.Perceptron, *BUILTIN]
 
@@ -137,15 +138,15 @@ class Scaled(nn.Sequential):
         self.register_buffer("scale", torch.ones(3), persistent=False)
 
 
-LINKS = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), cloud_down=EightBits())
+COMPRESSED = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), cloud_down=EightBits())
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
         ("hierfavg", {}),
-        ("ditto", {"links": LINKS}),
-        ("fed-bac", {"links": LINKS}),
+        ("ditto", {"links": COMPRESSED}),
+        ("fed-bac", {"links": COMPRESSED}),
         ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
     ],
 )

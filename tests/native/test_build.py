@@ -83,6 +83,7 @@ def _literal(name: str, value: Any) -> str:
     return f"{np.float32(value):.9e}f" if name.startswith("float") else str(int(value))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMPILERS)
 def test_every_compiler_builds_it_without_a_warning_and_computes_the_same(name: str, tmp_path: Path) -> None:
     compiler, *flags = COMPILERS[name]

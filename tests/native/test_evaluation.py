@@ -23,6 +23,7 @@ from tests.native.reference import (
 )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", ["lenet5-1x28x28", "lenet5-odd", "three convolutions", "perceptron"])

@@ -23,6 +23,7 @@ from tests.native.reference import (
 )
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
@@ -213,6 +214,7 @@ def test_a_job_that_is_not_finite_keeps_it_to_itself(bad: Any, where: Any, instr
     np.testing.assert_array_equal(found.parameters_JPD[[0, 2]], clean.parameters_JPD[[0, 2]])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("max_norm", [0.0, 0.3])

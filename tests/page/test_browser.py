@@ -19,6 +19,7 @@ from fedbac.rounds import metrics
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
 from fedbac.runs.store import Run, RunFolder
+from tests.covering import first
 from tests.made_up_runs import fake, renamed
 from tests.page import drawn
 from tests.page.growing import SMALL
@@ -126,6 +127,7 @@ def test_methods_and_seeds_are_switched_off_and_on(tab: Tab, report: str) -> Non
     assert tab.problems == []
 
 
+@pytest.mark.full
 def test_values_are_shown_by_pointer_and_by_keyboard(tab: Tab, report: str) -> None:
     page = tab.open(report)
     tip = page.locator("#tip")
@@ -150,6 +152,7 @@ def test_values_are_shown_by_pointer_and_by_keyboard(tab: Tab, report: str) -> N
     assert tab.problems == []
 
 
+@pytest.mark.full
 def test_a_run_is_chosen_and_figures_that_it_lacks_are_not_there(tab: Tab, report: str) -> None:
     page = tab.open(report)
     page.get_by_label("Run", exact=True).select_option("hierfavg")
@@ -176,6 +179,7 @@ def planted(seed: int = 0, **values_T: Sequence[Any]) -> Run:
     return replace(run, records=records, summary={})
 
 
+@pytest.mark.full
 def test_the_shade_reaches_from_the_mean_down_to_the_worst_edge(tab: Tab, tmp_path: Path) -> None:
     seeds = [
         [[0.2, 0.5, 0.8], [0.7, 0.3, 0.5], [0.1, 0.7, 0.7], [0.4, 0.6, 0.8]],
@@ -193,6 +197,7 @@ def test_the_shade_reaches_from_the_mean_down_to_the_worst_edge(tab: Tab, tmp_pa
     assert lower == pytest.approx(accuracy_STE.min(2).mean(0), abs=0.3)
 
 
+@pytest.mark.full
 def test_the_colour_of_a_cell_is_what_is_expected_of_the_client(tab: Tab, tmp_path: Path) -> None:
     belief_TN = np.array([[(7 * client + 5 * t) % 20 / 19 for client in range(20)] for t in range(4)])
     trained_TN = np.array([[(client + t) % 3 == 0 for client in range(20)] for t in range(4)])
@@ -209,6 +214,7 @@ def test_the_colour_of_a_cell_is_what_is_expected_of_the_client(tab: Tab, tmp_pa
             assert drawn.heat_of(cell.fill) == pytest.approx(belief_TN[number - 1, client], abs=1 / 24 + 0.02)
 
 
+@pytest.mark.full
 def test_flows_are_as_wide_as_the_edges_that_move(tab: Tab, tmp_path: Path) -> None:
     before, after = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 1, 1]
     run = planted(accuracy_per_edge=[[0.5] * 6] * 6, assignment=[before] * 3 + [after] * 3, active_clusters=[3] * 6)
@@ -236,6 +242,7 @@ def test_flows_are_as_wide_as_the_edges_that_move(tab: Tab, tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------- wherever it is shown
 
 
+@pytest.mark.full
 def test_an_edge_that_was_away_has_no_accuracy(tab: Tab, tmp_path: Path) -> None:
     page = tab.open(write_report([with_absences(fake())], tmp_path / "report.html").as_uri())
     page.locator("#figure-edges svg").focus()
@@ -249,7 +256,7 @@ def test_an_edge_that_was_away_has_no_accuracy(tab: Tab, tmp_path: Path) -> None
     assert tab.problems == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", first(1, ["light", "dark"]))
 def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal["light", "dark"]) -> None:
     tab.page.set_viewport_size({"width": 400, "height": 800})
     tab.page.emulate_media(color_scheme=scheme)
@@ -267,6 +274,7 @@ def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal
     assert ink == "rgb(28, 36, 48)", "paper is white"
 
 
+@pytest.mark.full
 def test_without_a_script_there_is_still_text(browser: Browser, report: str) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(report)
@@ -285,6 +293,7 @@ def test_hostile_names_stay_text(tab: Tab, tmp_path: Path) -> None:
     assert tab.problems == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_has_just_begun_is_shown(tab: Tab, tmp_path: Path, rounds: int) -> None:
     page = tab.open(write_report([fake("ifca", rounds=rounds)], tmp_path / "report.html").as_uri())
@@ -293,6 +302,7 @@ def test_a_run_that_has_just_begun_is_shown(tab: Tab, tmp_path: Path, rounds: in
     assert tab.problems == []
 
 
+@pytest.mark.full
 def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: Path) -> None:
     inputs = Inputs(dataset=toy(size=8))
     experiment = configure("fedbac-plus", "planted", rounds=3, settings=SMALL, inputs=inputs)

@@ -192,6 +192,7 @@ def test_an_open_page_does_not_hold_up_the_end_and_sees_the_last_round(run: Grow
 # ------------------------------------------------------------------------------------------------- commands
 
 
+@pytest.mark.full
 def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: Path) -> None:
     run.grow()
     with subprocess.Popen(

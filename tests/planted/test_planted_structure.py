@@ -16,6 +16,7 @@ from fedbac.data import Dataset, Shards, planted_groups
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import Thompson
+from tests.covering import first
 from tests.support import Played, in_order, play
 
 TRAINING = Training(epochs=2, batch_size=10, learning_rate=0.1)
@@ -35,6 +36,7 @@ def agreement(played: Played, group_M: IntArray) -> float:
 # ------------------------------------------------------------------------------------------------------ IFCA
 
 
+@pytest.mark.full
 def test_ifca_with_distinct_networks_recovers_most_partitions() -> None:
     """From labels drawn at random, with one cluster more than groups: two groups that share one may still get apart.
 
@@ -89,6 +91,7 @@ def test_ifca_keeps_a_start_that_is_right() -> None:
     assert played.accuracy > 0.95
 
 
+@pytest.mark.full
 def test_identical_networks_in_one_cluster_never_part() -> None:
     """A documented failure (B.8): the empty clusters tie, and the only trained network beats them all."""
     clustering = LowestLoss(num_clusters=3, period=1, threshold=1.0, start_labels="uniform")
@@ -129,6 +132,7 @@ def test_networks_that_tie_exactly_leave_everybody_where_they_are() -> None:
 # --------------------------------------------------------------------------------------------------- merging
 
 
+@pytest.mark.full
 def test_merging_finds_the_groups_and_is_better_than_singletons_that_have_too_little_data() -> None:
     """Eight examples a client: edges of one group do better together, and those of others stay apart.
 
@@ -156,7 +160,7 @@ def test_merging_finds_the_groups_and_is_better_than_singletons_that_have_too_li
 # ------------------------------------------------------------------------------------------ one model for all
 
 
-@pytest.mark.parametrize("hidden", [(), (8,)], ids=["linear", "hidden"])
+@pytest.mark.parametrize("hidden", first(1, [(), (8,)]), ids=["linear", "hidden"])
 def test_one_model_for_all_is_near_chance_and_additive_singletons_are_not(hidden: tuple[int, ...]) -> None:
     dataset, shards, _ = planted(1)
     network = Perceptron(hidden=hidden)
@@ -185,6 +189,7 @@ def half_shared(seed: int) -> tuple[Dataset, Shards]:
     return replace(dataset, y_train=y_train, y_test=y_test), shards
 
 
+@pytest.mark.full
 def test_where_groups_share_a_part_additive_singletons_lie_between_isolated_ones_and_the_oracle() -> None:
     accuracy: dict[str, list[float]] = {"isolated": [], "additive": [], "oracle": []}
     for seed in range(3):
@@ -211,7 +216,7 @@ def bad_client(edge: int) -> int:
     return edge * NUM_CLIENTS + edge % NUM_CLIENTS
 
 
-@pytest.mark.parametrize("scheme", [PerCluster(), Shared()], ids=["isolated", "shared"])
+@pytest.mark.parametrize("scheme", first(1, [PerCluster(), Shared()]), ids=["isolated", "shared"])
 def test_thompson_sampling_drops_a_client_with_wrong_labels(scheme: Personalization) -> None:
     """One client of each edge trains on wrong labels; p = 0.5, five edges, two seeds: ten posteriors to look at.
 

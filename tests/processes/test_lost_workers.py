@@ -40,6 +40,7 @@ def laid_out(parent: Path) -> list[RunFolder]:
     return [point.folder for point in points]
 
 
+@pytest.mark.full
 def test_a_killed_sweep_worker_costs_only_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders, undisturbed = laid_out(tmp_path / "killed"), laid_out(tmp_path / "whole")
     for _ in sweep.run_all(undisturbed, ALONE, 1):
@@ -70,6 +71,7 @@ def live(folder: str) -> None:
     Path(folder, "done").touch()
 
 
+@pytest.mark.full
 def test_a_run_that_always_kills_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_run_that_always_kills_its_worker_is_given_up_and_the_others_go_on(
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.full
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """Else they would play on for minutes, and the same command would be refused meanwhile."""
     words = ["sweep", "hierfavg", "--rounds", "50000", "--seed", "0", "--seed", "1", "--jobs", "2", "--out", "s"]
@@ -123,6 +126,7 @@ class Deadly(nn.Module):
         return logits
 
 
+@pytest.mark.full
 def test_what_dies_with_a_worker_of_the_torch_trainer_is_done_again_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

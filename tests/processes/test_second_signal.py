@@ -64,6 +64,7 @@ def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]],
     assert not (tmp_path / "a" / "rounds.jsonl").read_bytes()
 
 
+@pytest.mark.full
 @LINUX
 @pytest.mark.parametrize(
     "words",

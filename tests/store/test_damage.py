@@ -19,9 +19,8 @@ from fedbac.runs import checkpoints
 from fedbac.runs.configure import experiment_in
 from fedbac.runs.play import finish, play, play_folder
 from fedbac.runs.store import Run, RunFolder
+from tests.covering import first
 from tests.store.damage import INPUTS, ROUNDS, STOPPED, Examples, complaint, damage, play_examples, weights
-
-EACH = 30
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +56,11 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["finished", "stopped"])
-def test_random_damages_are_noticed_or_change_nothing(name: str, examples: Examples, tmp_path: Path) -> None:
-    for seed in range(EACH):
+@pytest.mark.parametrize("seeds", first(1, [range(10), range(10, 30)]))
+def test_random_damages_are_noticed_or_change_nothing(
+    name: str, seeds: range, examples: Examples, tmp_path: Path
+) -> None:
+    for seed in seeds:
         rng = Random(f"{name} {seed}")
         folder = tmp_path / str(seed)
         shutil.copytree(examples.folders[name], folder)
@@ -270,6 +272,29 @@ def test_what_processes_left_is_removed_at_the_next_start(stopped: Path, example
     assert not [file for file in left if file.exists() and "000004" not in file.name]
     assert {file.name[6:12] for file in place.iterdir()} == {f"{ROUNDS - 1:06d}", f"{ROUNDS:06d}"}
     assert own.exists()
+
+
+def test_a_manifest_without_a_checksum_is_not_believed_among_records_that_have_them(
+    stopped: Path, examples: Examples, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever strips the checksum could make the manifest say anything."""
+    *earlier, newest = sorted((stopped / "checkpoint").glob("*.json"))
+    strip(newest)
+    last = json.loads(earlier[-1].read_text())["round"]
+    untouched = Path(shutil.copytree(stopped, stopped.with_name("all")))
+    assert_resumes(stopped, examples)
+    assert f"the checkpoint is not one of these records; resuming from round {last}" in caplog.text
+    for file in earlier:
+        strip(untouched / "checkpoint" / file.name)
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used \(.*not one of these records"):
+        resumed(untouched)
+
+
+def strip(manifest: Path) -> None:
+    """Take the checksum off a manifest, and leave the rest as it is."""
+    stated = json.loads(manifest.read_text())
+    del stated["check"]
+    manifest.write_text(json.dumps(stated))
 
 
 # ---------------------------------------------------------------------------------------- folders of before

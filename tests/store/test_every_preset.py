@@ -1,4 +1,4 @@
-"""Every preset resumes exactly, with compressed links and clients that drop out; also on a GPU, if there is one.
+"""Every preset resumes exactly, with noisy, compressed links and clients that drop out; also on a GPU, if there is one.
 
 Three rounds, stopped after two: policies have measured, moved members and kept memories by then, and a personal part
 has been trained and saved.
@@ -15,11 +15,15 @@ from fedbac.core.world import World
 from fedbac.data import toy
 from fedbac.runs.configure import Inputs
 from fedbac.runs.play import play
+from tests.covering import presets
 from tests.support import NO_GPU, without
 from tests.unit.tiny import tiny_task
 
 HARD = World(dropout=0.3, availability=0.9)
-LINKS = ("method.links.client_up.kind=top_k", "method.links.cloud_down.kind=eight_bits")
+LINKS = (
+    "method.links.client_up=[{kind: clip, norm: 9}, {kind: noise, multiplier: 1e-3}, top_k]",
+    "method.links.cloud_down.kind=eight_bits",
+)
 
 
 def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -> tuple[Any, Any]:
@@ -35,7 +39,7 @@ def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -
     return resumed.records, list(play(experiment, runtime=runtime, inputs=inputs))
 
 
-@pytest.mark.parametrize("preset", METHODS)
+@pytest.mark.parametrize("preset", presets())
 def test_a_preset_resumes_exactly(preset: str, tmp_path: Path) -> None:
     resumed, whole = interrupted_and_whole(preset, tmp_path, "cpu")
     assert without(resumed) == without(whole)

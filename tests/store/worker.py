@@ -40,6 +40,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "apfl": ("method.selection.fraction=0.5",),
     "fedala": (),
     "fedrod": (),
+    "scaffold": ("method.selection.fraction=0.5", "task.training.schedule=cosine", "task.training.warmup_rounds=2"),
+    "mtgc": ("method.selection.fraction=0.7",),
+    "local": ("task.training.optimizer=adamw", "task.training.momentum_state=reset"),
     "singletons": ("method.personalization={kind: late_head, last: 4}",),
 }
 """Methods whose state is of another make: one site, parts of edges and of clients, clusters that split, numbers of no

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac.config.experiment import Training
+from fedbac.config.training import AdamW, Training
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Teachers, Train, Trained, Trainer
@@ -166,9 +166,15 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                 }
                 for part in phase.moves
             ]
-            optimizer = torch.optim.SGD(groups, lr=request.learning_rate, momentum=training.momentum)
+            adam = training.optimizer
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                groups, lr=request.learning_rate, momentum=training.momentum
+            )
+            if isinstance(adam, AdamW):
+                betas = adam.beta1, adam.beta2
+                optimizer = torch.optim.AdamW(groups, lr=request.learning_rate, betas=betas, eps=adam.epsilon)
             moved = [(part, name, p) for part in phase.moves for name, p in parameters(part).items()]
-            if training.momentum:
+            if training.momentum and not isinstance(adam, AdamW):
                 for part, name, p in moved:
                     optimizer.state[p]["momentum_buffer"] = velocity[part][name].clone()
             terms = phase.terms or scheme.terms
@@ -200,8 +206,11 @@ def naive(federation: Federation, scheme: Personalization, request: Train, row: 
                     scopes = [[*chain(*moving)]] if training.clip_scope == "joint" else moving
                     for scope in scopes:
                         nn.utils.clip_grad_norm_(scope, training.clip_norm)
+                for part, name, p in moved:
+                    if p.grad is not None and name in request.shift.get(part, {}):
+                        p.grad += request.shift[part][name][row].cpu()
                 optimizer.step()
-            if training.momentum:
+            if training.momentum and not isinstance(adam, AdamW):
                 for part, name, p in moved:
                     velocity[part][name] = optimizer.state[p]["momentum_buffer"]
     learned = anatomy.split({network: module.state_dict() for network, module in modules.items()})
@@ -258,6 +267,7 @@ def check(
     scheme: Personalization,
     request: Train,
     known: list[Outcome] | None = None,
+    close: float = 1e-5,
 ) -> None:
     """Compare what a trainer made of a request with what the naive one makes, client by client."""
     template = federation.network
@@ -267,7 +277,7 @@ def check(
         for part, params in expected.weights.items():
             assert set(trained.parts_C[part]) == set(params)
             for name, value in params.items():
-                torch.testing.assert_close(trained.parts_C[part][name][row].cpu(), value, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(trained.parts_C[part][name][row].cpu(), value, rtol=close, atol=close)
         assert trained.loss_C[row] == pytest.approx(expected.loss, rel=1e-5)
         if trained.square_C is not None:
             assert trained.square_C[row] == pytest.approx(expected.square, rel=1e-5)

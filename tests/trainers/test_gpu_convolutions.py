@@ -37,6 +37,7 @@ def near(found: Tensor, right: Tensor, mode: Mode) -> None:
     assert error < FAR[mode]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "where"),

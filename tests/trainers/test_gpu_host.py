@@ -15,9 +15,8 @@ from fedbac.core.parts import Parts
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
-from fedbac.local.foresight import Foresight
 from fedbac.local.scoring import Layout
-from fedbac.local.visits import LANES, VisitTable, shared_out
+from fedbac.local.visits import LANES, Visits, VisitTable, shared_out
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question
@@ -115,7 +114,7 @@ def test_batches_of_a_phase_are_those_of_the_loop(pair: tuple[OnHost, LoopTraine
     examples, epochs = pair[2].examples, 3
     asked = [order((0, 1, 2), {}, 3, 1), order((3, 4), {}, 5, 0)]
     jobs = [(request, client) for request in asked for client in request.clients]
-    table = VisitTable(examples, jobs, epochs, Foresight(examples))
+    table = VisitTable(examples, jobs, epochs, Visits(examples))
     assert sum(lane.active[0] for lane in table.lanes) == len(jobs)
     for row, (first, size, used, per_epoch) in enumerate(table.jobs.tolist()):
         request, client = jobs[table.order[row]]

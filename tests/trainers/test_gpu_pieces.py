@@ -20,6 +20,7 @@ def load(device: str) -> Any:
     return Module if device == "cuda" else EmulatedModule
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("channels", "size"), [(4, 48), (1, 140), (9, 7), (40, 6)])
@@ -58,7 +59,7 @@ def test_a_step_clips_coasts_decays_and_pulls(joint: bool, device: str, monkeypa
     def draw() -> list[Tensor]:
         return [torch.randn(clients, *size).to(device) for size in sizes]
 
-    weights, velocities, gradients, anchors = draw(), draw(), draw(), draw()
+    weights, velocities, gradients, anchors, shifts = draw(), draw(), draw(), draw(), draw()
     pulls = [(0.0, 0.0), (0.1, 0.5), (0.2, 0.3)]  # decay and penalty
     scopes = [0, 0, 0] if joint else [0, 1, 1]
     counts, rates = torch.tensor([4, 0, 2]).to(device), torch.tensor([0.1, 0.2, 0.3]).to(device)
@@ -75,11 +76,18 @@ def test_a_step_clips_coasts_decays_and_pulls(joint: bool, device: str, monkeypa
                 weight, velocity = expected[n]
                 velocity[client] *= 0.9
                 velocity[client] += pushed[n] * min(1.0, 2.0 / (float(norm) + 1e-6)) + pulls[n][0] * weight[client]
+                velocity[client] += shifts[n][client] if n == 2 else 0.0
                 weight[client] -= rates[client] * velocity[client]
     update.step(
         [
             update.Weights(
-                weights[n], velocities[n], gradients[n], anchors[n] if n == 1 else None, *pulls[n], scopes[n]
+                weights[n],
+                velocities[n],
+                gradients[n],
+                anchors[n] if n == 1 else None,
+                shifts[n] if n == 2 else None,
+                *pulls[n],
+                scopes[n],
             )
             for n in range(3)
         ],

@@ -82,6 +82,7 @@ OPTIONS = {"plain": (16, False, 0), "crops": (13, False, 2), "floats": (64, True
 EMULATED = [
     ("odd sizes", Additive(), "crops"),
     ("one convolution", Shared(), "floats"),
+    ("many channels", Personal(), "plain"),
     ("three convolutions", Shared(), "plain"),
     ("large kernels", Additive(), "plain"),
     ("kernel of one", Shared(), "crops"),
@@ -91,17 +92,17 @@ EMULATED = [
     ("wide layer, few inputs", Shared(), "plain"),
     ("odd sizes", Layered(in_turns=True), "crops"),
     ("three convolutions", Layered(in_turns=True), "plain"),
-    ("many channels", Personal(), "plain"),
 ]
-"""Enough to meet every branch; with a GPU all combinations are tested."""
+"""Enough to meet every branch; ``make test`` takes the first three. With a GPU all combinations are tested."""
 
 
 @pytest.mark.parametrize(
     ("name", "scheme", "option", "path"),
     [
-        *(pytest.param(*case, "emulated", marks=NO_COMPILER) for case in EMULATED),
+        *(pytest.param(*case, "emulated", marks=NO_COMPILER) for case in EMULATED[:3]),
+        *(pytest.param(*case, "emulated", marks=[NO_COMPILER, pytest.mark.full]) for case in EMULATED[3:]),
         *(
-            pytest.param(name, scheme, option, "fused", marks=NO_GPU)
+            pytest.param(name, scheme, option, "fused", marks=[NO_GPU, pytest.mark.full])
             for name in SHAPES
             for scheme in (Shared(), Additive(), Personal(), Layered(in_turns=True))
             for option in OPTIONS
@@ -132,6 +133,7 @@ def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalizat
         np.testing.assert_array_equal(mine_.accuracy_VG, theirs_.accuracy_VG)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", [pytest.param("emulated", marks=NO_COMPILER), pytest.param("fused", marks=NO_GPU)])
 @pytest.mark.parametrize("scheme", [Additive(), Layered(in_turns=True)], ids=lambda scheme: scheme.kind)
 def test_lanes_change_no_bit(path: str, scheme: Personalization, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def test_what_rests_after_it_has_moved_is_still_sent_to_clients_but_does_not_com
     assert links[6] == {"down": {"body", "head"}, "up": {"body"}}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("running", [(0,), (1,)])
 def test_trainers_run_the_phases_that_are_asked_for_and_no_other(path: str, running: tuple[int, ...]) -> None:
@@ -98,6 +99,6 @@ def test_requests_of_different_phases_are_not_trained_together() -> None:
     federation, scheme = setting(), InTurns()
     (first, second, *_) = requests(federation, scheme)
     trainer = make("loop", federation, scheme)
-    stages = stages_of(trainer.anatomy, federation.network, federation.examples.training)  # type: ignore[attr-defined]
+    stages = stages_of(trainer.anatomy, federation.examples.training)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="cannot be trained together"):
         stages_now(stages, [first, replace(second, phases=(0,))])

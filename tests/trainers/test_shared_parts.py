@@ -67,6 +67,7 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), *head)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("in_turns", [False, True])
 def test_a_body_of_convolutions_is_handed_on_with_its_momentum(path: str, in_turns: bool) -> None:

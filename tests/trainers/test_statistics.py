@@ -26,6 +26,7 @@ def assert_same_learning(one: Trained, other: Trained) -> None:
     np.testing.assert_array_equal(one.loss_C, other.loss_C)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("option", [{}, {"drop_last": True, "batch_size": 4}, {"batch_size": 64}], ids=str)
 @pytest.mark.parametrize("name", STEPS)

@@ -37,6 +37,7 @@ def taught(federation: Federation, scheme: Taught, temperature: float = 2.0) -> 
     ]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=str)

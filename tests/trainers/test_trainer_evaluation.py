@@ -77,6 +77,7 @@ def direct(federation: Federation, scheme: Personalization, model: Parts, split:
         return [loss.item(), float((logits.argmax(1).numpy() == y[rows]).mean())]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("scheme", [Shared(), PerCluster(), Additive(), Personal(), Layered()], ids=lambda s: s.kind)
 @pytest.mark.parametrize("chunk", [4, 4096])

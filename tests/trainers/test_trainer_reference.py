@@ -51,6 +51,7 @@ def expected(name: str, option: str) -> tuple[Federation, list[Train], list[list
     return federation, asked, outcomes
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "option"), CASES)
 def test_trainers_train_as_the_naive_reference(path: str, name: str, option: str) -> None:
@@ -112,6 +113,7 @@ def test_rounds_and_edge_rounds_visit_in_another_order() -> None:
         check(trainer.train([request])[0], federation, scheme, request)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -146,6 +148,7 @@ def test_momentum_that_persists_over_two_rounds(path: str, name: str) -> None:
         assert distance(trained.parts_C, forgetful.parts_C) > 1e-3
 
 
+@pytest.mark.full
 def test_the_pool_computes_what_the_loop_computes_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbac.local.pool.START_SECONDS", 0)
     scheme = SCHEMES["additive_loss"]

@@ -105,33 +105,36 @@ def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_tr
         assert distance(one.parts_C, other.parts_C) == 0
 
 
-def test_weights_that_the_users_network_holds_still_stay() -> None:
-    def build() -> nn.Module:
-        network = Regular()
-        network.conv.requires_grad_(False)
-        return network
-
-    federation = setting(Shared(), user=build)
-    (request, *_) = requests(federation, Shared())
-    trained = LoopTrainer(federation.network, Shared(), federation.examples).train([request])[0]
-    conv = trained.parts_C["global"]["conv.weight"]
-    torch.testing.assert_close(conv, request.bank["global"]["conv.weight"].expand_as(conv))
-
-
+@pytest.mark.covering
 @pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("vmap-cuda", marks=NO_GPU)])  # our kernels refuse it
 @pytest.mark.parametrize("scope", ["joint", "per_network"])
-@pytest.mark.parametrize("scheme", [Layered(in_turns=True), Branched(in_turns=True)], ids=lambda scheme: scheme.kind)
-@pytest.mark.parametrize("frozen", ["body", "head", "all"])
-def test_a_phase_may_move_only_what_the_user_froze(frozen: str, scheme: Personalization, scope: str, path: str) -> None:
-    """Then it changes nothing, and the loss is told as ever."""
-
+@pytest.mark.parametrize("scheme", [Additive(), Layered(in_turns=True), Branched(in_turns=True)], ids=lambda s: s.kind)
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_frozen_weights_belong_to_no_part_and_all_networks_share_them(
+    frozen: int, scheme: Personalization, scope: str, path: str
+) -> None:
     def build() -> nn.Module:
-        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
-        for name, layer in (("body", network[1]), ("head", network[3])):
-            layer.requires_grad_(frozen not in (name, "all"))
-        return network
+        layers = [nn.Linear(64, 6), nn.Linear(6, 5), nn.Linear(5, 4)]
+        layers[frozen].requires_grad_(False)
+        return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
     federation = setting(scheme, user=build, clip_norm=0.4, clip_scope=scope)
+    held, free = (next(v for v in federation.build(i).parameters() if not v.requires_grad) for i in (0, 1))
+    assert held is free, "networks of a run that start from other weights share those that are frozen"
     asked = [with_momentum(request, None, federation) for request in requests(federation, scheme)]
+    number = (1, 3, 5)[frozen]
     for request, trained in zip(asked, make(path, federation, scheme).train(asked), strict=True):
         check(trained, federation, scheme, request)
+        assert not any(name.startswith(f"{number}.") for part in trained.parts_C.values() for name in part)
+
+
+def test_a_part_of_which_all_is_frozen_is_refused() -> None:
+    def build() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
+        network[1].requires_grad_(False)
+        return network
+
+    scheme = Layered()
+    federation = setting(Shared(), user=build)
+    with pytest.raises(ConfigError, match="only 1 that are not frozen"):
+        LoopTrainer(federation.network, scheme, federation.examples)

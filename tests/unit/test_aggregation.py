@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedbac.core import trees
-from fedbac.core.aggregation import BLOCK, EdgeAverage, average_by_owner, begin_look
+from fedbac.core.aggregation import BLOCK, EdgeAverage, average_by_owner
 from fedbac.core.parts import Params, Parts
 
 NAN = float("nan")
@@ -100,41 +100,6 @@ def test_where_nobody_is_left_the_row_stays() -> None:
     average = edge_average({"global": rows(NAN, 2.0)}, [1, 1], [1.0, NAN])
     assert average.bank["global"]["w"].tolist() == [0.0]
     assert average.weight["global"].tolist() == [0]
-
-
-@pytest.mark.parametrize("num", [5, 2 * BLOCK + 22])
-@pytest.mark.parametrize("broken", ["nobody", "a weight", "a loss"])
-def test_an_average_that_was_foreseen_has_the_same_bits_and_counts_nobody_who_broke_down(num: int, broken: str) -> None:
-    rng = np.random.default_rng(0)
-    w = torch.from_numpy(rng.normal(size=(num, 7)).astype(np.float32))
-    size_C, loss_C = rng.integers(1, 500, num), rng.random(num)
-    w[3, 2] = NAN if broken == "a weight" else w[3, 2]
-    loss_C[3] = NAN if broken == "a loss" else loss_C[3]
-    parts: Parts = {"global": {"w": w}, "cluster": {"w": 2 * w}, "own": {"w": 3 * w}}
-    row_C = {"global": np.zeros(num, dtype=int), "cluster": rng.integers(0, 3, num), "own": rng.permutation(num)}
-    bank = {part: {"w": torch.zeros(int(row_C[part].max()) + 1, 7)} for part in parts}
-    plain, ahead = EdgeAverage(size_C, bank, row_C), EdgeAverage(size_C, bank, row_C)
-    ahead.foresee(parts)
-    begin_look([ahead])()
-    assert ahead.ahead is not None
-    foreseen = ahead.ahead.bank
-    for average in (plain, ahead):
-        average.add(parts, loss_C)
-    assert (ahead.bank is foreseen) == (broken == "nobody"), "what was foreseen is used where it is true"
-    assert ahead.healthy_C.tolist() == plain.healthy_C.tolist() == [broken == "nobody" or i != 3 for i in range(num)]
-    np.testing.assert_array_equal(ahead.loss_C, plain.loss_C)
-    for part in parts:
-        assert torch.equal(ahead.bank[part]["w"], plain.bank[part]["w"])
-        assert ahead.weight[part].tolist() == plain.weight[part].tolist()
-
-
-def test_what_was_foreseen_of_other_clients_is_not_used() -> None:
-    """As when memory ran out and the clients come again, a few at a time."""
-    average = EdgeAverage(np.array([1, 1]), {"global": rows(0.0)}, {"global": np.array([0, 0])})
-    average.foresee({"global": rows(50.0, 70.0)})
-    for value in (2.0, 4.0):
-        average.add({"global": rows(value)}, np.ones(1))
-    assert average.bank["global"]["w"].tolist() == [3.0]
 
 
 def test_one_client_is_its_own_average() -> None:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from fedbac import LateHead
 from fedbac.clustering import Fixed
-from fedbac.config.experiment import Method
+from fedbac.config.experiment import Experiment, Method
 from fedbac.core.parts import Personalization
 from fedbac.core.rng import stream
 from fedbac.data import toy
 from fedbac.engines import Simulator
+from fedbac.engines.prefetch import Prepared
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Shared
 from fedbac.rounds import common as common_module
@@ -23,8 +24,7 @@ from fedbac.rounds.cloud import Round, rounds
 from fedbac.rounds.common import Common, moment_of
 from fedbac.rounds.survey import weighted
 from fedbac.topology import Hierarchical
-from tests.engines.test_expecting import loop, played, setting
-from tests.engines.test_pausing import Diary
+from tests.engines.queueing import Diary, loop, played, setting
 from tests.schemes import InTurns, Warmed
 from tests.support import PLAIN_SGD, deal, prepare
 
@@ -32,15 +32,15 @@ from tests.support import PLAIN_SGD, deal, prepare
 def test_what_was_asked_of_a_round_is_there_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, federation = setting()
     site = federation.sites[0]
-    now = Common(experiment, 3)
+    now = Prepared(experiment, 3)
     now.stream("selection", 0, site.index)
     now.seconds(site, 100, 200)
     expected = stream(experiment.seed, "selection", 4, 0, site.index).random(5)
     seconds_N = Common(experiment, 4).seconds(site, 100, 200)
 
-    following = now.following()
+    following = Prepared(experiment, 4, now)
     monkeypatch.setattr(common_module, "stream", lambda *_: pytest.fail("drawn again"))
-    assert (following.round, following.rate) == (4, experiment.task.training.rate(4))
+    assert (following.round, following.rate) == (4, experiment.task.training.rate(4, experiment.task.rounds))
     np.testing.assert_array_equal(following.stream("selection", 0, site.index).random(5), expected)
     np.testing.assert_array_equal(following.seconds(site, 100, 200), seconds_N)
 
@@ -73,9 +73,9 @@ def test_the_cloud_is_told_of_the_batches_that_clients_really_train_on(
 
 def test_a_stream_is_fresh_whenever_it_is_asked_for() -> None:
     experiment, _ = setting()
-    following = Common(experiment, 3)
-    following.stream("selection", 1, 2)
-    following = following.following()
+    before = Prepared(experiment, 3)
+    before.stream("selection", 1, 2)
+    following = Prepared(experiment, 4, before)
     first, second = (following.stream("selection", 1, 2).random(5) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
@@ -84,13 +84,14 @@ def test_a_device_is_given_rounds_that_were_worked_out_while_it_was_busy(monkeyp
     experiment, federation = setting()
     plain, _ = played(experiment, federation, loop(experiment, federation))
     ahead: list[int] = []
-    following = Common.following
+    prepare_round = Prepared.__init__
 
-    def noted(self: Common) -> Common:
-        ahead.append(self.round + 1)
-        return following(self)
+    def noted(self: Prepared, experiment: Experiment, round_: int, before: Prepared | None = None) -> None:
+        prepare_round(self, experiment, round_, before)
+        if before is not None:
+            ahead.append(round_)
 
-    monkeypatch.setattr(Common, "following", noted)
+    monkeypatch.setattr(Prepared, "__init__", noted)
     records, _ = played(experiment, federation, Diary(loop(experiment, federation)))
     assert ahead == list(range(2, experiment.task.rounds + 1))
     timeless = [[{k: v for k, v in record.items() if k != "seconds"} for record in some] for some in (records, plain)]
@@ -101,7 +102,7 @@ def test_sites_that_hold_the_same_rows_are_sent_the_same_object() -> None:
     experiment, federation = setting()
     edges = Simulator(experiment, federation.sites, loop(experiment, federation))
     state = start(experiment, federation.build, federation.sites)
-    orders = Round(experiment, federation.sites, edges, 1).begin(state).orders
+    orders = Round(experiment, federation.sites, edges, 1).order(state).orders
     for part, spec in experiment.method.personalization.parts.items():
         owners = {id(order.bank[part]): tuple(order.owner_R[part]) for order in orders}
         assert len(owners) == len(set(owners.values())), "one object for the same owners"

@@ -31,6 +31,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.config.explain import changes_of, override, parse
 from fedbac.models import Custom
 from fedbac.runs import play
+from tests.covering import presets
 from tests.unit.tiny import tiny_run, tiny_task
 
 # ------------------------------------------------------------------------------------------- what is refused
@@ -236,7 +237,7 @@ def through_yaml(experiment: Experiment) -> Experiment:
     return parse(Experiment, yaml.safe_load(yaml.safe_dump(experiment.model_dump(mode="json"))))
 
 
-@pytest.mark.parametrize("preset", METHODS)
+@pytest.mark.parametrize("preset", presets())
 def test_every_preset_on_every_task_survives_a_file(preset: str) -> None:
     for name, task in TASKS.items():
         experiment = configure(preset, name, seed=3)
@@ -307,8 +308,9 @@ def test_presets_differ_and_are_what_their_names_say() -> None:
 def test_learning_rate_decays_from_the_second_round() -> None:
     """C.5: η_t = 0.01 · 0.995^(t−1)."""
     training = Training()
-    assert training.rate(1) == 0.01
-    assert training.rate(3) == pytest.approx(0.01 * 0.995**2)
+    assert training.rate(1, 100) == 0.01
+    assert training.rate(3, 100) == 0.01 * 0.995**2
+    assert Training(schedule="constant").rate(100, 100) == 0.01
 
 
 # -------------------------------------------------------------------------------------------------------- override

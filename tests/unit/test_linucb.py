@@ -66,6 +66,7 @@ class PlainLinUCB:
         return next(k for k in range(self.K) if score[k] >= max(score) - 1e-12)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("updates", ["snapshot", "sequential"])
 @pytest.mark.parametrize(
     ("period", "tau_norm", "start"), [(20, 20, "round_robin"), (1, 20, "uniform"), (3, 2, "uniform")]

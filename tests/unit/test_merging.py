@@ -124,7 +124,7 @@ def test_at_the_parting_everybody_takes_the_network_of_all_along(trained: list[f
     assert label_N.tolist() == [0, 1, 2]
     assert origin_KJ is not None
     np.testing.assert_array_equal(origin_KJ, [[1, 0, 0]] * 3)
-    assert policy.gaps(policy.init(3), seen).gap_GG.tolist() == [[0]]
+    assert policy.shown(policy.init(3), seen)["gaps"]["gap"] == [[0]]
     assert policy.ask(state, Moment(3, 20, steps=1)) is None, "at first, all would look alike"
 
 
@@ -366,10 +366,10 @@ def test_gaps_for_the_record_are_those_it_merges_by() -> None:
     loss = np.array([[1.0, 1.1, 1.9], [1.1, 1.0, 1.9], [1.9, 1.9, 1.0]])
     policy, seen = Merging(), evidence([0, 1, 2], loss)
     state = policy.init(3)
-    label_G, gap_GG, limit = policy.gaps(state, seen)
-    assert label_G.tolist() == [0, 1, 2]
-    np.testing.assert_allclose(gap_GG, [[0, 0.1, 0.9], [0.1, 0, 0.9], [0.9, 0.9, 0]], atol=1e-12)
-    assert limit == pytest.approx(0.25 - 0.01 / 0.25)
+    shown = policy.shown(state, seen)["gaps"]
+    assert shown["clusters"] == [0, 1, 2]
+    assert shown["gap"] == [[0, 0.1, 0.9], [0.1, 0, 0.9], [0.9, 0.9, 0]]
+    assert shown["limit"] == pytest.approx(0.25 - 0.01 / 0.25)
     _, (label_N, _) = policy.act(state, seen, stream(0, "act"))
     assert label_N.tolist() == [0, 0, 2]
 
@@ -378,7 +378,7 @@ def test_the_limit_of_gaps_falls_with_what_was_learned() -> None:
     policy = Merging()
     A_FF, b_F = bandits.ridge_update(np.eye(2), np.zeros(2), np.array([1.0, 0.1]), -0.05, 0.7)
     state = policy.init(3)._replace(A_FF=A_FF, b_F=b_F)
-    limit = policy.gaps(state, evidence([0, 1, 2], np.ones((3, 3)))).limit
+    limit = policy._limit(state)
     assert limit < 0.21
     assert policy._expected(state, np.array(limit)) == pytest.approx(policy.move_cost)
 
@@ -387,4 +387,5 @@ def test_the_gaps_of_the_benchmark_are_those_by_which_clusters_merge() -> None:
     loss_MM = np.array([[0.4, 0.9, 2.0], [0.7, 0.5, 1.9], [1.5, 2.2, 1.2]])
     policy = Merging()
     seen = evidence([0, 1, 2], loss_MM)
-    np.testing.assert_allclose(gaps(loss_MM, seen.num_classes)["λ"], policy.gaps(policy.init(3), seen).gap_GG)
+    found = policy.shown(policy.init(3), seen)["gaps"]["gap"]
+    np.testing.assert_allclose(gaps(loss_MM, seen.num_classes)["λ"], found, atol=5e-5)

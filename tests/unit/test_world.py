@@ -11,7 +11,9 @@ from fedbac.engines import Simulator
 from fedbac.rounds.attendance import attend, extended
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.metrics import total_bytes
 from fedbac.selection import Random
+from fedbac.topology import Flat, Hierarchical
 from tests.support import PLAIN_SGD, StubTrainer, play, prepare
 
 DATA, SHARDS, _ = planted_groups(3, 10, 2, train=10, validation=2, test=15)
@@ -91,6 +93,24 @@ def test_dropout_costs_downloads_and_leaves_the_average_to_the_others() -> None:
     stayed = [i for i in range(30) if i not in record["dropped"]]
     for value in after.parts["global"].values():  # StubTrainer: client i comes back with weights i; sizes are equal
         np.testing.assert_allclose(value.numpy(), np.mean(stayed), rtol=1e-5)
+
+
+@pytest.mark.parametrize("topology", [Hierarchical(), Flat()], ids=lambda topology: topology.kind)
+def test_a_round_also_takes_what_the_links_to_the_cloud_take(topology: Hierarchical | Flat) -> None:
+    """Each edge has a link of its own; where there are no edges, nothing passes one."""
+    slow, fast = 0.01, 0.04
+    seconds = {}
+    for megabits in (slow, fast):
+        world = World(megabits_cloud=megabits)
+        experiment, federation = prepare(Method(name="test", topology=topology), DATA, SHARDS, num_rounds=1)
+        experiment = experiment.model_copy(update={"task": experiment.task.model_copy(update={"world": world})})
+        edges = Simulator(experiment, federation.sites, StubTrainer())
+        state = start(experiment, federation.build, federation.sites)
+        record, _ = next(rounds(experiment, federation.sites, edges, state))
+        seconds[megabits] = record["simulated_seconds"]
+    megabits_each = 8e-6 * total_bytes(record["bytes"]["cloud"]) / len(SHARDS.clients)
+    assert (megabits_each > 0) == (topology.tiers == 3)
+    assert seconds[slow] - seconds[fast] == pytest.approx(megabits_each / slow - megabits_each / fast, abs=1e-9)
 
 
 def test_who_is_away_is_not_selected() -> None:

@@ -5,14 +5,14 @@ All losses are counted in units of what an edge has learned so far or has still 
 """
 
 import math
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from fedbac.clustering.fixed import start_labels
 from fedbac.core import bandits
-from fedbac.core.policies import Assignment, Gaps
+from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
 from fedbac.core.rng import Rng
 from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
@@ -222,12 +222,13 @@ class Merging(Settings):
             groups = [*groups[:a], np.concatenate([groups[a], groups[b]]), *groups[a + 1 : b], *groups[b + 1 :]]
         return [(groups[g], gap) for g, gap in merged.items()]
 
-    def gaps(self, state: MergingState, evidence: Evidence) -> Gaps:
+    def shown(self, state: MergingState, evidence: Evidence) -> dict[str, Any]:
         """Return the gaps between the clusters in use, and the largest at which merging is still expected to pay."""
         label_G = np.unique(evidence.labels)
         groups = [np.flatnonzero(evidence.labels == k) for k in label_G]
-        together = _are_together(state)
-        return Gaps(label_G, np.zeros((1, 1)) if together else self._gaps(state, groups, evidence), self._limit(state))
+        gap_GG = np.zeros((1, 1)) if _are_together(state) else self._gaps(state, groups, evidence)
+        short = [[round(gap, 4) if math.isfinite(gap) else None for gap in row] for row in gap_GG.tolist()]
+        return {"gaps": {"clusters": label_G.tolist(), "gap": short, "limit": round(self._limit(state), 4)}}
 
     def _limit(self, state: MergingState) -> float:
         """Solve expected gain = move_cost for the gap; the gain is the lesser of two lines, and one falls."""

@@ -1,6 +1,8 @@
 """Fields that hold one of several registered kinds, or any object of the user's that follows the protocol."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -13,12 +15,38 @@ from fedbac.errors import ConfigError, quoted, unknown
 
 
 class Choice:
-    """Annotation of a field whose value is chosen by its ``kind``; ``register`` adds a kind of the user's."""
+    """Annotation of a field whose value is chosen by its ``kind``; ``register`` adds a kind of the user's.
 
-    def __init__(self, protocol: type, *builtin: type[Settings]) -> None:
-        self.protocol = protocol
-        self.builtin = builtin
-        self.kinds: dict[str, type[Settings]] = {kind_of(cls): cls for cls in builtin}
+    The module of the built-in kinds is imported when one is wanted: who only serves methods need not know any. As a
+    collection, it holds the names of its kinds.
+    """
+
+    def __init__(self, protocol: type, module: str, names: str) -> None:
+        self.protocol, self.module, self.names = protocol, module, names.split()
+
+    @cached_property
+    def builtin(self) -> tuple[type[Settings], ...]:
+        """The kinds that are always there."""
+        module = import_module(self.module)
+        return tuple(getattr(module, name) for name in self.names)
+
+    @cached_property
+    def kinds(self) -> dict[str, type[Settings]]:
+        """All kinds by their names."""
+        return {kind_of(cls): cls for cls in self.builtin}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self.kinds
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def default(self, **fields: Any) -> Any:
+        """Return the first kind, with these fields."""
+        return self.builtin[0](**fields)
 
     def register(self, cls: type[Settings]) -> type[Settings]:
         """Make a class of the user's known by its kind, so that configurations that name it can be read."""

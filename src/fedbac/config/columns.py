@@ -1,110 +1,111 @@
-"""The columns of a method, and the kinds that each may be chosen from."""
+"""The columns of a method and its links, and the kinds that each may be chosen from; the first is the default."""
 
 from collections.abc import Collection
+from typing import Annotated, Any
 
-from fedbac.clustering import (
-    Agglomerative,
-    CosineSplits,
-    Fixed,
-    GaussianRewards,
-    KMeans,
-    LinUCB,
-    LowestLoss,
-    Merging,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
 from fedbac.config.choices import Choice
-from fedbac.core.codecs import Links
+from fedbac.core.codecs import Alteration, Chain, Transform, order_fault
 from fedbac.core.parts import Personalization
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.personalization import (
-    AdaptiveStart,
-    Additive,
-    Interpolated,
-    LateHead,
-    PerCluster,
-    Personal,
-    PersonalHead,
-    Shared,
-    TwoHeads,
-)
-from fedbac.selection import (
-    COCS,
-    Contextual,
-    CreditThompson,
-    LatencyUCB,
-    LossUCB,
-    Oort,
-    PowerOfChoice,
-    Random,
-    ResourceScore,
-    Sound,
-    Thompson,
-)
-from fedbac.sharing import (
-    Apart,
-    Blend,
-    Distill,
-    DistillAdaptive,
-    LeaveOneOut,
-    MeanThenApart,
-    OnceOverfitted,
-    PredictTowardsMean,
-    Similar,
-    TowardsMean,
-)
-from fedbac.topology import Flat, Hierarchical
+from fedbac.core.settings import Settings
 
-TOPOLOGY = Choice(Topology, Hierarchical, Flat)
+TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
 CLUSTERING = Choice(
-    ClusterPolicy, Fixed, LowestLoss, LinUCB, Merging, CosineSplits, Agglomerative, KMeans, GaussianRewards
+    ClusterPolicy,
+    "fedbac.clustering",
+    "Fixed LowestLoss LinUCB Merging CosineSplits Agglomerative KMeans GaussianRewards",
 )
 SELECTION = Choice(
     SelectionPolicy,
-    Random,
-    Thompson,
-    CreditThompson,
-    Sound,
-    PowerOfChoice,
-    LossUCB,
-    Oort,
-    LatencyUCB,
-    COCS,
-    ResourceScore,
-    Contextual,
+    "fedbac.selection",
+    "Random Thompson CreditThompson Sound PowerOfChoice LossUCB Oort LatencyUCB COCS ResourceScore Contextual",
 )
 SHARING = Choice(
     Sharing,
-    Apart,
-    TowardsMean,
-    OnceOverfitted,
-    PredictTowardsMean,
-    MeanThenApart,
-    LeaveOneOut,
-    Blend,
-    Similar,
-    Distill,
-    DistillAdaptive,
+    "fedbac.sharing",
+    "Apart TowardsMean OnceOverfitted PredictTowardsMean MeanThenApart LeaveOneOut Blend Similar Distill "
+    "DistillAdaptive",
 )
 PERSONALIZATION = Choice(
     Personalization,
-    Shared,
-    PerCluster,
-    Additive,
-    Personal,
-    Interpolated,
-    PersonalHead,
-    LateHead,
-    TwoHeads,
-    AdaptiveStart,
+    "fedbac.personalization",
+    "Shared PerCluster Additive Personal Interpolated PersonalHead LateHead TwoHeads AdaptiveStart "
+    "ControlVariates GroupCorrections DynamicPull",
 )
+LINKS = Choice(Transform, "fedbac.core.codecs", "TopK EightBits Clip GaussianNoise")
+
+
+def _in_a_row(value: Any) -> Any:
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _written(transforms: tuple[Transform, ...]) -> Any:
+    """Return a single transform as itself and none as null, which versions without chains read too."""
+    plain = [one.model_dump(mode="json") for one in transforms]
+    return plain if len(plain) > 1 else next(iter(plain), None)
+
+
+def _in_order(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+    if (fault := order_fault(transforms)) is not None:
+        raise ValueError(fault)
+    return transforms
+
+
+def _of_codecs(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+    for one in transforms:
+        if isinstance(one, Alteration):
+            raise ValueError(
+                f"{one.kind!r} alters what a sender contributes, but down goes the difference to what receivers have, "
+                "and the next difference would undo it; use it on client_up or cloud_up"
+            )
+    return transforms
+
+
+Transforms = Annotated[
+    tuple[Annotated[Transform, LINKS], ...],
+    Field(max_length=100),
+    BeforeValidator(_in_a_row),
+    AfterValidator(_in_order),
+    PlainSerializer(_written),
+]
+"""One transform or a list of them, in the order in which a change passes them."""
+
+
+class Links(Settings):
+    """What the four links of a method make of what is sent for training: a transform, or a list of them in their order.
+
+    Down, the difference to what the receivers already have is sent; up, the change by training. What a codec leaves out
+    is not lost: it is part of the next difference, or is added to the next change (error feedback). What ``clip`` cuts
+    and ``noise`` adds is for good; they go before codecs, and up only.
+    """
+
+    client_up: Transforms = ()
+    """What clients send to their edge."""
+    client_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
+    """What edges send to their clients."""
+    cloud_up: Transforms = ()
+    """What edges send to the cloud."""
+    cloud_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
+    """What the cloud sends to the edges."""
+
+    @property
+    def chains(self) -> dict[str, Chain]:
+        """The links that do something, by name."""
+        return {name: Chain.of(getattr(self, name)) for name in type(self).model_fields if getattr(self, name)}
+
 
 CHOSEN: dict[str, Collection[str]] = {
-    "topology": TOPOLOGY.kinds,
-    "clustering": CLUSTERING.kinds,
-    "selection": SELECTION.kinds,
-    "sharing": SHARING.kinds,
-    "personalization": PERSONALIZATION.kinds,
+    "topology": TOPOLOGY,
+    "clustering": CLUSTERING,
+    "selection": SELECTION,
+    "sharing": SHARING,
+    "personalization": PERSONALIZATION,
     "network": ("lenet5", "mlp", "custom"),
-    **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
+    "optimizer": ("sgd", "adamw"),
+    **dict.fromkeys(Links.model_fields, LINKS),
 }
 """The fields whose value is chosen by its kind."""

@@ -3,27 +3,35 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from fedbac.clustering import Fixed
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
-from fedbac.core.codecs import Links
-from fedbac.core.parts import Personalization, judged_parts
+from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.training import Training as Training
+from fedbac.core.codecs import Chain
+from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
-from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Gram, Loss, Query, Seconds, Split, Statistic
+from fedbac.core.queries import (
+    AT_CLOUD,
+    AT_EDGE,
+    FOR_SHARING,
+    Accuracy,
+    Gram,
+    Loss,
+    Query,
+    Seconds,
+    Slope,
+    Split,
+    Statistic,
+)
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
     MAX_CLIENTS,
     Edges,
-    Epochs,
     Examples,
-    IntArray,
     Name,
-    NonNegative,
-    Positive,
     Rounds,
     Seed,
     Settings,
@@ -32,50 +40,10 @@ from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.models import LeNet5, NetworkChoice
-from fedbac.personalization import Shared
-from fedbac.selection import Random
-from fedbac.sharing import Apart
-from fedbac.topology import Hierarchical
 
 MAX_PAIRS = 4_000_000
 """Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte for the one that keeps
 most."""
-
-
-class Training(Settings):
-    """Local SGD, the same for every method."""
-
-    epochs: Epochs = 5
-    """E, passes over the client's data per round."""
-    batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
-    """Not given in the paper (C.1)."""
-    drop_last: bool = False
-    """Leave out a last batch that is not full, unless it is the only one."""
-    learning_rate: Positive = 0.01
-    """η of the first round."""
-    learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
-    """η_t = η · decay^(t−1), constant within a round (C.5)."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of SGD, as in PyTorch."""
-    momentum_state: Literal["reset", "persist"] = "reset"
-    """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
-    weight_decay: NonNegative = 5e-4
-    """Weight decay of SGD, on every network."""
-    clip_norm: Positive | None = 1.0
-    """Largest norm of a gradient; null does not clip."""
-    clip_scope: Literal["per_network", "joint"] = "per_network"
-    """``per_network`` clips each network by its own norm, so each of two networks can step as far as a single one.
-    ``joint`` clips by one norm over all networks that are trained (C.3)."""
-
-    def rate(self, round_: int) -> float:
-        """Return η_t."""
-        return self.learning_rate * self.learning_rate_decay ** (round_ - 1)
-
-    def steps(self, size_N: IntArray) -> IntArray:
-        """Return the batches in one epoch over so many examples."""
-        full_N, rest_N = np.divmod(size_N, self.batch_size)
-        dropped_N = self.drop_last & (full_N > 0)
-        return full_N + ((rest_N > 0) & ~dropped_N)
 
 
 class Task(Settings):
@@ -103,8 +71,10 @@ class Task(Settings):
     """Devices, links, dropout and deadlines of clients; none by default."""
     network: NetworkChoice = LeNet5()
     """The network, of which a method may use several."""
+    frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
     training: Training = Training()
-    """How clients train: local SGD."""
+    """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
     """Accuracies for which rounds and bytes to reach them are reported."""
 
@@ -144,25 +114,27 @@ class Measurement(Settings):
     """Who holds the training and validation data that are measured on: decides which bytes are counted."""
 
 
-class Method(Settings):
+class Method(Settings, defer_build=True):
     """A row of Table I: one choice per column."""
 
     name: Name
     """What tables, reports and folders call the method."""
-    topology: Annotated[Topology, TOPOLOGY] = Hierarchical()
+    topology: Annotated[Topology, TOPOLOGY] = Field(default_factory=TOPOLOGY.default)
     """Where clients meet: at edges, or at the cloud."""
     unit: Literal["edge", "client"] = "edge"
     """What is clustered: sites with all their clients, or every client for itself."""
-    clustering: Annotated[ClusterPolicy, CLUSTERING] = Fixed(num_clusters=1)
+    clustering: Annotated[ClusterPolicy, CLUSTERING] = Field(
+        default_factory=partial(CLUSTERING.default, num_clusters=1)
+    )
     """The cluster of every member."""
-    selection: Annotated[SelectionPolicy, SELECTION] = Random()
+    selection: Annotated[SelectionPolicy, SELECTION] = Field(default_factory=SELECTION.default)
     """The clients that train."""
-    sharing: Annotated[Sharing, SHARING] = Apart()
+    sharing: Annotated[Sharing, SHARING] = Field(default_factory=SHARING.default)
     """What clusters give each other."""
-    personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
+    personalization: Annotated[Personalization, PERSONALIZATION] = Field(default_factory=PERSONALIZATION.default)
     """The networks that predict, and their owners."""
     links: Links = Links()
-    """How links compress what is sent for training; none by default."""
+    """What links make of what is sent for training; nothing by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
@@ -212,7 +184,7 @@ class Evaluation(Settings):
     test data, which with many clusters can cost more than training."""
 
 
-class Experiment(Settings):
+class Experiment(Settings, defer_build=True):
     """Everything that decides the numbers of a run."""
 
     seed: Seed = 0
@@ -233,6 +205,11 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
         checked_phases(method.personalization)
     except PolicyError as error:
         yield str(error)
+    if task.training.optimizer.kind != "sgd" and isinstance(method.personalization, Adjusting):
+        yield (
+            f"method.personalization {method.personalization.kind!r} works with how far SGD moves a weight; use "
+            "task.training.optimizer=sgd"
+        )
     num_sites = len(method.topology.sites(task.num_edges))
     num_members = num_sites if method.unit == "edge" else sum(task.clients())
     num_clusters = method.clustering.clusters(num_members)
@@ -267,6 +244,12 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     if getattr(method.sharing, "teaches", False):
         yield from _unteachable(method)
     yield from _unanswerable(method)
+    passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
+    if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:
+        yield (
+            f"method.links.cloud_up alters the edges' averages, but for {passed_on} with method.unit=client edges pass "
+            "on the update of every client as it is; alter those on method.links.client_up"
+        )
     for field in method.needs:
         if "validation" in method.splits(field) and task.partition.validation_fraction == 0:
             yield (

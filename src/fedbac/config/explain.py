@@ -77,7 +77,8 @@ def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, An
             if isinstance(child, str) and parent in CHOSEN:
                 child = node[parent] = {"kind": child}
             if not isinstance(child, dict):
-                raise ConfigError(f"{source}: {quoted(parent)} is a value, not a group of settings")
+                found = "a list; give all of it" if isinstance(child, list) else "a value, not a group of settings"
+                raise ConfigError(f"{source}: {quoted(parent)} is {found}")
             node = child
         if leaf == "kind" and value != node.get("kind"):
             node.clear()  # the settings of one kind mean nothing to another
@@ -92,9 +93,11 @@ def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _explain(cls: type[Settings], detail: Any, parent: str) -> str:
     # A choice puts its kind into the path; the user never wrote it there.
     # A field that takes two forms puts the form's own name into the path, as in clients_per_edge.constrained-int.
+    # A link puts the place in its list there.
     path = [parent] * bool(parent)
     for step in map(str, detail["loc"]):
-        if not (path and step in CHOSEN.get(path[-1], ())) and not step.startswith(("constrained-", "tuple[")):
+        chosen = CHOSEN.get(path[-1], ()) if path else ()
+        if not (chosen and (step in chosen or step.isdigit())) and not step.startswith(("constrained-", "tuple[")):
             path.append(step)
     where, value, message = ".".join(path) or cls.__name__.lower(), detail["input"], detail["msg"]
     if detail["type"] == "extra_forbidden":
@@ -120,6 +123,8 @@ def _fields_at(cls: type[Settings], path: Sequence[object]) -> list[str]:
             node = node["properties"][step]
         elif "discriminator" in node:
             node = {"$ref": node["discriminator"]["mapping"][step]}
+        elif "items" in node:
+            node = node["items"]
     return list(_resolve(schema, node).get("properties", {}))
 
 

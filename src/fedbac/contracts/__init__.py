@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedbac.contracts.clustering import check_clustering
+from fedbac.contracts.links import check_transform
 from fedbac.contracts.personalization import check_personalization
 from fedbac.contracts.selection import check_selection
 from fedbac.contracts.sharing import check_sharing
@@ -20,22 +21,25 @@ __all__ = [
     "check_selection",
     "check_sharing",
     "check_topology",
+    "check_transform",
 ]
 
 
 def check(policy: Any) -> None:
-    """Check a policy or scheme of any column, by the verb or field that only this column has."""
+    """Check a policy or scheme of any column, or a transform of links, by the verb or field that only these have."""
     column: dict[str, Callable[[Any], None]] = {
         "clusters": check_clustering,
         "phases": check_personalization,
         "sites": check_topology,
         "active": check_sharing,
         "fraction": check_selection,
+        "alter": check_transform,
+        "pack": check_transform,
     }
     for name, chosen in column.items():
         if hasattr(policy, name):
             return chosen(policy)
     raise AssertionError(
         f"{type(policy).__name__} belongs to no column: clustering has clusters(), personalization phases(), topology "
-        "sites(), sharing the field active, and selection the field fraction"
+        "sites(), sharing the field active, selection the field fraction, and a transform of links alter() or pack()"
     )

@@ -1,5 +1,6 @@
 """What every clustering policy promises the cloud."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedbac.contracts.common import (
     require,
 )
 from fedbac.core.answers import checked_ask, checked_assignment, checked_clusters, checked_labels
-from fedbac.core.policies import ClusterPolicy, Comparing
+from fedbac.core.policies import ClusterPolicy, Showing
 from fedbac.core.queries import AT_CLOUD, Accuracy, Ask, Evidence, Loss, Moment, Query, Seconds
 from fedbac.core.rng import stream
 
@@ -99,8 +100,8 @@ class _Cloud:
         return after
 
     def _act(self, state: Any, evidence: Evidence, world: World, t: int) -> tuple[Any, World]:
-        if isinstance(self.policy, Comparing):
-            self._check_gaps(state, evidence)
+        if isinstance(self.policy, Showing):
+            self._check_shown(state, evidence)
         with calling(self.who, "act()", state=state, evidence=evidence):
             answer = self.policy.act(state, evidence, stream(0, "act", t))
             pair = isinstance(answer, tuple) and len(answer) == 2 and not hasattr(answer, "_fields")
@@ -111,12 +112,14 @@ class _Cloud:
         check_same(self.who, "act()", answer, self.policy.act(state, evidence, stream(0, "act", t)), REPEATED)
         return after, world.moved(assignment.label_N)
 
-    def _check_gaps(self, state: Any, evidence: Evidence) -> None:
-        with calling(self.who, "gaps()", state=state, evidence=evidence):
-            label_G, gap_GG, limit = self.policy.gaps(state, evidence)
-        shape = (len(label_G), len(label_G))
-        good = set(label_G) <= set(range(self.num_clusters)) and np.shape(gap_GG) == shape and np.ndim(limit) == 0
-        require(good, f"{self.who}: gaps() must return clusters, a gap for every two of them, and one limit")
+    def _check_shown(self, state: Any, evidence: Evidence) -> None:
+        with calling(self.who, "shown()", state=state, evidence=evidence):
+            shown = self.policy.shown(state, evidence)
+        try:
+            good = isinstance(json.loads(json.dumps(shown, allow_nan=False)), dict)
+        except (TypeError, ValueError):
+            good = False
+        require(good, f"{self.who}: shown() must return plain data by name: text, finite numbers, lists and None")
 
 
 def _possible(query: Query) -> bool:

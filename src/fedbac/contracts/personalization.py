@@ -107,8 +107,10 @@ def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int) -> None:
     run = LocalRun(COUNT_CK, 0.1, steps_FC, travel_FC=0.1 * steps_FC, left_FC=0.99**steps_FC)
     received_C = _for_clients(parts, len(COUNT_CK))
     with calling(who, "before()", received=received_C):
-        started_C, scales = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
+        start = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
+    started_C = start.parts
     _check_finite(who, "before()", started_C)
+    _check_finite(who, "before()", start.shift)
     trained_C = {
         part: {name: value + 0.1 * value.cos() for name, value in params.items()}
         if scheme.parts[part].networks
@@ -122,7 +124,7 @@ def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int) -> None:
         if spec.returns_as is not None:
             same = not difference(outcome_C[part], outcome_C[spec.returns_as])
             require(same, f"{who}: after() must return the same as parts {part!r} and {spec.returns_as!r}")
-    for scale_C in scales.values():
+    for scale_C in start.rate_scale.values():
         require(np.isfinite(scale_C).all(), f"{who}: before() must scale rates by finite numbers")
 
 

@@ -1,6 +1,6 @@
 """Averages at the edge and at the cloud."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,37 +35,14 @@ class EdgeAverage:
         self.seen = 0
         self.held: list[Parts] = []
         """Copies of the clients of a block that is not complete."""
-        self.ahead: Foreseen | None = None
 
     @cached_property
     def sums(self) -> "dict[str, RowSums]":
         """By part, what has come so far."""
         return {part: RowSums(self.size_C, params, self.row_C[part]) for part, params in self.before.items()}
 
-    def foresee(self, parts_C: Parts) -> None:
-        """Average all clients as if each were healthy, if they come at once: a GPU does so before their losses are
-        known, and ``add`` makes use of it where it turns out to be true."""
-        if self.seen or any(trees.count(params) != self.size_C.size for params in parts_C.values()):
-            return
-        ahead = EdgeAverage(self.size_C, self.before, self.row_C)
-        ahead.healthy_C[:] = True
-        looks = []
-        for begin in range(0, self.size_C.size, BLOCK):
-            clients = slice(begin, min(begin + BLOCK, self.size_C.size))
-            for part, block in ahead._blocks(_rows(parts_C, clients), clients).items():
-                looks += block.looks
-                ahead.sums[part].keep(block)
-        ahead._finish()
-        self.ahead = Foreseen(parts_C, ahead.bank, ahead.weight, torch.stack(looks)) if looks else None
-
     def add(self, parts_C: Parts, loss_C: FloatArray) -> None:
         """Count the next clients."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None and ahead.parts_C is parts_C and ahead.sound and np.isfinite(loss_C).all():
-            self.loss_C[:], self.healthy_C[:] = loss_C, True
-            self.bank, self.weight = ahead.bank, ahead.weight
-            self.seen, self.sums = loss_C.size, {}
-            return
         self.loss_C[self.seen : self.seen + loss_C.size] = loss_C
         self.healthy_C[self.seen : self.seen + loss_C.size] = np.isfinite(loss_C)
         at = 0
@@ -95,51 +72,21 @@ class EdgeAverage:
         """Add a block."""
         blocks = self._blocks(parts_C, clients)
         # A sum is finite only if all that is in it is: one look at it stands for a look at every weight.
-        looks = torch.stack([look for block in blocks.values() for look in block.looks]).cpu().numpy()
-        if not np.isfinite(looks).all():
+        if not self._finite(torch.stack([look for block in blocks.values() for look in block.looks])):
             finite_C = trees.finite_rows({part: parts_C[part] for part in self.sums})
             self.healthy_C[clients] &= finite_C
             blocks = self._blocks({part: _zeroed(params, ~finite_C) for part, params in parts_C.items()}, clients)
         for part, block in blocks.items():
             self.sums[part].keep(block)
 
+    def _finite(self, looks: Tensor) -> bool:
+        return bool(np.isfinite(looks.cpu().numpy()).all())
+
     def _blocks(self, parts_C: Parts, clients: slice) -> "dict[str, Block]":
         healthy_C, shares = self.healthy_C[clients], Shares()
         return {
             part: sums.block(trees.rows(parts_C[part]), clients, healthy_C, shares) for part, sums in self.sums.items()
         }
-
-
-class Foreseen:
-    """What an average comes to if all of its clients are healthy."""
-
-    def __init__(self, parts_C: Parts, bank: Parts, weight: dict[str, IntArray], looks: Tensor) -> None:
-        self.parts_C, self.bank, self.weight = parts_C, bank, weight
-        self.looks = looks
-        """Finite only if all weights of all clients are."""
-
-    @cached_property
-    def sound(self) -> bool:
-        """Whether all weights are finite."""
-        return bool(np.isfinite(self.looks.cpu().numpy()).all())
-
-
-def begin_look(averages: Sequence[EdgeAverage]) -> Callable[[], None]:
-    """Begin to look which foreseen averages are sound, all at once: to ask a GPU for each of them would take longer.
-
-    What is returned waits for the answer.
-    """
-    foreseen = [average.ahead for average in averages if average.ahead is not None]
-    if not foreseen:
-        return lambda: None
-    arrived = trees.to_host(torch.cat([ahead.looks for ahead in foreseen]))
-
-    def look() -> None:
-        ends = np.cumsum([len(ahead.looks) for ahead in foreseen])
-        for ahead, mine in zip(foreseen, np.split(arrived(), ends[:-1]), strict=True):
-            ahead.sound = bool(np.isfinite(mine).all())
-
-    return look
 
 
 class Shares:

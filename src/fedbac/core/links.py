@@ -7,13 +7,13 @@ A network is counted each time that it is sent for another purpose: to be measur
 Measuring the reported accuracy is not counted: it is the experimenter's instrument, not part of a method.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from fedbac.core import trees
-from fedbac.core.codecs import Broadcast, Changes, Links, cost, passed
+from fedbac.core.codecs import Broadcast, Chain, Chains, Changes, Passed, Senders, cost, nothing_left, passed
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.queries import Moment
 from fedbac.core.schema import Some
@@ -68,9 +68,10 @@ class Link:
         tier: Tier,
         scheme: Personalization,
         moment: Moment | None = None,
-        codecs: Links = Links(),  # noqa: B008
+        chains: Chains | None = None,
+        seed: int = 0,
     ) -> None:
-        self.tier, self.codecs = tier, codecs
+        self.tier, self.chains, self.seed = tier, chains or {}, seed
         self.traffic = Ledger()
         self._scheme, self._moment = scheme, moment
         self._row_bytes: dict[tuple[str, Direction, Purpose], int] = {}
@@ -87,9 +88,13 @@ class Link:
         twins = {part for part in passing if scheme.parts[part].returns_as in passing}
         return {"down": passing & moved, "up": (passing & moving) - twins}
 
+    def chain(self, direction: Direction) -> Chain:
+        """Return the transforms of a direction."""
+        return self.chains.get(f"{self.tier}_{direction}", Chain())
+
     def again(self) -> "Link":
         """Return a link like this one that has counted nothing; what passes it and what that costs is known already."""
-        link = Link(self.tier, self._scheme, self._moment, self.codecs)
+        link = Link(self.tier, self._scheme, self._moment, self.chains, self.seed)
         link.passing, link._row_bytes = self.passing, self._row_bytes
         return link
 
@@ -105,7 +110,7 @@ class Link:
         return bank
 
     def broadcast(
-        self, bank: Parts, had: Parts, receivers: int = 1, one_row: bool = False
+        self, bank: Parts, had: Parts, sender: int, edge_round: int = 0, receivers: int = 1, one_row: bool = False
     ) -> tuple[Parts, Parts, Broadcast | None]:
         """Send a bank for training as the difference to what the receivers have; return what they have then.
 
@@ -113,26 +118,41 @@ class Link:
         return how it is sent, if the link compresses.
         """
         self.send("down", "train", bank, receivers, one_row)
-        codec = self.codecs.codec(self.tier, "down")
-        if codec is None:
+        if not self.chain("down"):
             return bank, had, None
-        arrived, changes = dict(bank), {}
-        for part in bank.keys() & self.passing["down"]:
-            arrived[part], _, changes[part] = passed(codec, bank[part], had[part], trees.zeros(had[part]))
-        return arrived, {part: arrived[part] for part in had}, Broadcast(had, changes)
+        passed_on = self._pass("down", bank, had, nothing_left(had), (sender,), edge_round)
+        arrived = bank | passed_on.arrived
+        return arrived, {part: arrived[part] for part in had}, Broadcast(had, passed_on.sent)
 
-    def upload(self, bank: Parts, start: Parts, left: Parts) -> tuple[Parts, Parts, Changes]:
+    def upload(
+        self, bank: Parts, start: Parts, left: Parts, senders: Sequence[int], edge_round: int = 0
+    ) -> tuple[Parts, Parts, Changes]:
         """Make of a bank what arrives of it: the change from where it started, and of what was left.
 
-        Return that, what is left now, and how it is sent if the link compresses. Who receives it counts the bytes.
+        It is all of one sender, or a row of each. Return what arrives, what is left now, and how it is sent if the
+        link compresses. Who receives it counts the bytes.
         """
-        codec = self.codecs.codec(self.tier, "up")
-        if codec is None:
+        if not self.chain("up"):
             return bank, left, {}
-        arrived, left, changes = dict(bank), dict(left), {}
-        for part in bank.keys() & self.passing["up"]:
-            arrived[part], left[part], changes[part] = passed(codec, bank[part], start[part], left[part])
-        return arrived, left, changes
+        passed_on = self._pass("up", bank, start, left, senders, edge_round)
+        return bank | passed_on.arrived, left | passed_on.left, passed_on.sent
+
+    def _pass(
+        self, direction: Direction, bank: Parts, start: Parts, left: Parts, senders: Sequence[int], edge_round: int
+    ) -> Passed:
+        round_ = 0 if self._moment is None else self._moment.round
+        who = Senders(self.seed, f"{self.tier}_{direction}", round_, edge_round, senders)
+        passing = {part: stack for part, stack in bank.items() if part in self.passing[direction]}
+        return passed(self.chain(direction), passing, start, left, who)
+
+    def with_twins(self, parts_C: Parts) -> Parts:
+        """Return what arrives of clients, also where one of their parts stood for two."""
+        twins = {
+            part: parts_C[spec.returns_as]
+            for part, spec in self._scheme.parts.items()
+            if spec.returns_as in self.passing["up"] and part in self.passing["down"]
+        }
+        return parts_C | twins
 
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""
@@ -140,7 +160,7 @@ class Link:
         for part in self.passing[direction]:
             if part in bank:
                 if (key := (part, direction, purpose)) not in self._row_bytes:
-                    codec = self.codecs.codec(self.tier, direction) if purpose == "train" else None
+                    codec = self.chain(direction).codec if purpose == "train" else None
                     self._row_bytes[key] = cost(codec, bank[part])
                 total += self._row_bytes[key] * (1 if one_row else trees.count(bank[part]))
         return total

@@ -32,7 +32,8 @@ class Part:
     follows: str | None = None
     """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
     returns_as: str | None = None
-    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once."""
+    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once.
+    Without it, links would count the same weights twice."""
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -72,7 +73,8 @@ class Phase:
     last: int | None = None
     """Only in so many last rounds of the run."""
     until_last: int | None = None
-    """Only before so many last rounds of the run."""
+    """Only before so many last rounds of the run. Two numbers and no function: links and checks work out from them in
+    which rounds a part passes."""
 
     def runs(self, moment: Moment) -> bool:
         """Whether it is part of training in a round."""
@@ -134,6 +136,27 @@ class LocalRun:
     """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
     left_FC: FloatArray
     """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
+    round: int = 1
+    edge_round: int = 0
+    edge_rounds: int = 1
+    """How many edge rounds a round has, counted from 0."""
+    share: float = 1.0
+    """The share of the site's examples that lie with the clients that train in this edge round."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is particular about how clients begin a training; by default, nothing."""
+
+    parts: Parts = field(default_factory=dict)
+    """The parts that start otherwise than received."""
+    rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
+    """By the number of a phase, what each client's learning rate is multiplied by."""
+    shift: Parts = field(default_factory=dict)
+    """By part, a constant that is added to each client's gradient in every step; weights may be missing.
+
+    It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
+    clipped, and a shift that was clipped with them would no longer cancel out over all clients."""
 
 
 @runtime_checkable
@@ -143,8 +166,8 @@ class Adjusting(Protocol):
     Its hooks are plain arithmetic on stacks, a row for each client, wherever these lie. They write nothing in place.
     """
 
-    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
-        """Return the parts that start otherwise than received; and by phase what rates are multiplied by."""
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
+        """Return how clients start, where it is otherwise than usual."""
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Return the parts that are to be averaged and kept otherwise than they were trained."""
@@ -198,8 +221,9 @@ class Anatomy:
         self.scheme = scheme
         self.buffers = tuple(name for name, value in network.named_buffers() if value.is_floating_point())
         """Weights that no gradient moves: statistics that layers gather while they run."""
-        self.names = (*self.buffers, *(name for name, _ in network.named_parameters()))
-        """All weights of one network, in the order in which they are flattened."""
+        self.names = (*self.buffers, *(name for name, value in network.named_parameters() if value.requires_grad))
+        """The weights of one network that can change, in the order in which they are flattened. Those that are frozen
+        belong to no part: whoever runs the network has them."""
         self.weights = {
             part: held_by(network, self.names, spec.layers) if spec.networks else ()
             for part, spec in scheme.parts.items()
@@ -248,7 +272,8 @@ class Anatomy:
             if not names and self.scheme.parts[part].networks:
                 raise ConfigError(
                     f"method.personalization {self.scheme.kind!r}: part {part!r} would have no layers, because the "
-                    f"network has only {num_layers}; use a deeper network, or fewer layers for the other parts"
+                    f"network has only {num_layers} that are not frozen; use a deeper network, freeze less of it, or "
+                    "use fewer layers for the other parts"
                 )
         for network, parts in self.parts.items():
             held = [name for part in parts for name in self.weights[part]]

@@ -173,7 +173,7 @@ class Sharing(Protocol):
 
 @runtime_checkable
 class Trusting(Protocol):
-    """A selection policy that can say whose data to believe."""
+    """A selection policy that can say whose data to believe: other columns have models measured on these."""
 
     def trusted(self, state: Any) -> BoolArray:
         """Return the mask of members that nothing speaks against."""
@@ -195,19 +195,9 @@ class Believing(Protocol):
         """Return what it expects of each member, from 0 to 1; the record of a round keeps it."""
 
 
-class Gaps(NamedTuple):
-    """How far clusters are apart, in the eyes of the policy that may merge them."""
-
-    label_G: IntArray
-    """The clusters that were compared."""
-    gap_GG: FloatArray
-    limit: float
-    """Two clusters with a smaller gap may merge."""
-
-
 @runtime_checkable
-class Comparing(Protocol):
-    """A clustering policy that merges clusters by the gaps between them."""
+class Showing(Protocol):
+    """A clustering policy with more than single numbers for the record of a round in which it acts."""
 
-    def gaps(self, state: Any, evidence: Evidence) -> Gaps:
-        """Return the gaps on which it acts; the record of a round keeps them."""
+    def shown(self, state: Any, evidence: Evidence) -> Mapping[str, Any]:
+        """Return it by name, as plain data."""

@@ -25,6 +25,8 @@ others       the same, with the mean of all other clusters' parts, weighted by t
 mean         the same, with the mean of all clusters' parts, weighted in the same way
 clusters     the models of all clusters
 occupied     the models of all clusters that have members; the others count as infinitely bad
+
+They are names and no rows of a mix: a policy says all that it may ever ask for before there are labels.
 """
 
 
@@ -41,7 +43,8 @@ class Loss:
     """Of ``clusters``: how many a member measures, its own and others drawn anew each time; all when not given."""
 
     share: float = 1.0
-    """Of ``mean``: how much of it, above 0; the rest is the network of the member's own cluster."""
+    """Of ``mean``: how much of it, above 0; the rest is the network of the member's own cluster. Only the cloud, which
+    has all networks, can make such a blend."""
 
     def __post_init__(self) -> None:
         if self.share != 1 and not (self.of == "mean" and 0 < self.share < 1):
@@ -75,7 +78,7 @@ class Statistic:
 
     name: Literal["loss", "square", "epochs"]
     """``loss``: the mean loss over the examples visited; ``square``: the mean of its square over them; ``epochs``: the
-    mean loss of each epoch, a column for each."""
+    mean loss of each epoch, a column for each. Only trainers see these numbers, so what there is of them is fixed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Gram:
 class Slope:
     """The inner products of each member's update with the networks of all clusters, as they were when the round began.
 
-    A row for each member, a column for each cluster: how fast the loss falls if a member moves towards a network.
+    A row for each member, a column for each cluster: how fast the loss falls if a member moves towards a network. It is
+    worked out for policies, who see no weights.
     """
 
 
@@ -111,7 +115,8 @@ class Moment(NamedTuple):
     round: int
     num_rounds: int
     steps: float = math.nan
-    """Batches that a client trains on in a round, by the mean over clients (told to clustering and sharing)."""
+    """Batches that a client trains on in a round, by the mean over clients (told to clustering and sharing, which know
+    neither the task's training nor the scheme's phases)."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,8 @@ class Ask:
     after: tuple[Query, ...] = ()
     """Before it learns: once clients have trained, and for clustering once the cloud has averaged."""
     among_N: BoolArray | None = None
-    """For selection: the clients whom ``before`` is about, and who get the model for it; all when not given."""
+    """For selection: the clients whom ``before`` is about, and who get the model for it; all when not given. It decides
+    which bytes are sent, and so cannot be left to the policy."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,8 @@ class Evidence:
     selected_N: BoolArray | None = None
     """Who was selected, when selection learns: some of them may have failed, dropped out or been late."""
     moved: bool = False
-    """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection)."""
+    """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection, to which
+    nobody else tells of clusters)."""
 
     def __post_init__(self) -> None:
         # A policy that wrote to what the round goes on with would change it behind its back.

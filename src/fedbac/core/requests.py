@@ -3,14 +3,15 @@
 On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
 
-from fedbac.core.codecs import Broadcast, Codec
+from fedbac.core.codecs import Broadcast
+from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Split
 from fedbac.core.schema import LARGEST, AnyNumber, Local, Share, Some, Within
@@ -65,6 +66,11 @@ class Train:
     teachers: Teachers | None = None
     phases: Some[tuple[int, ...]] | None = None
     """The numbers of the phases to run, where some rest in this round; all when not given."""
+    shift: Local[Parts] = field(default_factory=dict)
+    """By part, what is added to every client's gradient after clipping, a row for each; nothing where it is missing."""
+    edge_rounds: Local[int] = 1
+    share: Share[float] = 1.0
+    """As of ``LocalRun``."""
 
     def rates(self, phase: int) -> FloatArray:
         """Return every client's learning rate in a phase."""
@@ -74,19 +80,22 @@ class Train:
         """Return the request for some of its clients."""
         if clients == slice(0, len(self.clients)):
             return self
-        momentum, teachers = self.momentum, self.teachers
-        if momentum is not None:
-            momentum = {part: {n: v[clients] for n, v in params.items()} for part, params in momentum.items()}
+        teachers = self.teachers
         if teachers is not None:
             teachers = replace(teachers, weight_CT=teachers.weight_CT[clients], share_C=teachers.share_C[clients])
         return replace(
             self,
             clients=self.clients[clients],
             row_C={part: rows[clients] for part, rows in self.row_C.items()},
-            momentum=momentum,
+            momentum=None if self.momentum is None else _rows(self.momentum, clients),
+            shift=_rows(self.shift, clients),
             rate_scale={phase: scale_C[clients] for phase, scale_C in self.rate_scale.items()},
             teachers=teachers,
         )
+
+
+def _rows(parts: Parts, clients: slice) -> Parts:
+    return {part: {name: value[clients] for name, value in params.items()} for part, params in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -111,8 +120,8 @@ class Average:
     size_C: IntArray
     keep: frozenset[str] = frozenset()
     """Parts of which the clients' own weights come back too, besides their average."""
-    codec: Codec | None = None
-    """How clients compress what they send."""
+    link: Link | None = None
+    """What transforms the clients' updates on their way; None where they arrive as they are."""
     left: Parts = field(default_factory=dict)
     """What every client left out of its last update, stacked, where they compress."""
     broadcast: Broadcast | None = None
@@ -177,16 +186,6 @@ Request = Average | Evaluate
 Result = Averaged | Measured
 
 
-@dataclass(frozen=True)
-class Begun:
-    """Training that a device is still busy with."""
-
-    parts: Sequence[Parts]
-    """Of every request, what its clients come back with: what is computed from it waits its turn on the device."""
-    finish: Callable[[], list[Trained]]
-    """Waits for the device."""
-
-
 class Trainer(Protocol):
     """Does the numerical work of many requests at once."""
 
@@ -203,14 +202,3 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """Release workers and memory."""
-
-
-@runtime_checkable
-class Beginning(Protocol):
-    """A trainer that can tell a device what to do and go on while it works."""
-
-    def begin(self, requests: Sequence[Train]) -> Begun:
-        """Begin to train the clients of all requests."""
-
-    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
-        """Begin to evaluate the models of all requests; what is returned waits for the device."""

@@ -1,14 +1,24 @@
 """Checks of what a personalization scheme says of itself, before anything is trained with it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor
 
-from fedbac.core.parts import Adjusting, Part, Parts, Phase, Predicting, Pull, Scope
+from fedbac.core.parts import (
+    Adjusting,
+    Params,
+    Part,
+    Parts,
+    Phase,
+    Predicting,
+    Pull,
+    Scope,
+    Start,
+)
 from fedbac.core.queries import Moment
-from fedbac.core.settings import FloatArray
 from fedbac.errors import PolicyError
 
 
@@ -49,19 +59,22 @@ def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
     return None if len(running) == len(phases) else running
 
 
-def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> tuple[Parts, dict[int, FloatArray]]:
-    """Return what a scheme's ``before`` says: every part as clients start from it, and the scales of their rates."""
+def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> Start:
+    """Return what a scheme's ``before`` says, with every part as clients start from it."""
     who = f"method.personalization {scheme.kind!r}: before()"
-    pair = isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(one, Mapping) for one in answer)
-    _require(pair, f"{who} must return parts and, by phase, scales of learning rates, not a {type(answer).__name__}")
-    started, scales = answer
-    _check_adjusted(who, scheme, started, received_C)
+    if not isinstance(answer, Start):
+        raise PolicyError(f"{who} must return a Start, not a {type(answer).__name__}")
+    _check_adjusted(who, scheme, answer.parts, received_C)
     num_clients, known = len(next(iter(next(iter(received_C.values())).values()))), range(len(scheme.phases()))
-    for phase, scale_C in scales.items():
+    for phase, scale_C in answer.rate_scale.items():
         _require(phase in known, f"{who} scales the rate of phase {phase}, but there are {len(known)}, counted from 0")
         good = np.shape(scale_C) == (num_clients,) and np.isfinite(scale_C).all() and (np.asarray(scale_C) >= 0).all()
         _require(good, f"{who} must scale the rate of phase {phase} by {num_clients} numbers of at least 0")
-    return {**received_C, **started}, dict(scales)
+    trained = [part for part, spec in scheme.parts.items() if spec.networks]
+    for part, params in answer.shift.items():
+        _require(part in trained, f"{who} shifts {part!r}, but the parts of its networks are {', '.join(trained)}")
+        _check_tensors(f"{who} must shift", part, params, received_C[part])
+    return replace(answer, parts={**received_C, **answer.parts})
 
 
 def checked_outcome(scheme: Any, answer: Any, trained_C: Parts) -> Parts:
@@ -78,10 +91,15 @@ def _check_adjusted(who: str, scheme: Any, answer: Any, like_C: Parts) -> None:
     for part, params in answer.items():
         same = set(params) == set(like_C[part])
         _require(same, f"{who} must return the weights {', '.join(like_C[part])} as part {part!r}")
-        for name, value in params.items():
-            shape = tuple(like_C[part][name].shape)
-            good = isinstance(value, Tensor) and tuple(value.shape) == shape
-            _require(good, f"{who} must return {name} of part {part!r} as a tensor of shape {shape}")
+        _check_tensors(f"{who} must return", part, params, like_C[part])
+
+
+def _check_tensors(what: str, part: str, params: Any, like_C: Params) -> None:
+    for name, value in params.items():
+        _require(name in like_C, f"{what} weights of part {part!r} ({', '.join(like_C)}), not {name}")
+        shape = tuple(like_C[name].shape)
+        good = isinstance(value, Tensor) and tuple(value.shape) == shape
+        _require(good, f"{what} {name} of part {part!r} as a tensor of shape {shape}")
 
 
 def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from fedbac.deploy.charter import OTHER_DATA, Charter
+from fedbac.deploy.charter import Charter
+from fedbac.deploy.failures import Failure
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import WireError, decode
@@ -84,7 +85,8 @@ class Asking:
                 reasons[name] = str(error)
         with self._lock:  # what somebody said over a link before its present one counts no more
             self._informed |= answers.keys() - reasons.keys() - self._rejoined
-            unfit = {n: why for n, why in reasons.items() if OTHER_DATA in why and n not in self._rejoined}
+            others = {name: why for name, why in reasons.items() if Failure.OTHER_DATA.value in why}
+            unfit = {name: why for name, why in others.items() if name not in self._rejoined}
             self._unfit |= unfit
             left_out = {name: self._unfit[name] for name in names if name in self._unfit}
         for name, reason in unfit.items():

@@ -285,12 +285,17 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     pem = read(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise DeployError(f"{path}: others may read this private key; run: chmod 600 {path}")
+    return as_key(pem, str(path))
+
+
+def as_key(pem: bytes, source: str) -> ec.EllipticCurvePrivateKey:
+    """Return a private key; ``source`` is named in the message."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeployError(f"{path}: it is no private key of a federation; copy the file again")
+        raise DeployError(f"{source}: it is no private key of a federation; copy the file again")
     return key
 
 

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.data.datasets import normalization_of
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.wire import WireError
-from fedbac.errors import ConfigError, DeployError, quoted
+from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.orders import Site
 
@@ -33,8 +35,6 @@ MOST_EXAMPLES = 2**40
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
-OTHER_DATA = "its data are not those with which the run began"
-CANNOT_RUN = "the experiment of the federation cannot run here"
 Whole = Field(ge=0, le=MOST_EXAMPLES)
 
 
@@ -111,6 +111,10 @@ class Charter:
         """Who owns which part."""
         return Owners({part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()})
 
+    def codec(self, link: str) -> Codec | None:
+        """Return how a link packs changes."""
+        return self.experiment.method.links.chains.get(link, Chain()).codec
+
     @cached_property
     def normalization(self) -> Normalization:
         """Per-channel mean and deviation of all training images, whoever holds them."""
@@ -119,8 +123,9 @@ class Charter:
     @cached_property
     def build(self) -> models.Build:
         """Makes the networks of the run."""
-        recipe = self.experiment.method.network or self.experiment.task.network
-        return models.builder(recipe, None, self.shape, self.num_classes, self.experiment.seed, self.largest_token)
+        task, seed = self.experiment.task, self.experiment.seed
+        recipe = self.experiment.method.network or task.network
+        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen)
 
     @property
     def network(self) -> nn.Module:
@@ -236,7 +241,7 @@ def read_charter(text: str) -> Charter:
             raise ValueError
         return charter
     except ConfigError as error:
-        raise DeployError(f"{CANNOT_RUN}: {error}") from error
+        raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError("begin: it holds no charter") from error
 

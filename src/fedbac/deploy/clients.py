@@ -17,6 +17,7 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, T
 from fedbac.core.settings import IntArray
 from fedbac.deploy.asking import ask_twice
 from fedbac.deploy.charter import Charter
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
     evaluate_request,
     fit_request,
@@ -25,7 +26,6 @@ from fedbac.deploy.protocol.messages import (
     start_of,
 )
 from fedbac.deploy.wire import WireError, decode
-from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
 
@@ -33,7 +33,7 @@ Answers = tuple[dict[int, bytes], dict[int, str]]
 """By number: answers, and the reasons of those who gave none."""
 
 
-class TooFewClientsError(DeployError):
+class TooFewClientsError(SiteError):
     """Too few clients answered for a site to take part in a round."""
 
 
@@ -91,14 +91,14 @@ class Clients:
             return self._asked_of_edges(request)
         found = self._asked_of_clients(request)
         if found and not any(measured.count_G.any() for measured in found):
-            raise TooFewClientsError("nobody who holds data answered when clients were asked to measure a model")
+            raise TooFewClientsError(Failure.NONE_MEASURED)
         num_models = 1 if request.paired else request.num_models
         return (
             _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
         )
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
-        codec = self.charter.experiment.method.links.client_up
+        codec = self.charter.codec("client_up")
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
         made: dict[tuple[int, ...], bytes] = {}
@@ -119,21 +119,13 @@ class Clients:
             found = _lost_update(train, place, num_epochs)
             if client in answers:
                 try:
-                    found = self._with_twins(read_update(decode(answers[client], ("update",)), found, up, codec), link)
+                    found = read_update(decode(answers[client], ("update",)), found, up, codec)
+                    found = replace(found, parts_C=link.with_twins(found.parts_C))
                 except WireError as error:
                     reasons[client] = str(error)
             told.append(found)
         self.reach.note(reasons)
         return told
-
-    def _with_twins(self, trained: Trained, link: Link) -> Trained:
-        """Return what a client came back with, also where one of its parts stood for two."""
-        twins = {
-            part: trained.parts_C[spec.returns_as]
-            for part, spec in self.scheme.parts.items()
-            if spec.returns_as in link.passing["up"] and part in link.passing["down"]
-        }
-        return replace(trained, parts_C=trained.parts_C | twins)
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:
@@ -164,7 +156,7 @@ class Clients:
         answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
         each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
         told = dict(zip(clients, each, strict=True))
-        found, reasons, nothing = [], [], _lost_evaluation(request.num_models)
+        found, missed, nothing = [], 0, _lost_evaluation(request.num_models)
         for edge in request.owners:
             try:
                 if edge in others:
@@ -173,13 +165,11 @@ class Clients:
                     message = decode(answers[edge], ("evaluation",))
                     found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
             except (KeyError, WireError) as error:
-                why = lost.get(edge, str(error))
-                reasons.append(f"the test data of edge {edge} could not be measured on: {why}")
+                missed += 1
+                log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))
                 found.append(nothing)
-        if len(reasons) == len(found):
-            raise TooFewClientsError("; ".join(reasons))
-        for reason in reasons:
-            log.warning(reason)
+        if missed == len(found):
+            raise TooFewClientsError(Failure.NO_TESTS, missed)
         return _side_by_side(found)
 
     def _asked(self, request: Evaluate, place: int) -> bytes:

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbac.deploy.authority import Identity, read, read_revoked
+from fedbac.deploy.authority import Identity, as_key, fits, is_signed_by, read, read_revoked
 from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
@@ -24,6 +24,15 @@ class Credentials:
     def read(self) -> tuple[bytes, bytes, bytes]:
         """Return key, certificate and the authority's certificate, as PEM."""
         return read(self.key), read(self.certificate), read(self.authority)
+
+    def read_matching(self) -> tuple[bytes, bytes, bytes]:
+        """Return the same if the files belong together; while a kit is copied they do not."""
+        key, certificate, authority = found = self.read()
+        if not fits(as_key(key, str(self.key)), certificate, str(self.certificate)):
+            raise DeployError(f"{self.key}: the key does not fit {self.certificate.name}; copy both again")
+        if not is_signed_by(certificate, authority, str(self.authority)):
+            raise DeployError(f"{self.certificate}: {self.authority.name} did not sign it; copy both again")
+        return found
 
 
 class Revoked:

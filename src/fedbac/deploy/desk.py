@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.core.codecs import remembering
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
 from fedbac.deploy.charter import Charter
 from fedbac.deploy.clients import Clients, Reach, TooFewClientsError
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.protocol.packing import Shelf
-from fedbac.errors import DeployError
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
 from fedbac.rounds.holdings import Holding
@@ -24,10 +25,6 @@ from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Sit
 
 OF_SITES = ("client_down", "cloud_up")
 """The links of which a site is the sender, and so remembers what they do."""
-
-
-class AbandonedError(DeployError):
-    """Nobody waits for the work any more."""
 
 
 class Desk:
@@ -68,9 +65,7 @@ class Desk:
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
-            raise TooFewClientsError(
-                f"{came} of {len(report.selected)} chosen clients trained and deploy.min_clients is {self.min_clients}"
-            )
+            raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
         own = self.charter.owners.only(report.bank, "edge")
         self.keepsakes.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
@@ -89,9 +84,9 @@ class Desk:
         held = {part: Holding(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
         kept = self.keepsakes.before((order.round, 0))
         if kept is not None:
-            links = kept["links"]
-            return Remembered({name: links.get(name, {}) for name in OF_SITES if name in method.links.active}, held)
-        first = first_memory(method.links, method.personalization, self.charter.first, self.site)
+            names = [name for name in OF_SITES if name in remembering(method.links.chains)]
+            return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
+        first = first_memory(method.links.chains, method.personalization, self.charter.first, self.site)
         memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
         if order.round == 1:
             return memory
@@ -103,9 +98,7 @@ class Desk:
         present_N = np.array([client in here for client in self.site.clients])
         count = int((present_N & (self.site.size_N > 0)).sum())
         if count < self.min_clients:
-            raise TooFewClientsError(
-                f"{count} of {len(self.site.clients)} clients are there and deploy.min_clients is {self.min_clients}"
-            )
+            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
         return present_N
 
     def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
@@ -115,7 +108,7 @@ class Desk:
                 request = next(work)
                 while True:
                     if gone.is_set():
-                        raise AbandonedError(f"round of {self.site.index}: nobody waits for it any more")
+                        raise SiteError(Failure.NOT_WAITED_FOR)
                     result: Result = (
                         self.clients.average(request)
                         if isinstance(request, Average)

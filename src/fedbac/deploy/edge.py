@@ -16,6 +16,7 @@ from fedbac.deploy.asking import FORGOTTEN, STRANGER, Asking, Silences
 from fedbac.deploy.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.clients import Answers, TooFewClientsError
 from fedbac.deploy.desk import Desk
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.greeting import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import children_of, parent_of
@@ -32,12 +33,13 @@ from fedbac.deploy.shop import Shop
 from fedbac.deploy.status import Board
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import Message, WireError, decode
-from fedbac.errors import DeployError, quoted
+from fedbac.errors import quoted
 
 KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
 
 EDGE = "edge"
 """In a relay, the edge itself instead of a client."""
+UNUSABLE = "what it said cannot be used; the log of its edge says why"
 
 log = logging.getLogger("fedbac")
 
@@ -130,7 +132,7 @@ class Edge:
             return FORGOTTEN
         except TooFewClientsError as error:
             self.silences.note([self.site.name], {self.site.name: str(error)})
-            return sent("absent", reason=str(error), present=self._present())
+            return sent("absent", reason=error.told, present=self._present())
 
     def _present(self) -> tuple[str, ...]:
         return tuple(sorted(self.clients.present() - set(self.unfit)))
@@ -145,18 +147,20 @@ class Edge:
         payload = sent("enroll", **received(message))
         answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
         told: dict[str, Facts] = {}
+        unusable: dict[str, str] = {}
         for name, answer in answers.items():
             try:
                 facts = read_facts(received(decode(answer, ("facts",)))["facts"])
                 read_together(facts.model_dump(), [facts])
                 told[name] = facts
             except WireError as error:
-                reasons[name] = str(error)
+                unusable[name] = str(error)
         own = None
         if self.shop is not None:
             own = received(decode(self.shop.answer(payload), ("facts",)))["facts"]
-        for name, reason in reasons.items():
+        for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
+        reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
         return sent("roster", clients=plain, edge=own, together=_together(list(told.values())), reasons=reasons)
 
@@ -166,7 +170,7 @@ class Edge:
             return sent("ready")
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
-            raise DeployError(f"{self.site.name}: the run has another number of clients than its kit; renew the kit")
+            raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
         if self.shop is not None and self.site.name in charter.fingerprints:
             self.shop.answer(payload)
         reach = EdgeReach(charter, self.site, self.clients, self.shop)
@@ -189,7 +193,7 @@ class Edge:
         own = desk.own((order.round, 0), order.bank)
         here = {part: np.array([desk.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
-        if charter.experiment.method.links.cloud_down is not None:
+        if charter.codec("cloud_down") is not None:
             desk.shelf.put(order.bank)
         order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
         report = desk.train(order, gone)

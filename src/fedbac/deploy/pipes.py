@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from fedbac.deploy.counting import kind_of
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.errors import DeployError
 
 OK, FAILED = 0, 1
@@ -73,12 +74,9 @@ class Worker:
                 answer = None
             self.used = time.monotonic()
             if answer is None:
-                code = self._end()
-                raise DeployError(
-                    f"the process that trains ended (exit status {code}); it is started again when needed"
-                )
+                raise SiteError(Failure.ENDED, self._end() or 0)
             if answer[0] == FAILED:
-                raise DeployError(answer[1].decode(errors="replace"))
+                raise SiteError.decoded(answer[1])
             if kind_of(payload) == "begin":
                 self.charter = payload
             return answer[1]

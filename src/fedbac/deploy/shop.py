@@ -11,15 +11,15 @@ import torch
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.core import trees
-from fedbac.core.codecs import Changes
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Moment
-from fedbac.core.requests import Trained, Trainer
+from fedbac.core.requests import Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.asking import FORGOTTEN, STRANGER
-from fedbac.deploy.charter import CANNOT_RUN, OTHER_DATA, Charter, Facts, read_charter
+from fedbac.deploy.charter import Charter, Facts, read_charter
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.protocol.messages import (
@@ -105,7 +105,7 @@ class Shop:
         try:
             experiment = parse(Experiment, received(message)["experiment"])
         except ConfigError as error:
-            raise DeployError(f"{CANNOT_RUN}: {error}") from error
+            raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
         return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
@@ -114,10 +114,7 @@ class Shop:
             return sent("ready")
         data = self._held_out(charter.experiment)
         if charter.fingerprints.get(self.name) != data.fingerprint:
-            raise DeployError(
-                f"{self.name}: {OTHER_DATA}; put them back and start it again, or have the cloud start another run "
-                "(fedbac cloud KIT --overwrite)"
-            )
+            raise SiteError(Failure.OTHER_DATA)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
@@ -178,38 +175,31 @@ class Shop:
 
     def _fit(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
-        charter, method = self.terms, self.terms.experiment.method
+        charter, experiment = self.terms, self.terms.experiment
         request = read_fit_request(message, charter, self.number, self.shelf)
-        if method.links.client_down is not None:
+        if charter.codec("client_down") is not None:
             self.shelf.put(request.bank)
-        task, scheme = charter.experiment.task, method.personalization
-        kept = self._kept((request.round, request.edge_round))
+        scheme, at = experiment.method.personalization, (request.round, request.edge_round)
+        kept = self._kept(at)
         whole = request.bank | charter.own("client", self.number, kept["parts"], request.bank)
         bank = {part: whole[part] for part in scheme.parts}
         momentum = None
-        if task.training.momentum_state == "persist":
+        if experiment.task.training.momentum_state == "persist":
             momentum = kept["momentum"] or self._at_rest(bank)
         (trained,) = self.trainer.train([replace(request, bank=bank, momentum=momentum)])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
-        passed, left, changes = self._compressed(trained, bank, kept["left"])
+        moment = Moment(request.round, experiment.task.rounds)
+        link = Link("client", scheme, moment, experiment.method.links.chains, experiment.seed)
+        left = kept["left"]
+        if link.chain("up").codec is not None:
+            left = {part: trees.zeros(bank[part]) for part in link.passing["up"]} | left
+        parts_C, left, changes = link.upload(trained.parts_C, bank, left, (self.number,), request.edge_round)
         finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
         if np.isfinite(trained.loss_C).all() and all(finite):
             own = charter.owners.only(trained.parts_C, "client")
-            at = (request.round, request.edge_round)
             self.keepsakes.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
-        up = Link("client", scheme, Moment(request.round, task.rounds)).passing["up"]
-        passed = replace(passed, parts_C={part: params for part, params in passed.parts_C.items() if part in up})
-        return sent("update", changes, "trained/parts_C", trained=passed)
-
-    def _compressed(self, trained: Trained, start: Parts, before: Parts) -> tuple[Trained, Parts, Changes]:
-        """Return the update as it arrives, what it leaves out, and how it is sent."""
-        method = self.terms.experiment.method
-        if method.links.client_up is None:
-            return trained, {}, {}
-        link = Link("client", method.personalization, codecs=method.links)
-        left = {part: before.get(part) or trees.zeros(start[part]) for part in link.passing["up"]}
-        parts_C, left, changes = link.upload(trained.parts_C, start, left)
-        return replace(trained, parts_C=parts_C), left, changes
+        passed = {part: params for part, params in parts_C.items() if part in link.passing["up"]}
+        return sent("update", changes, "trained/parts_C", trained=replace(trained, parts_C=passed))
 
     def _evaluate(self, message: Message) -> bytes:
         """Measure models as asked, with what the client owns in place."""

@@ -65,8 +65,7 @@ class Parent(Protocol):
         """Answer the parent's requests, one at a time, until ``stop`` is set.
 
         Dials, says hello, is welcomed and answers; when the link is lost it dials again. An exception of ``answer`` is
-        logged here and reaches the parent as one short line: the text of a fedbac error, of any other only its type,
-        for its text may quote data. A refusal, by the parent or by ``welcomed``, is logged and tried again later, since
-        an operator may mend its cause.
+        logged here, and the parent is told what ``SiteError`` lets it be told. A refusal, by the parent or by
+        ``welcomed``, is logged and tried again later, since an operator may mend its cause.
         """
         ...

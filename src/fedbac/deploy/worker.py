@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
+from fedbac.deploy.failures import SiteError
 from fedbac.deploy.pipes import FAILED, OK, receive, send
 from fedbac.deploy.shop import Shop
 from fedbac.errors import Error
@@ -32,7 +33,7 @@ def main() -> None:
         runtime = parse(Runtime, say["runtime"], "runtime")
         shop = Shop(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)
     except Error as error:
-        send(out, FAILED, str(error).encode())
+        send(out, FAILED, str(error).encode(errors="replace"))  # for the client itself, whose log or terminal has it
         return
     serve(shop, sys.stdin.buffer, out)
 
@@ -51,11 +52,10 @@ def serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
 def _answered(shop: Shop, request: bytes) -> tuple[int, bytes]:
     try:
         return OK, shop.answer(request)
-    except Error as error:
-        return FAILED, str(error).encode()
     except Exception as error:
-        log.exception("a request failed")
-        return FAILED, f"the client failed ({type(error).__name__}); its log says why".encode()
+        failure = SiteError.of(error)
+        log.error("a request failed: %s", failure, exc_info=not isinstance(error, Error))
+        return FAILED, failure.encoded()
 
 
 if __name__ == "__main__":

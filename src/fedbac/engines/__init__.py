@@ -1,6 +1,8 @@
 """Engines: how the cloud reaches its edges."""
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.engines.adjusting import adjusted
+from fedbac.engines.prefetch import Prefetching, QueueingTrainer
 from fedbac.engines.room import check_room
 from fedbac.engines.simulator import Simulator
 from fedbac.federation import Federation
@@ -15,7 +17,9 @@ def connect(experiment: Experiment, federation: Federation, runtime: Runtime) ->
 
         return RayEdges(experiment, federation, runtime)
     trainer = make_trainer(federation.network, experiment.method.personalization, federation.examples, runtime)
-    return Simulator(experiment, federation.sites, trainer, runtime.memory_gib)
+    goes_on = isinstance(adjusted(trainer, experiment.method.personalization), QueueingTrainer)
+    engine = Prefetching if goes_on else Simulator
+    return engine(experiment, federation.sites, trainer, runtime.memory_gib)
 
 
-__all__ = ["Simulator", "check_room", "connect"]
+__all__ = ["Prefetching", "Simulator", "check_room", "connect"]

@@ -1,6 +1,6 @@
 """The hooks of a scheme around local training: what its clients start from, and what is made of what they learned."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedbac.core import trees
-from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, predicting
+from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.schemes import checked_outcome, checked_start_of_clients
-from fedbac.core.settings import FloatArray
 from fedbac.data import class_counts
 
 
@@ -49,9 +48,9 @@ class AdjustedTrainer:
         orders = []
         for request, received_C, run in zip(requests, received, runs, strict=True):
             answer = self.scheme.before(received_C, run)
-            started_C, scale = checked_start_of_clients(self.scheme, answer, received_C)
-            started.append(started_C)
-            orders.append(self._order(request, received_C, started_C, scale))
+            start = checked_start_of_clients(self.scheme, answer, received_C)
+            started.append(start.parts)
+            orders.append(self._order(request, received_C, start))
         told = []
         for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
@@ -78,17 +77,21 @@ class AdjustedTrainer:
         """Release the trainer."""
         self.trainer.close()
 
-    def _order(self, request: Train, received_C: Parts, started_C: Parts, scale: Mapping[int, FloatArray]) -> Train:
+    def _order(self, request: Train, received_C: Parts, start: Start) -> Train:
         """Return the request in terms of networks alone; a part that starts as received stays where it is."""
         bank, row_C, each = {}, {}, np.arange(len(request.clients))
         for part, spec in self.scheme.parts.items():
             if not spec.networks:
                 continue
-            kept = started_C[part] is received_C[part]
-            bank[part] = request.bank[part] if kept else started_C[part]
+            kept = start.parts[part] is received_C[part]
+            bank[part] = request.bank[part] if kept else start.parts[part]
             row_C[part] = request.row_C[part] if kept else each
-        scales = {phase: np.asarray(scale_C) * request.rate_scale.get(phase, 1.0) for phase, scale_C in scale.items()}
-        return replace(request, bank=bank, row_C=row_C, rate_scale={**request.rate_scale, **scales})
+        scales = {
+            phase: np.asarray(scale_C) * request.rate_scale.get(phase, 1.0)
+            for phase, scale_C in start.rate_scale.items()
+        }
+        scales = {**request.rate_scale, **scales}
+        return replace(request, bank=bank, row_C=row_C, rate_scale=scales, shift=start.shift)
 
     def _run(self, request: Train) -> LocalRun:
         examples, training = self.examples, self.examples.training
@@ -107,6 +110,10 @@ class AdjustedTrainer:
             steps_FC=steps_FC,
             travel_FC=np.vectorize(lambda steps: rate * reach(int(steps), momentum), otypes=[float])(steps_FC),
             left_FC=np.vectorize(lambda steps: decayed(int(steps), rate, momentum, decay), otypes=[float])(steps_FC),
+            round=request.round,
+            edge_round=request.edge_round,
+            edge_rounds=request.edge_rounds,
+            share=request.share,
         )
 
 

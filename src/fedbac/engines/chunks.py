@@ -4,18 +4,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from fedbac.core import trees
-from fedbac.core.aggregation import EdgeAverage, Foreseen, begin_look
-from fedbac.core.codecs import passed
+from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.parts import Parts
-from fedbac.core.requests import Average, Averaged, Beginning, Train, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Trained, Trainer
 from fedbac.core.shortage import out_of_memory
-from fedbac.engines.pausing import Pausing
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
 
@@ -29,7 +27,7 @@ keep it busy; more would only grow with the number of clients."""
 
 log = logging.getLogger("fedbac")
 
-
+T = TypeVar("T")
 Told = tuple[Trained, Parts]
 """What some clients came back with, and what they left out of their updates."""
 
@@ -46,8 +44,6 @@ class Chunks:
 
     def __init__(self, trainer: Trainer, memory: float | None, sharers: int) -> None:
         self.trainer = trainer
-        self.beginning = trainer if isinstance(trainer, Beginning) else None
-        """The trainer, if it can go on while its device works."""
         self.memory = memory
         """Bytes; ``default_memory`` when not given."""
         self.sharers = sharers
@@ -55,32 +51,27 @@ class Chunks:
         self.most: int | None = None
         """Clients in a chunk; None before the first."""
 
-    def average(
-        self, requests: Sequence[Average], upon: Callable[[list[Foreseen]], None] = lambda averages: None
-    ) -> Pausing[list[Averaged]]:
-        """Train the clients of all requests and average those of each by the rows that they started from.
-
-        Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them;
-        and nothing, if memory ran out before they were made.
-        """
-        averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
+    def average(self, requests: Sequence[Average]) -> list[Averaged]:
+        """Train the clients of all requests and average those of each by the rows that they started from."""
+        averages = [average_of(request) for request in requests]
         told: list[list[Told]] = [[] for _ in requests]
-        if self.most is None:
-            self.most = self._fitting(requests[0].train)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
-            chunk, rest = cut(left, self.most)
-            if (yield from self._fold(chunk, requests, averages, told, upon)):
+            chunk, rest = cut(left, self.fitting(requests))
+            if self._fold(chunk, requests, averages, told):
                 left = rest
-        return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
+        return [averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
-    def _fitting(self, request: Train) -> int:
-        weights = [value[0] for params in request.bank.values() for value in params.values()]
-        copies = COPIES + getattr(self.trainer, "more_copies", 0)
-        per_client = copies * sum(value.numel() * value.element_size() for value in weights)
-        per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
-        memory = default_memory(self.trainer.device) if self.memory is None else self.memory
-        return max(1, int(memory / self.sharers / per_client))
+    def fitting(self, requests: Sequence[Average]) -> int:
+        """Return how many clients fit into a chunk."""
+        if self.most is None:
+            weights = [value[0] for params in requests[0].train.bank.values() for value in params.values()]
+            copies = COPIES + getattr(self.trainer, "more_copies", 0)
+            per_client = copies * sum(value.numel() * value.element_size() for value in weights)
+            per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
+            memory = default_memory(self.trainer.device) if self.memory is None else self.memory
+            self.most = max(1, int(memory / self.sharers / per_client))
+        return self.most
 
     def _fold(
         self,
@@ -88,55 +79,23 @@ class Chunks:
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
         told: Sequence[list[Told]],
-        upon: Callable[[list[Foreseen]], None],
-    ) -> Pausing[bool]:
+    ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
-        mine = [averages[piece.request] for piece in chunk if requests[piece.request].codec is None]
-        whole = len(mine) == len(chunk)
-        looks: list[Callable[[], None]] = []
-
-        def foresee(parts: Sequence[Parts]) -> None:
-            for average, parts_C in zip(mine, parts, strict=True):
-                average.foresee(parts_C)
-            looks.append(begin_look(mine))
-            foreseen = [average.ahead for average in averages if average.ahead is not None]
-            if len(foreseen) == len(averages):
-                upon(foreseen)
-
         orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
-        trained = yield from self._train(orders, foresee if whole else None)
+        trained = self.attempt(sum(len(order.clients) for order in orders), lambda: self.trainer.train(orders))
         if trained is None:
-            for average in mine:
-                average.ahead = None  # it holds on to memory
-            upon([])
             return False
-        for look in looks:
-            look()
         for piece, result in zip(chunk, trained, strict=True):
-            left: Parts = {}
-            if requests[piece.request].codec is not None:
-                result, left = _compressed(requests[piece.request], piece.clients, result)
+            result, left = _arrived(requests[piece.request], piece.clients, result)
             averages[piece.request].add(result.parts_C, result.loss_C)
-            own = {part: trees.join([result.parts_C[part]]) for part in requests[piece.request].keep}
-            told[piece.request].append((replace(result, parts_C=own), left))
+            told[piece.request].append((without_networks(requests[piece.request], result), left))
         return True
 
-    def _train(
-        self, requests: list[Train], meanwhile: Callable[[Sequence[Parts]], None] | None = None
-    ) -> Pausing[list[Trained] | None]:
-        """Train a chunk; when memory runs out, return None, and let chunks be half as large from now on.
-
-        What is to be done ``meanwhile``, while a device trains, is given what the clients will come back with.
-        """
-        count = sum(len(request.clients) for request in requests)
+    def attempt(self, count: int, work: Callable[[], T]) -> T | None:
+        """Return what comes of work with so many clients; None when memory runs out, and chunks are half as large from
+        now on."""
         try:
-            if self.beginning is None:
-                return self.trainer.train(requests)
-            begun = self.beginning.begin(requests)
-            if meanwhile is not None:
-                meanwhile(begun.parts)
-            yield
-            return begun.finish()
+            return work()
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -150,6 +109,16 @@ class Chunks:
         if self.trainer.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
+
+
+def average_of(request: Average) -> EdgeAverage:
+    """Return the average that a request asks for, of which no client has come yet."""
+    return EdgeAverage(request.size_C, request.train.bank, request.train.row_C)
+
+
+def without_networks(request: Average, trained: Trained) -> Trained:
+    """Return what clients came back with, of their networks only copies of those that are to be kept."""
+    return replace(trained, parts_C={part: trees.join([trained.parts_C[part]]) for part in request.keep})
 
 
 def cut(left: Sequence[Piece], most: int) -> tuple[list[Piece], list[Piece]]:
@@ -191,19 +160,19 @@ def free_memory(device: torch.device) -> int:
         return free
 
 
-def _compressed(request: Average, clients: slice, trained: Trained) -> tuple[Trained, Parts]:
+def _arrived(request: Average, clients: slice, trained: Trained) -> Told:
     """Return what arrives of the clients' updates, and what they leave out."""
-    assert request.codec is not None
-    parts_C, left = dict(trained.parts_C), {}
-    for part, left_C in request.left.items():
-        start_C = trees.select(request.train.bank[part], request.train.row_C[part][clients])
-        start_C = trees.to(start_C, next(iter(parts_C[part].values())).device)
-        before_C = {name: value[clients] for name, value in left_C.items()}
-        parts_C[part], left[part], _ = passed(request.codec, parts_C[part], start_C, before_C)
-    return replace(trained, parts_C=parts_C), left
+    if request.link is None:
+        return trained, {}
+    train = request.train
+    start_C = {part: trees.select(train.bank[part], train.row_C[part][clients]) for part in request.link.passing["up"]}
+    left_C = {part: {name: value[clients] for name, value in params.items()} for part, params in request.left.items()}
+    numbers = train.clients[clients]
+    parts_C, left_C, _ = request.link.upload(trained.parts_C, start_C, left_C, numbers, train.edge_round)
+    return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
 
 
-def _averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:
+def averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:
     """Return the average of clients with what else they told, piece by piece."""
     told, lefts = zip(*pieces, strict=True)
     momenta = [piece.momentum for piece in told if piece.momentum is not None]

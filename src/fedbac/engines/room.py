@@ -4,6 +4,7 @@ import torch
 
 from fedbac import models
 from fedbac.config.experiment import Experiment
+from fedbac.core.codecs import remembering
 from fedbac.core.parts import Anatomy
 from fedbac.engines.chunks import GIB, free_memory
 from fedbac.errors import NotEnoughMemoryError
@@ -17,7 +18,7 @@ def check_room(experiment: Experiment, federation: Assembled) -> None:
     needed, free = kept_bytes(experiment, federation), free_memory(torch.device("cpu"))
     if needed > free:
         method, owners = experiment.method, owners_of(experiment, federation.sites)
-        links = method.links.active
+        links = remembering(method.links.chains)
         raise NotEnoughMemoryError(
             f"the networks of {owners['cluster']} clusters, {owners['edge']} edges and {owners['client']} clients take "
             f"{needed / GIB:.1f} GiB by method.personalization {method.personalization.kind!r}"
@@ -32,7 +33,7 @@ def kept_bytes(experiment: Experiment, federation: Assembled) -> int:
     method, network, sites = experiment.method, federation.network, federation.sites
     size = {name: value.numel() * value.element_size() for name, value in models.weights(network).items()}
     anatomy, owners = Anatomy(method.personalization, network), owners_of(experiment, sites)
-    in_links = remembered(method.links, method.personalization, owners, sites)
+    in_links = remembered(method.links.chains, method.personalization, owners, sites)
     keeping = sum(len(site.clients) for site in sites) if experiment.task.training.momentum_state == "persist" else 0
     needed = 0
     for part, spec in method.personalization.parts.items():

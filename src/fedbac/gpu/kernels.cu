@@ -25,6 +25,7 @@ struct Buffers {
     const float* rates;        // [job] learning rates
     const float* anchors;      // [anchor][WEIGHTS] networks to which the penalty pulls
     const int* anchor;         // which of them pulls a (job, part), negative for zero; null where none does
+    const float* shift;        // [row][WEIGHTS] what is added to the clipped gradient; null where nothing is
     float* weights;            // [row][WEIGHTS]
     float* velocity;
     float* gradient;
@@ -823,7 +824,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(Buffers b, Rule rule, i
     if (threadIdx.x == 0) b.squares[row * SLICES + blockIdx.y] = sum;
 }
 
-// v <- momentum v + clipped gradient + decay w;  w <- w - rate v.
+// v <- momentum v + clipped gradient + shift + decay w;  w <- w - rate v.
 extern "C" __global__ void __launch_bounds__(256) update(Buffers b, Rule rule, int step) {
     int row = blockIdx.x, part = row % b.parts;
     int from = max((int)blockIdx.y * SLICE, rule.begin[part]), end = min(((int)blockIdx.y + 1) * SLICE, rule.end[part]);
@@ -837,9 +838,15 @@ extern "C" __global__ void __launch_bounds__(256) update(Buffers b, Rule rule, i
         scale = rule.max_norm / (sqrtf(sum) + 1e-6f);
         if (scale > 1) scale = 1;
     }
+    float clip = scale;
+    if (b.shift) scale = 1;
     size_t base = (size_t)row * WEIGHTS;
     for (int i = from + 4 * threadIdx.x; i < end; i += 4 * blockDim.x) {
         float4 g = *(float4*)(b.gradient + base + i), v = *(float4*)(b.velocity + base + i), w = *(float4*)(b.weights + base + i);
+        if (b.shift) {
+            float4 s = *(const float4*)(b.shift + base + i);
+            g = {clip * g.x + s.x, clip * g.y + s.y, clip * g.z + s.z, clip * g.w + s.w};
+        }
 #define MOVE(X) v.X = rule.momentum * v.X + (scale * g.X + decay * w.X), w.X -= rate * v.X;
         MOVE(x) MOVE(y) MOVE(z) MOVE(w)
         *(float4*)(b.velocity + base + i) = v;

@@ -7,6 +7,7 @@ struct Kind {
     float *weight, *velocity;  // [client][size]
     const float *gradient;
     const float *anchor;       // what pulls, or null for zero
+    const float *shift;        // what is added to the clipped gradient, or null for nothing
     int size, chunk;           // numbers of a client; its first chunk among those of all kinds
     int begin, end;            // the chunks over which the norm is taken that clips it
     float decay, penalty;
@@ -96,8 +97,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) update(Kinds kinds, int co
         read(kind.weight + at, many, whole, weight);
         read(kind.velocity + at, many, whole, velocity);
         pull(kind, at, many, whole, weight, out);
+        float by = scale;
+        if (kind.shift) {
+            float shift[4] = {};
+            read(kind.shift + at, many, whole, shift);
+            for (int i = 0; i < 4; ++i) out[i] = scale * out[i] + shift[i];
+            by = 1;
+        }
         for (int i = 0; i < 4; ++i) {
-            velocity[i] = momentum * velocity[i] + scale * out[i] + kind.decay * weight[i];
+            velocity[i] = momentum * velocity[i] + by * out[i] + kind.decay * weight[i];
             weight[i] -= rate * velocity[i];
         }
         write(kind.weight + at, many, whole, weight);

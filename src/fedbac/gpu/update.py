@@ -24,6 +24,7 @@ class Weights:
     velocity: Tensor
     gradient: Tensor
     anchor: Tensor | None
+    shift: Tensor | None
     decay: float
     penalty: float
     scope: int
@@ -32,7 +33,7 @@ class Weights:
 
 class _Kind(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("weight", "velocity", "gradient", "anchor")),
+        *((name, c_void_p) for name in ("weight", "velocity", "gradient", "anchor", "shift")),
         *((name, c_int) for name in ("size", "chunk", "begin", "end")),
         *((name, c_float) for name in ("decay", "penalty")),
     ]
@@ -61,8 +62,8 @@ def step(
     kinds = []
     for number, one in enumerate(moving):
         begin, end = firsts[scopes.index(one.scope)], ends[len(scopes) - 1 - scopes[::-1].index(one.scope)]
-        anchor = None if one.anchor is None else one.anchor.data_ptr()
-        places = one.weight.data_ptr(), one.velocity.data_ptr(), gradients[number].data_ptr(), anchor
+        anchor, shift = (None if given is None else given.data_ptr() for given in (one.anchor, one.shift))
+        places = one.weight.data_ptr(), one.velocity.data_ptr(), gradients[number].data_ptr(), anchor, shift
         kinds.append(_Kind(*places, one.weight[0].numel(), firsts[number], begin, end, one.decay, one.penalty))
     partial = torch.empty((len(counts), chunks), device=counts.device)
 

@@ -35,6 +35,21 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     layers = layers_of(network, examples.dataset.x_train.shape[1:])
     reason = _reason(network, scheme, examples, layers)
     known = layers if reason is None else None
+    trainer = _chosen(network, scheme, examples, runtime, known, reason)
+    if layers is not None and reason is not None and runtime.trainer == "auto":
+        level = logging.WARNING if examples.training.optimizer.kind != "sgd" else logging.INFO
+        log.log(level, "training through torch (%s), which is slower than our kernel: %s", trainer.path, reason)
+    return trainer
+
+
+def _chosen(
+    network: nn.Module,
+    scheme: Personalization,
+    examples: Examples,
+    runtime: Runtime,
+    known: native.Layers | None,
+    reason: str | None,
+) -> Trainer:
     buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
     if torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered)):
         return _on_gpu(network, scheme, examples, runtime, known, reason)
@@ -88,11 +103,13 @@ def _reason(
     network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers | None
 ) -> str | None:
     """Return why our kernels cannot train this network by this scheme, or None where they can."""
+    if (optimizer := examples.training.optimizer.kind) != "sgd":
+        return f"it knows only sgd, not task.training.optimizer {optimizer!r}"
     if scheme.terms is None:
         return f"personalization {scheme.kind!r} is not a sum of logits"
     if layers is None:
         return "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
-    found = obstacle(stages_of(Anatomy(scheme, network), network, examples.training), dict(network.named_parameters()))
+    found = obstacle(stages_of(Anatomy(scheme, network), examples.training), dict(network.named_parameters()))
     return None if found is None else f"personalization {scheme.kind!r}: {found}"
 
 

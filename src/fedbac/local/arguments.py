@@ -49,7 +49,20 @@ class Arguments:
 @cache
 def buffers_type(levels: int) -> type[Structure]:
     """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
-    names = ["pixels", "labels", "seen", "visits", "crop", "flip", "jobs", "slots", "rates", "anchors", "anchor"]
+    names = [
+        "pixels",
+        "labels",
+        "seen",
+        "visits",
+        "crop",
+        "flip",
+        "jobs",
+        "slots",
+        "rates",
+        "anchors",
+        "anchor",
+        "shift",
+    ]
     names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
     fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
     fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]

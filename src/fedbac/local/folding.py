@@ -5,7 +5,6 @@ take most of the time. Convolutions, pooling and group normalization fold the cl
 them are one grouped convolution, and nothing is moved in memory between layers. Linear layers are batched products.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from fedbac.local.convolution import convolve
 from fedbac.local.products import normalize, product
+from fedbac.models import duplicate
 
 Rule = Callable[..., Tensor | tuple[Tensor, ...]]
 """``rule(clients, dims, *tensors)`` computes for all clients; ``dims`` says which axis of a tensor is theirs, None if
@@ -54,7 +54,7 @@ def for_many(network: nn.Module) -> nn.Module:
 
     Layers of other kinds, and functions that a network calls by itself, follow those of ``vmap``.
     """
-    network = copy.deepcopy(network)
+    network = duplicate(network)
     for module in network.modules():
         forward = _FORWARDS.get(type(module))
         if forward is not None:

@@ -11,19 +11,18 @@ from torch import Tensor, nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
-from fedbac.core.requests import Begun, Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import Launch, Plan
 from fedbac.local.arguments import Arguments, Rule, buffers_type
 from fedbac.local.examples import Examples, rates
-from fedbac.local.foresight import Foresight
 from fedbac.local.losses import kept
-from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.room import Room, Sums
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
-from fedbac.local.visits import LANES, VisitTable
+from fedbac.local.visits import LANES, Visits, VisitTable
 from fedbac.native import Layers
 
 LEAST_ROOM = 64
@@ -61,7 +60,7 @@ class FusedTrainer:
         self.device = device
         self.examples, self.plan = examples, plan
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.moves = [self._moves(stage) for stage in self.stages]
         self.streams = Streams(LANES, device)
@@ -82,7 +81,7 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
-        self.layouts, self.ahead = Layouts(), Foresight(examples)
+        self.layouts, self.visits = Layouts(), Visits(examples)
         self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
     def _seen(self, pixels: Tensor) -> Tensor:
@@ -91,24 +90,29 @@ class FusedTrainer:
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, each at the moment and the rate of its own request."""
-        return self.begin(requests).finish()
+        return self.queue(requests)[1]()
 
-    def begin(self, requests: Sequence[Train]) -> Begun:
-        """Begin to train the clients of all requests: the device has all its work when this returns."""
+    def queue(self, requests: Sequence[Train]) -> tuple[list[Parts], Callable[[], list[Trained]]]:
+        """Give the device all its work to train the clients of all requests.
+
+        Return what the clients of each will come back with: what is computed from it waits its turn on the device. And
+        return what waits for the device, and then knows the losses.
+        """
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
         batches = {
-            stage.epochs: VisitTable(self.examples, jobs, stage.epochs, self.ahead) for stage in running.values()
+            stage.epochs: VisitTable(self.examples, jobs, stage.epochs, self.visits) for stage in running.values()
         }
         order = next(iter(batches.values())).order  # by batches in an epoch, however many epochs there are
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests])[order] for n in networks}
         before = momenta(self.anatomy, requests, networks)
-        velocity = {}
-        if before is not None:
-            at = trees.onto(order, self.device)
-            velocity = {n: self._inside(v.to(self.device)[at]) for n, v in before.items()}
-        fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity)
+        shift = shifts(self.anatomy, requests, networks, self.like, self.device)
+        at = trees.onto(order, self.device)
+        velocity, shift = (
+            {n: self._inside(v.to(self.device)[at]) for n, v in given.items()} for given in (before or {}, shift)
+        )
+        fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity, shift)
         self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
         sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in running.values()))
         for number, stage in running.items():
@@ -116,7 +120,7 @@ class FusedTrainer:
             self._run(self.moves[number], fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
         place = np.argsort(order)
-        told = sums.begin(next(iter(batches.values())).used_J, place)
+        told = sums.fetch(next(iter(batches.values())).used_J, place)
         now = self._outside({n: fleet.now(n) for n in networks}, place)
         moving = None if before is None else self._outside({n: fleet.velocity_JD[n] for n in networks}, place)
         ends = np.cumsum([len(request.clients) for request in requests]).tolist()
@@ -124,14 +128,14 @@ class FusedTrainer:
         parts = [self._parts(now, jobs) for jobs in mine]
 
         def finish() -> list[Trained]:
-            self.ahead.look_ahead(requests, batches)  # before the host waits for the device
+            self.visits.prefetch(requests, batches)  # before the host waits for the device
             losses, out = told(), []
             for request, jobs, parts_C in zip(requests, mine, parts, strict=True):
                 momentum = None if moving is None or request.momentum is None else self._parts(moving, jobs)
                 out.append(losses.of(request, jobs, parts_C, momentum))
             return out
 
-        return Begun(parts, finish)
+        return parts, finish
 
     def _moves(self, stage: Stage) -> Moves:
         spans = [span(stage, network, self.like) for network in stage.networks]
@@ -161,6 +165,9 @@ class FusedTrainer:
         else:
             velocity.copy_(before)
         there = self._tables(batches, rate_J, spans if stage.anchors else (), fleet)
+        shift = fleet.shift(stage.networks)
+        if shift is not None:
+            there["shift"] = shift
         given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
         arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
         with self.streams.fork() as streams:
@@ -201,7 +208,7 @@ class FusedTrainer:
         sums.point(given.buffers, jobs)
         for name in ("visits", "crop", "flip"):
             given.point(name, there.get(name))
-        for name in ("jobs", "rates", "anchor"):
+        for name in ("jobs", "rates", "anchor", "shift"):
             given.point(name, there[name][jobs] if name in there else None)
         given.buffers.anchors = fleet.table_TD.data_ptr() if "anchor" in there else None
         given.rule = rule
@@ -220,11 +227,11 @@ class FusedTrainer:
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, each distinct network once per example of a request."""
-        return self.begin_evaluation(requests)()
+        return self.queue_evaluation(requests)()
 
-    def begin_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
-        """Begin to evaluate: the device has all its work when this returns, and what is returned waits for it."""
-        begun: list[tuple[list[int], Callable[[], list[Measured]]]] = []
+    def queue_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
+        """Give the device all its work to evaluate the models of all requests; what is returned waits for it."""
+        queued: list[tuple[list[int], Callable[[], list[Measured]]]] = []
         for test in (False, True):
             together: dict[int, tuple[Evaluate, list[IntArray]]] = {}
             scored = 0
@@ -236,13 +243,13 @@ class FusedTrainer:
                 scored += (1 if request.paired else request.num_models) * len(self.anatomy.judged) * examples
                 together[r] = request, groups
                 if scored > SCORED_AT_ONCE:
-                    begun.append((list(together), self._evaluate(list(together.values()))))
+                    queued.append((list(together), self._evaluate(list(together.values()))))
                     together, scored = {}, 0
-            begun.append((list(together), self._evaluate(list(together.values()))))
+            queued.append((list(together), self._evaluate(list(together.values()))))
 
         def finish() -> list[Measured]:
             measured: dict[int, Measured] = {}
-            for asked, found in begun:
+            for asked, found in queued:
                 measured |= zip(asked, found(), strict=True)
             return [measured[r] for r in range(len(requests))]
 
@@ -253,7 +260,7 @@ class FusedTrainer:
         self.room, self.layouts = Room(self.plan, 0, self.device), Layouts()
 
     def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Callable[[], list[Measured]]:
-        """Begin to evaluate requests about one split, given with their groups of examples."""
+        """Queue the evaluation of requests about one split, given with their groups of examples."""
         if not requests:
             return list
         table = NetworkTable(self.anatomy)

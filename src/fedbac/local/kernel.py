@@ -13,7 +13,7 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Losses
-from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present
+from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.stages import Stage, places, span, stages_now, stages_of
 from fedbac.native.interruptible import interruptible
 
@@ -31,7 +31,7 @@ class NativeTrainer:
         self.layers = layers
         self.threads = threads
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}
         self.images = {"train": self._images("train"), "test": self._images("test")}
 
@@ -40,7 +40,8 @@ class NativeTrainer:
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests]) for n in networks}
         kept = momenta(self.anatomy, requests, networks)
-        fleet = Fleet(table.stacked(), row_J, kept)
+        shift = shifts(self.anatomy, requests, networks, self.like, self.device)
+        fleet = Fleet(table.stacked(), row_J, kept, shift)
         num_jobs = sum(len(request.clients) for request in requests)
         loss_J, square_J, epochs = np.zeros(num_jobs), np.zeros(num_jobs), []
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
@@ -72,7 +73,7 @@ class NativeTrainer:
     ) -> native.Outcome:
         """Run a phase of all jobs; momentum is handed on only where it ``goes_on``."""
         table_TD, start_JP = fleet.start(stage.networks)
-        velocity_JPD = fleet.velocity(stage.networks)
+        velocity_JPD, shift_JPD = fleet.velocity(stage.networks), fleet.shift(stage.networks)
         training, spans = self.examples.training, [span(stage, network, self.like) for network in stage.networks]
         anchor_JP = None
         if stage.anchors:
@@ -100,6 +101,7 @@ class NativeTrainer:
                 anchors_AD=None if anchor_JP is None else fleet.table_TD.numpy(),
                 anchor_JP=anchor_JP,
                 velocity_JPD=None if velocity_JPD is None else velocity_JPD.numpy(),
+                shift_JPD=None if shift_JPD is None else shift_JPD.numpy(),
                 return_velocity=goes_on,
                 num_threads=self.threads,
                 stop=stop,

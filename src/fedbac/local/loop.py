@@ -1,6 +1,5 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,12 +14,14 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
+from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
 from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
 from fedbac.local.threads import one_thread, seeded
+from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
 
@@ -32,8 +33,8 @@ class FlatModel:
     """
 
     def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
-        self.modules = {name: copy.deepcopy(network) for name in names}
-        self.weight = torch.zeros(len(names) * sum(p.numel() for p in network.parameters()))
+        self.modules = {name: duplicate(network) for name in names}
+        self.weight = torch.zeros(len(names) * sum(p.numel() for p in network.parameters() if p.requires_grad))
         self.gradient = torch.zeros_like(self.weight)
         self.others = {name: buffer.clone() for name, buffer in network.named_buffers()}
         self.at: dict[str, dict[str, slice]] = {}
@@ -42,6 +43,8 @@ class FlatModel:
         for network_name, module in self.modules.items():
             self.at[network_name] = {}
             for name, parameter in module.named_parameters():
+                if not parameter.requires_grad:  # frozen: all copies share it
+                    continue
                 stop = start + parameter.numel()
                 parameter.data = self.weight[start:stop].view_as(parameter)
                 parameter.grad = self.gradient[start:stop].view_as(parameter)
@@ -57,9 +60,12 @@ class FlatModel:
         """Copy weights (and buffers) in."""
         module = self.modules[network]
         with torch.no_grad():
-            for name, value in [*module.named_parameters(), *module.named_buffers()]:
-                # Buffers that are not averaged, such as counters, begin anew with every client.
-                value.copy_(params[name] if name in params else self.others[name])
+            for name, parameter in module.named_parameters():
+                if name in self.at[network]:
+                    parameter.copy_(params[name])
+            for name, buffer in module.named_buffers():
+                # Those that are not averaged, such as counters, begin anew with every client.
+                buffer.copy_(params[name] if name in params else self.others[name])
 
     def read(self, network: str, names: Iterable[str]) -> Params:
         """Copy weights (and buffers) out."""
@@ -84,7 +90,8 @@ class FlatModel:
         for network, module in self.modules.items():
             moved = {name for moving in stage.moving.get(network, ()) for name in moving.names}
             for name, parameter in module.named_parameters():
-                parameter.requires_grad_(name in moved)
+                if name in self.at[network]:
+                    parameter.requires_grad_(name in moved)
 
     def runs(self, stage: Stage, networks: Iterable[str]) -> list[slice]:
         """Return where the weights of these networks lie that move, those side by side as one."""
@@ -147,7 +154,7 @@ class LoopTrainer:
         self.examples = examples
         self.scheme = scheme
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
         self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network
 
@@ -170,11 +177,8 @@ class LoopTrainer:
         for network in networks:
             self.model.load(network, self.anatomy.assemble(start, network))
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
-        velocity = torch.zeros_like(self.model.weight)
-        for part, buffers in (request.momentum or {}).items():
-            for network in self.scheme.parts[part].networks:
-                for name, value in buffers.items():
-                    velocity[self.model.at[network][name]] = value[index].reshape(-1)
+        velocity = self._flat(request.momentum or {}, index)
+        shift = self._flat(request.shift, index) if request.shift else None
         taught = lesson(self.teacher, request, index)
         stages = stages_now(self.stages, [request])
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages)), 0
@@ -182,13 +186,12 @@ class LoopTrainer:
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
             for number, stage in enumerate(stages):
-                step = self._stepper(stage, received, velocity, float(request.rates(number)[index]))
+                step = self._stepper(stage, received, velocity, shift, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
                     loss = F.cross_entropy(logits, y)
-                    if loss.requires_grad:  # not where the user froze all that the phase would move
-                        learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
-                        learned.backward()  # type: ignore[no-untyped-call]
+                    learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
+                    learned.backward()  # type: ignore[no-untyped-call]
                     step()
                     tally.add(begun + epoch, loss, logits, y)
                 begun += stage.epochs
@@ -207,6 +210,16 @@ class LoopTrainer:
             }
         parts = {part: parts[part] for part in self.scheme.parts if part in parts}
         return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
+
+    def _flat(self, parts_C: Parts, index: int) -> Tensor:
+        """Return numbers of a client's weights where these lie; zero where there are none."""
+        out = torch.zeros_like(self.model.weight)
+        for part, params in parts_C.items():
+            for network in self.scheme.parts[part].networks:
+                for name, value in params.items():
+                    if name in self.model.at[network]:
+                        out[self.model.at[network][name]] = value[index].reshape(-1)
+        return out
 
     def _place(self, part: str, name: str) -> slice:
         return self.model.at[self.scheme.parts[part].networks[0]][name]
@@ -234,8 +247,10 @@ class LoopTrainer:
                 "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
             ) from error
 
-    def _stepper(self, stage: Stage, received: Tensor, velocity: Tensor, rate: float) -> Callable[[], None]:
-        """Return the update of one step: pull, clip, weight decay, momentum, as PyTorch's SGD does them."""
+    def _stepper(
+        self, stage: Stage, received: Tensor, velocity: Tensor, shift: Tensor | None, rate: float
+    ) -> Callable[[], None]:
+        """Return the update of one step: pull, clip, shift, and then as PyTorch's SGD or AdamW goes on."""
         training, model = self.examples.training, self.model
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
@@ -245,9 +260,13 @@ class LoopTrainer:
         moving = model.runs(stage, stage.moving)
         each = [model.runs(stage, (network,)) for network in stage.moving]
         clipped = [moving] if moving and training.clip_scope == "joint" else each
+        adam = adamw_of(training)
+        first, second, steps = torch.zeros_like(velocity), torch.zeros_like(velocity), 0
 
         @torch.no_grad()
         def step() -> None:
+            nonlocal steps
+            steps += 1
             if penalized:
                 gradient.addcmul_(penalty, weight if anchor is None else weight - anchor)
             if training.clip_norm is not None:
@@ -255,10 +274,17 @@ class LoopTrainer:
                     norm = torch.linalg.vector_norm(_joined(gradient, runs))
                     for run in runs:
                         gradient[run].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
-            gradient.addcmul_(decay, weight)
+            if shift is not None:
+                gradient.add_(shift)
+            if adam is None:
+                gradient.addcmul_(decay, weight)
             for run in moving:  # what is held still neither moves nor loses its momentum
-                velocity[run].mul_(training.momentum).add_(gradient[run])
-                weight[run].add_(velocity[run], alpha=-rate)
+                if adam is None:
+                    velocity[run].mul_(training.momentum).add_(gradient[run])
+                    weight[run].add_(velocity[run], alpha=-rate)
+                else:
+                    moments, corrected = (first[run], second[run]), corrections(adam, steps)
+                    adamw_step(adam, weight[run], moments, gradient[run], decay[run], rate, corrected)
             gradient.zero_()
 
         return step

@@ -47,13 +47,18 @@ class Fleet:
     """The networks of all jobs from phase to phase: those that have moved, and the others as they were received."""
 
     def __init__(
-        self, table_TD: Tensor, row_J: Mapping[str, IntArray], velocity_JD: Mapping[str, Tensor] | None = None
+        self,
+        table_TD: Tensor,
+        row_J: Mapping[str, IntArray],
+        velocity_JD: Mapping[str, Tensor] | None = None,
+        shift_JD: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.table_TD = table_TD
         self.row_J = row_J
         """By network, the rows of the table that the jobs received."""
         self.moved_JD: dict[str, Tensor] = {}
         self.velocity_JD = dict(velocity_JD or {})
+        self.shift_JD = shift_JD or {}
 
     def start(self, networks: Sequence[str]) -> tuple[Tensor, IntArray]:
         """Return a table, and its rows where the jobs find each of these networks as they are now."""
@@ -76,6 +81,10 @@ class Fleet:
             return None
         rest_JD = torch.zeros_like(known[0])
         return torch.stack([self.velocity_JD.get(network, rest_JD) for network in networks], 1)
+
+    def shift(self, networks: Sequence[str]) -> Tensor | None:
+        """Return what is added to the gradients of these networks; None where nothing is."""
+        return torch.stack([self.shift_JD[network] for network in networks], 1) if self.shift_JD else None
 
     def move(
         self, stage: Stage, now_JPD: Tensor, velocity_JPD: Tensor | None, places: Mapping[Copy, Sequence[slice]]
@@ -116,6 +125,21 @@ def momenta(anatomy: Anatomy, requests: Sequence[Train], networks: Sequence[str]
         network: torch.cat([trees.rows(anatomy.assemble(momentum, network)) for momentum in given])
         for network in networks
     }
+
+
+def shifts(
+    anatomy: Anatomy, requests: Sequence[Train], networks: Sequence[str], like: Params, device: torch.device
+) -> dict[str, Tensor]:
+    """Return what is added to the gradients of the jobs of all requests, by network; nothing where none has any."""
+
+    def rows(request: Train, network: str) -> Tensor:
+        given = {n: v for part in anatomy.parts[network] for n, v in request.shift.get(part, {}).items()}
+        shape = (len(request.clients),)
+        none = {n: torch.zeros(shape + v.shape, device=device) for n, v in like.items() if n not in given}
+        return trees.rows({n: none[n] if n in none else given[n].to(device) for n in like})
+
+    asked = any(request.shift for request in requests)
+    return {network: torch.cat([rows(r, network) for r in requests]) for network in networks if asked}
 
 
 def parts_of(anatomy: Anatomy, rows_CD: Mapping[str, Tensor], like: Params) -> Parts:

@@ -43,9 +43,12 @@ def _begin(parcel: str) -> None:
         _worker = LoopTrainer(*pickle.load(file))
 
 
-def _train(request: Train, bank: Packed, momentum: Packed | None) -> tuple[Packed, Packed | None, Learned]:
+def _train(
+    request: Train, bank: Packed, momentum: Packed | None, shift: Packed
+) -> tuple[Packed, Packed | None, Learned]:
     """Return what a client comes back with: its parts and momentum packed, and the rest."""
-    whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) if momentum else None)
+    before = _unpack(momentum) if momentum else None
+    whole = replace(request, bank=_unpack(bank), momentum=before, shift=_unpack(shift))
     learned = _worker.train_one(whole, 0)
     packed = _pack(learned.parts), _pack(learned.momentum) if learned.momentum else None
     return *packed, learned._replace(parts={}, momentum=None)
@@ -86,8 +89,8 @@ class PoolTrainer:
             bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
             momentum = None if one.momentum is None else _pack(one.momentum)
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
-            light = replace(one, bank={}, row_C=first, momentum=None, teachers=_own(one.teachers))
-            calls.append((light, _pack(bank), momentum))
+            light = replace(one, bank={}, row_C=first, momentum=None, shift={}, teachers=_own(one.teachers))
+            calls.append((light, _pack(bank), momentum, _pack(one.shift)))
         for job, (parts, after, rest) in zip(left, self._spread(_train, calls), strict=True):
             done[job] = rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None)
         return [gather([done[r, c] for c in range(len(request.clients))]) for r, request in enumerate(requests)]

@@ -54,8 +54,11 @@ class Sums:
             setattr(buffers, name, None if sums is None else sums[jobs].data_ptr())
         buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
 
-    def begin(self, used_J: IntArray, place: IntArray) -> Callable[[], Losses]:
-        """Begin to sum up, given the examples of an epoch, with the jobs in these places; what is returned waits."""
+    def fetch(self, used_J: IntArray, place: IntArray) -> Callable[[], Losses]:
+        """Have the sums copied to the host, given the examples of an epoch, with the jobs in these places.
+
+        What is returned waits for them.
+        """
         used_J = np.maximum(used_J, 1)
         seen_J = self.num_epochs * used_J
         loss = trees.to_host(self.loss.sum(1))

@@ -1,10 +1,9 @@
-"""All clients' weights in one stack, and the batches they visit in step: what the ``torch.func`` trainer works on."""
+"""All clients' weights in one stack: what the ``torch.func`` trainer works on."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,9 @@ from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.gpu import update
+from fedbac.local.adamw import adamw_of, adamw_step, corrections
+from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples
-from fedbac.local.foresight import Foresight
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
 from fedbac.local.teaching import Faculty, distilled, joined_bank
@@ -31,66 +31,6 @@ ROOM_SHRINK = 4
 """So much smaller are batches before they have a graph of their own: the last of an epoch are."""
 
 Precision = Literal["float32", "tf32", "bf16"]
-Job = tuple[Train, int]
-"""A client: its request, and its place there."""
-
-
-class BatchTable:
-    """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
-
-    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], ahead: Foresight) -> None:
-        batch = examples.batch_room
-        sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
-        cut = {size: examples.batches(size) for size in set(sizes)}
-        used = [(cut[size] or [slice(0, 0)])[-1].stop for size in sizes]
-        per_epoch = np.array([len(cut[size]) for size in sizes], dtype=np.int64)
-        self.steps_FC = np.array([stage.epochs * per_epoch for stage in stages])
-        self.num_steps = int(self.steps_FC.max(initial=0))
-        self.used, self.per_epoch = np.array(used, dtype=np.float64), per_epoch
-        """Examples and batches of an epoch, by client."""
-        self.first_F = np.cumsum([0, *(stage.epochs for stage in stages)]).tolist()
-        """The first epoch of every phase among those of all, and their number."""
-        shape = (len(stages), self.num_steps, len(jobs))
-        self.count = np.zeros(shape, dtype=np.int64)
-        self.index = np.zeros((*shape, batch), dtype=np.int64)
-        self.offset = np.zeros((*shape, batch, 2), dtype=np.int64) if examples.augment else None
-        self.flip = np.zeros((*shape, batch), dtype=bool) if examples.augment else None
-        for _, alike in groupby(range(len(jobs)), key=lambda c: sizes[c]):  # those of a size lie side by side
-            mine = list(alike)
-            rows, many, seen = slice(mine[0], mine[-1] + 1), int(per_epoch[mine[0]]), used[mine[0]]
-            if seen == 0:
-                continue
-            full = np.full(many, batch)
-            full[-1] = seen - (many - 1) * batch
-            for f, stage in enumerate(stages):
-                addresses = [(jobs[c][0].clients[jobs[c][1]], jobs[c][0].round, jobs[c][0].edge_round) for c in mine]
-                visits = [ahead.visits(*address, stage.epochs) for address in addresses]
-                at = (f, slice(0, stage.epochs * many), rows)
-
-                def lay(
-                    target: np.ndarray, values: list[np.ndarray], many: int = many, seen: int = seen, at: Any = at
-                ) -> None:
-                    """Cut rows of visits into batches, the last padded, and lay them out step after step."""
-                    # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
-                    told = np.array(values)
-                    padded = np.repeat(told[:, :, :1], many * batch, axis=2)
-                    padded[:, :, :seen] = told[:, :, :seen]
-                    target[at] = padded.reshape(len(told), -1, batch, *told.shape[3:]).swapaxes(0, 1)
-
-                lay(self.index, visits)
-                self.count[at] = np.tile(full, stage.epochs)[:, None]
-                if self.offset is not None and self.flip is not None:
-                    drawn = [examples.distortions(*a, v) for a, v in zip(addresses, visits, strict=True)]
-                    lay(self.offset, [one[0].numpy() for one in drawn if one is not None])
-                    lay(self.flip, [one[1].numpy() for one in drawn if one is not None])
-
-    def active(self, phase: int, step: int) -> int:
-        """Return how many clients, the first of the stack, still have a batch at this step of a phase."""
-        return int((self.steps_FC[phase] > step).sum())
-
-    def largest(self, phase: int, step: int) -> int:
-        """Return the examples of the largest batch at this step of a phase."""
-        return int(self.count[phase, step].max(initial=0))
 
 
 class Stack:
@@ -104,7 +44,7 @@ class Stack:
         examples: Examples,
         source: tuple[Tensor, Tensor],
         table: BatchTable,
-        like: Parts,
+        like: Train,
         precision: Precision,
     ) -> None:
         self.network, self.anatomy, self.examples, self.source = network, anatomy, examples, source
@@ -125,12 +65,16 @@ class Stack:
         self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
         self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
         self.keep: frozenset[Kept] = frozenset()
-        self.parts = {part: self._buffers(params) for part, params in like.items()}
-        trained = {name for name, _ in network.named_parameters()}
+        self.parts = {part: self._buffers(params) for part, params in like.bank.items()}
         self.velocity = {
-            part: {name: torch.zeros_like(value) for name, value in params.items() if name in trained}
+            part: {name: torch.zeros_like(value) for name, value in params.items() if name not in anatomy.buffers}
             for part, params in self.parts.items()
         }
+        self.adam = adamw_of(examples.training)
+        self.second = {part: trees.zeros(params) for part, params in self.velocity.items()} if self.adam else {}
+        """The second moments of AdamW, whose first are in place of velocities."""
+        self.shift = {part: trees.zeros(self.velocity[part]) for part in like.shift}
+        """What is added to gradients, of the parts of which it ever was."""
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
         self.faculty: Faculty | None = None
@@ -145,10 +89,11 @@ class Stack:
     def _buffers(self, like: Params) -> Params:
         return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}
 
-    def holds(self, table: BatchTable) -> bool:
-        """Whether a round of this shape fits the buffers, and has the epochs that captured graphs know."""
+    def holds(self, table: BatchTable, requests: Sequence[Train]) -> bool:
+        """Whether a round of this shape fits the buffers, and has the epochs and shifts that captured graphs know."""
         fits = table.count.shape[2] <= self.capacity and table.num_steps <= self.num_steps
-        return fits and table.first_F == self.first_F
+        known = all(request.shift.keys() <= self.shift.keys() for request in requests)
+        return fits and known and table.first_F == self.first_F
 
     def load(self, table: BatchTable, requests: Sequence[Train], order: IntArray, stages: Sequence[Stage]) -> None:
         """Put the start of a round in place; ``order`` says which client of all requests each row is."""
@@ -179,6 +124,15 @@ class Stack:
                 else:
                     rows = torch.from_numpy(order).to(self.device)
                     value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
+        for part, buffers in self.shift.items():
+            for name, value in buffers.items():
+                value.zero_()
+                begin, place = 0, torch.from_numpy(np.argsort(order)).to(self.device)
+                for request in requests:
+                    mine = place[begin : begin + len(request.clients)]
+                    begin += len(request.clients)
+                    if name in request.shift.get(part, {}):
+                        value[mine] = request.shift[part][name].to(self.device)
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
@@ -208,6 +162,14 @@ class Stack:
             rows.append(place_C + stacks[key][0])
         return trees.join([stack for _, stack in stacks.values()]), np.concatenate(rows)
 
+    def begin_phase(self) -> None:
+        """Begin a phase."""
+        self.step.zero_()
+        for tree in (self.velocity, self.second) if self.adam else ():
+            for params in tree.values():
+                for value in params.values():
+                    value.zero_()
+
     def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
         """One SGD step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
         rows, room = self.capacity, self.examples.batch_room
@@ -234,7 +196,9 @@ class Stack:
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
         tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
-        tensors += [v for tree in (self.parts, self.velocity) for params in tree.values() for v in params.values()]
+        tensors += [
+            v for tree in (self.parts, self.velocity, self.second) for params in tree.values() for v in params.values()
+        ]
         saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -298,8 +262,7 @@ class Stack:
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
-        if stage.moving:  # not where the user froze all that the phase would move
-            self._move(number, stage, gradient, count_A)
+        self._move(number, stage, gradient, count_A)
         lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.loss_sum[:rows] += lost_A
         if "square" in self.keep:
@@ -319,7 +282,11 @@ class Stack:
             network: {name: networks[network][name][:rows] for part in parts for name in part.names}
             for network, parts in stage.moving.items()
         }
-        if self.device.type == "cuda" and gpu.available():
+        shift = {
+            network: {k: v[:rows] for part in self.anatomy.parts[network] for k, v in self.shift.get(part, {}).items()}
+            for network in moving
+        }
+        if self.device.type == "cuda" and gpu.available() and self.adam is None:
             joint = training.clip_scope == "joint"
             weights = [
                 update.Weights(
@@ -327,6 +294,7 @@ class Stack:
                     velocity[network][name][:rows],
                     gradient[network][name],
                     None if part.anchor is None or not part.penalty else self.received[part.anchor][name][:rows],
+                    shift[network].get(name),
                     part.decay,
                     part.penalty,
                     0 if joint else scope,
@@ -349,6 +317,9 @@ class Stack:
             for scope in scopes:
                 pieces = [g for network in scope for g in gradient[network].values()]
                 scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
+        if self.adam is not None:
+            second = {n: self.anatomy.assemble(self.second, n) for n in stage.moving}
+            corrected = [torch.as_tensor(one).float() for one in corrections(self.adam, (self.step + 1).double())]
         rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, training.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
@@ -356,7 +327,14 @@ class Stack:
                     weight, before = moving[network][name], velocity[network][name][:rows]
                     each = (-1, *[1] * (weight.dim() - 1))
                     push = torch.where(alive_A.reshape(each), gradient[network][name], 0.0)  # 0 · NaN is NaN
+                    if self.adam is not None:
+                        push = push * scale[network].reshape(each) + shift[network].get(name, 0.0)
+                        moments = before, second[network][name][:rows]
+                        adamw_step(self.adam, weight, moments, push, part.decay, -rate_A.reshape(each), corrected)
+                        continue
                     before.mul_(coast_A.reshape(each)).addcmul_(push, scale[network].reshape(each))
+                    if name in shift[network]:
+                        before.addcmul_(shift[network][name], alive_A.float().reshape(each))
                     if part.decay:
                         before.addcmul_(weight, (part.decay * alive_A).reshape(each))
                     weight.addcmul_(before, rate_A.reshape(each))

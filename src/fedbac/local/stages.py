@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Anatomy, Params, Phase
 from fedbac.core.requests import Train
@@ -60,10 +58,9 @@ class Stage:
         return frozenset(anchor for anchor in found if anchor is not None)
 
 
-def stages_of(anatomy: Anatomy, network: nn.Module, training: Training) -> tuple[Stage, ...]:
-    """Return the phases of a scheme for a network; weights that the user froze never move."""
-    trainable = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-    return tuple(_stage(anatomy, phase, trainable, training) for phase in anatomy.scheme.phases())
+def stages_of(anatomy: Anatomy, training: Training) -> tuple[Stage, ...]:
+    """Return the phases of a scheme."""
+    return tuple(_stage(anatomy, phase, training) for phase in anatomy.scheme.phases())
 
 
 def stages_now(stages: Sequence[Stage], requests: Sequence[Train]) -> tuple[Stage, ...]:
@@ -77,7 +74,7 @@ def stages_now(stages: Sequence[Stage], requests: Sequence[Train]) -> tuple[Stag
     return tuple(stage if number in running else replace(stage, epochs=0) for number, stage in enumerate(stages))
 
 
-def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Training) -> Stage:
+def _stage(anatomy: Anatomy, phase: Phase, training: Training) -> Stage:
     scheme = anatomy.scheme
     terms = phase.terms if phase.terms is not None else scheme.terms
     networks = anatomy.networks if terms is None else terms
@@ -100,27 +97,23 @@ def _stage(anatomy: Anatomy, phase: Phase, trainable: set[str], training: Traini
                     "layers; a part can be pulled only to one of the same layers"
                 )
         strength, clipped = (0.0, True) if pull is None else (pull.strength, pull.clipped)
-        names = tuple(name for name in anatomy.weights[part] if name in trainable)
-        if not names:  # the user froze all of it
-            continue
         here = Moving(
-            names=names,
+            names=tuple(name for name in anatomy.weights[part] if name not in anatomy.buffers),
             decay=training.weight_decay + (0.0 if clipped else strength),
             penalty=strength if clipped else 0.0,
             anchor=anchor,
         )
         moving[network] = (*moving.get(network, ()), here)
     epochs = training.epochs if phase.epochs is None else phase.epochs
-    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks, trainable), phase.taught)
+    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), phase.taught)
 
 
-def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str], trainable: set[str]) -> tuple[Copy, ...]:
+def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str]) -> tuple[Copy, ...]:
     """Return what networks take over: weights that moved, and statistics that their layers gather while they run."""
     found = []
     for part, spec in anatomy.scheme.parts.items():
         ran = [network for network in spec.networks if network in networks]
-        moved = trainable if part in phase.moves else set()
-        names = tuple(n for n in anatomy.weights[part] if n in moved or n in anatomy.buffers)
+        names = tuple(n for n in anatomy.weights[part] if part in phase.moves or n in anatomy.buffers)
         if ran and names and len(spec.networks) > 1:
             found.append(Copy(names, ran[0], tuple(network for network in spec.networks if network != ran[0])))
     return tuple(found)

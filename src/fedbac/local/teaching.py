@@ -1,6 +1,5 @@
 """Learning from teachers: what they predict for a batch, and the loss of those who learn it."""
 
-import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.requests import Teachers, Train
 from fedbac.core.settings import IntArray
+from fedbac.models import duplicate
 
 
 def distilled(
@@ -122,4 +122,4 @@ def _places(requests: Sequence[Train]) -> dict[int, int]:
 
 def at_rest(network: nn.Module) -> nn.Module:
     """Return a copy of a network that predicts and does not train: without dropout, by the statistics it has."""
-    return copy.deepcopy(network).eval()
+    return duplicate(network).eval()

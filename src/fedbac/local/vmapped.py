@@ -5,6 +5,7 @@ On a GPU a step of such a prefix is captured once in a CUDA graph that reads its
 a round is a row of replays, without a Python call per layer.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,13 +23,16 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
+from fedbac.local.adamw import adamw_of
+from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
-from fedbac.local.foresight import Foresight
 from fedbac.local.loop import distinct, recall
-from fedbac.local.stack import BatchTable, Precision, Stack
+from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.threads import seeded
+from fedbac.local.visits import Visits
+from fedbac.models import weights
 
 EVALUATION_BATCH = 2048
 WEIGHT_COPIES, ON_THE_WAY = 6, 1.5
@@ -55,22 +59,23 @@ class VmapTrainer:
         self.path = f"torch-vmap-{device.type}" + ("" if precision == "float32" else f"-{precision}")
         self.examples = examples
         self.scheme = scheme
-        self.network, self.precision = network.to(device), precision
+        self.network, self.precision = copy.deepcopy(network).to(device), precision
         self.many = for_many(self.network)
         self.anatomy = Anatomy(scheme, network)
-        self.stages = stages_of(self.anatomy, network, examples.training)
+        self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
-        self.ahead = Foresight(examples)
-        size = sum(4 * value.numel() for value in network.parameters())
-        each = WEIGHT_COPIES * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
+        self.visits = Visits(examples)
+        size = sum(4 * value.numel() for value in weights(network).values())
+        copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
+        each = copies * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
 
     def _bytes_per_example(self) -> float:
         """Return what a network keeps of an example until its gradient is taken, found by a look at two."""
         x = self.examples.normalize(self.source["train"][0][:2])
-        own = {name: value.detach()[None].requires_grad_() for name, value in self.network.named_parameters()}
+        own = {name: value[None].requires_grad_() for name, value in weights(self.network).items()}
         known = {value.untyped_storage().data_ptr() for value in (x, *own.values())}
         kept: dict[int, int] = {}
 
@@ -97,12 +102,11 @@ class VmapTrainer:
         sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
         order = np.argsort([-size for size in sizes], kind="stable")
         stages = stages_now(self.stages, requests)
-        table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.ahead)
-        if self.stack is None or not self.stack.holds(table):
+        table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.visits)
+        if self.stack is None or not self.stack.holds(table, requests):
             self.stack = None  # the old one goes before the new one comes
-            bank = requests[0].bank
             parts = self.network, self.many, self.anatomy, self.examples, self.source["train"]
-            self.stack = Stack(*parts, table, bank, self.precision)
+            self.stack = Stack(*parts, table, requests[0], self.precision)
         stack = self.stack
         stack.load(table, requests, order, stages)
         self.many.train(True)
@@ -110,10 +114,10 @@ class VmapTrainer:
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
         with _kernels(self.precision), seeded(seed, self.device):
             for number, stage in enumerate(stages):
-                stack.step.zero_()
+                stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):
                     stack.advance(number, stage, table.active(number, step), table.largest(number, step))
-        self.ahead.look_ahead(requests, {stage.epochs for stage in stages})  # before the host waits for the device
+        self.visits.prefetch(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
         rank = np.argsort(order)
         out, begin = [], 0

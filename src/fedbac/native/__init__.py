@@ -105,7 +105,7 @@ class Visits:
 class Sgd:
     """How jobs train; a number given for all parts may also be a sequence with one entry for each.
 
-    g = ∇(mean cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6));
+    g = ∇(mean cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6)) + shift;
     v ← momentum·v + g + weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
     """
 
@@ -172,6 +172,7 @@ def train(
     anchors_AD: NDArray[np.float32] | None = None,
     anchor_JP: NDArray[np.int64] | None = None,
     velocity_JPD: NDArray[np.float32] | None = None,
+    shift_JPD: NDArray[np.float32] | None = None,
     return_velocity: bool = False,
     num_threads: int = 1,
     instruction_set: str | None = None,
@@ -201,6 +202,7 @@ def train(
     flip = None if visits.flip_S is None else _shaped("flip_S", visits.flip_S, np.uint8, (len(examples),))
     size = (num_jobs, num_parts, layers.num_parameters)
     velocity_in = None if velocity_JPD is None else _shaped("velocity_JPD", velocity_JPD, np.float32, size)
+    shift = None if shift_JPD is None else _shaped("shift_JPD", shift_JPD, np.float32, size)
     velocity_out = np.empty(size, np.float32) if return_velocity else None
     weight_decay, l2 = (
         np.ascontiguousarray(np.broadcast_to(value, num_parts), np.float32) for value in (sgd.weight_decay, sgd.l2)
@@ -230,7 +232,7 @@ def train(
         learning_rate=_pointer(rate, c_float), momentum=sgd.momentum, weight_decay=_pointer(weight_decay, c_float),
         l2=_pointer(l2, c_float), anchors=_pointer(anchors, c_float), anchor=_pointer(anchor, c_int64),
         moving_begin=_pointer(moving_begin, c_int64), moving_end=_pointer(moving_end, c_int64), max_norm=sgd.max_norm,
-        clip_per_part=sgd.clip_per_part, velocity_in=_pointer(velocity_in, c_float),
+        clip_per_part=sgd.clip_per_part, shift=_pointer(shift, c_float), velocity_in=_pointer(velocity_in, c_float),
         velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
         loss=_pointer(loss, c_double), square=_pointer(square, c_double), epoch_loss=_pointer(epoch_loss, c_double),
         max_epochs=max_epochs, finite=_pointer(finite, c_uint8), stop=None if stop is None else pointer(stop),

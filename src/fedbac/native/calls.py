@@ -21,10 +21,10 @@ class TrainCall(Structure):
         ("flip", POINTER(c_uint8)), ("learning_rate", POINTER(c_float)), ("momentum", c_float),
         ("weight_decay", POINTER(c_float)), ("l2", POINTER(c_float)), ("anchors", POINTER(c_float)),
         ("anchor", POINTER(c_int64)), ("moving_begin", POINTER(c_int64)), ("moving_end", POINTER(c_int64)),
-        ("max_norm", c_float), ("clip_per_part", c_int32), ("velocity_in", POINTER(c_float)),
-        ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)), ("loss", POINTER(c_double)),
-        ("square", POINTER(c_double)), ("epoch_loss", POINTER(c_double)), ("max_epochs", c_int64),
-        ("finite", POINTER(c_uint8)), ("stop", POINTER(c_int32)),
+        ("max_norm", c_float), ("clip_per_part", c_int32), ("shift", POINTER(c_float)),
+        ("velocity_in", POINTER(c_float)), ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)),
+        ("loss", POINTER(c_double)), ("square", POINTER(c_double)), ("epoch_loss", POINTER(c_double)),
+        ("max_epochs", c_int64), ("finite", POINTER(c_uint8)), ("stop", POINTER(c_int32)),
     ]  # fmt: skip
 
 

@@ -80,6 +80,7 @@ struct fedbac_train_call {
   float max_norm;             // 0: no clipping
   std::int32_t clip_per_part;
 
+  const float* shift;        // [J, P, D] or null: what is added to the clipped gradient
   const float* velocity_in;  // [J, P, D] or null: zero
   float* velocity_out;       // [J, P, D] or null
   float* trained;            // [J, P, D]

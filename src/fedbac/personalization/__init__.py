@@ -1,6 +1,7 @@
 """Column "Personalization" of Table I: which networks make a prediction and who owns each."""
 
 from fedbac.personalization.adaptive_start import AdaptiveStart
+from fedbac.personalization.corrected import ControlVariates, DynamicPull, GroupCorrections
 from fedbac.personalization.interpolated import Interpolated
 from fedbac.personalization.joint import Additive, PerCluster, Shared
 from fedbac.personalization.personal import Personal
@@ -10,6 +11,9 @@ from fedbac.personalization.two_heads import TwoHeads
 __all__ = [
     "AdaptiveStart",
     "Additive",
+    "ControlVariates",
+    "DynamicPull",
+    "GroupCorrections",
     "Interpolated",
     "LateHead",
     "PerCluster",

@@ -8,8 +8,8 @@ from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope, held_by
-from fedbac.core.settings import FloatArray, NonNegative, NumLayers, Settings
+from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope, Start, held_by
+from fedbac.core.settings import NonNegative, NumLayers, Settings
 from fedbac.errors import ConfigError
 from fedbac.personalization.arithmetic import column, mean_gradient
 
@@ -61,9 +61,9 @@ class AdaptiveStart(Settings):
         """Train the network."""
         return (Phase(moves=("personal",)),)
 
-    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Start from the mix."""
-        return self.blended(received_C), {}
+        return Start(self.blended(received_C))
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Return what was trained as both networks, and what W has learned."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope
-from fedbac.core.settings import Epochs, FloatArray, Positive, Settings
+from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope, Start
+from fedbac.core.settings import Epochs, Positive, Settings
 from fedbac.personalization.arithmetic import column, inverse, mean_gradient
 
 ALONE, THROUGH = 0, 1
@@ -59,9 +59,10 @@ class Interpolated(Settings):
             Phase(moves=("personal",), terms=("personal",), epochs=self.epochs),
         )
 
-    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Start from the blend, which moves by α² where v moves by α."""
-        return self.blended(received_C), {THROUGH: self._alpha(received_C).double().square().cpu().numpy()}
+        scale_C = self._alpha(received_C).double().square().cpu().numpy()
+        return Start(self.blended(received_C), {THROUGH: scale_C})
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Return v by what the blend learned, and α by what it says of v and w."""

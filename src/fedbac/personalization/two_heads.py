@@ -8,7 +8,7 @@ from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Phase, Scope
+from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Phase, Scope, Start
 from fedbac.core.settings import Epochs, FloatArray, NumLayers, Settings
 from fedbac.errors import ConfigError
 from fedbac.personalization.arithmetic import column
@@ -68,15 +68,13 @@ class TwoHeads(Settings):
             Phase(moves=("body", "generic"), terms=("generic",)),
         )
 
-    def before(self, received_C: Parts, run: LocalRun) -> tuple[Parts, Mapping[int, FloatArray]]:
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Shift the logits of g by the classes of each client, and those of p back, so that their sum stays."""
         if not self.balanced:
-            return {}, {}
+            return Start()
         first_CK, second_CK = self._shifts(run, before_training=True)
-        return {
-            "generic": _shifted(received_C["generic"], first_CK),
-            "personal": _shifted(received_C["personal"], second_CK),
-        }, {}
+        generic, personal = _shifted(received_C["generic"], first_CK), _shifted(received_C["personal"], second_CK)
+        return Start({"generic": generic, "personal": personal})
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Take the shifts back, as weight decay has left them."""

@@ -101,6 +101,34 @@ NOTES: dict[str, Note] = {
             "Stragglers do not send partial work.",
         ),
     ),
+    "scaffold": Note(
+        reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
+        "Federated Learning, 2020",
+        summary="Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
+        "II), and c the mean of all c_i. Twice as much is sent as by FedAvg.",
+        differences=(
+            "Means are by data, not of clients alike. So c is the mean of all c_i by data, and moves by the share of "
+            "data that took part, not by the share of clients.",
+            "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not "
+            "clipped.",
+            "The server's step size is 1.",
+        ),
+    ),
+    "mtgc": Note(
+        reference="Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
+        "Correction, 2024",
+        summary="Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
+        "difference between the mean gradient of the edge and the client's, and after the round y_j by that between "
+        "the mean gradient of all and the edge's. z_i is 0 at the start of a round, as in the authors' code.",
+        differences=(
+            BY_DATA,
+            "Clients may take different numbers of steps: differences of networks are divided by how far SGD goes in "
+            "as many steps, with momentum, before they are averaged.",
+            "A client that did not take part in the edge average before has z_i = 0; the original has all take part.",
+            "Clients get, and send, two corrections beside the network, so that edges need do no more than average; "
+            "between edges and cloud one is sent.",
+        ),
+    ),
     "hierfavg": Note(
         reference=HIERFAVG,
         summary="Edge m averages its clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud averages the edges, "

@@ -1,10 +1,11 @@
 """Presets with one network for everybody."""
 
 from fedbac.clustering import Fixed
+from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Task
-from fedbac.core.codecs import Links, TopK
+from fedbac.core.codecs import TopK
 from fedbac.models import LeNet5
-from fedbac.personalization import Shared
+from fedbac.personalization import ControlVariates, GroupCorrections, Shared
 from fedbac.selection import Random
 from fedbac.topology import Flat, Hierarchical
 
@@ -19,6 +20,11 @@ def fedprox(task: Task) -> Method:
     return Method(name="fedprox", topology=Flat(), personalization=Shared(proximal=0.01))
 
 
+def scaffold(task: Task) -> Method:
+    """SCAFFOLD: FedAvg whose clients correct their gradients by control variates."""
+    return Method(name="scaffold", topology=Flat(), personalization=ControlVariates())
+
+
 def hierfavg(task: Task) -> Method:
     """One network for all, everybody trains."""
     return Method(name="hierfavg", clustering=Fixed(num_clusters=1), selection=Random(), personalization=Shared())
@@ -27,6 +33,11 @@ def hierfavg(task: Task) -> Method:
 def hierfavg_periods(task: Task) -> Method:
     """HierFAVG as it was meant: two edge averages for each round of the cloud."""
     return hierfavg(task).model_copy(update={"name": "hierfavg-periods", "topology": Hierarchical(edge_rounds=2)})
+
+
+def mtgc(task: Task) -> Method:
+    """MTGC: two edge averages a round, whose clients correct their gradients towards their edge's and everybody's."""
+    return Method(name="mtgc", topology=Hierarchical(edge_rounds=2), personalization=GroupCorrections())
 
 
 def abad(task: Task) -> Method:

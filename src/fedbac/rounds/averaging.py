@@ -13,7 +13,7 @@ from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.holdings import Holding
-from fedbac.rounds.orders import Site, Told
+from fedbac.rounds.orders import Site, TrainReport
 
 
 def averages(
@@ -22,7 +22,7 @@ def averages(
     sites: Sequence[Site],
     held: Sequence[Mapping[str, Holding]],
     state: State,
-    told: Sequence[Told],
+    reports: Sequence[TrainReport],
 ) -> tuple[Parts, dict[str, BoolArray]]:
     """Return the parts after a round, and which of those that follow another have ever been trained.
 
@@ -31,7 +31,7 @@ def averages(
     moving = moving_parts(method.personalization, moment)  # a mean of what keeps still would only round it
     parts, trained = {}, {}
     for part, stack in state.parts.items():
-        rows, weight_R, owner_R = _contributions(method, part, sites, [own[part] for own in held], told)
+        rows, weight_R, owner_R = _contributions(method, part, sites, [own[part] for own in held], reports)
         parts[part] = average_by_owner(stack, rows, weight_R, owner_R) if part in moving else stack
         if part in state.trained:
             owners = np.arange(state.trained[part].size)
@@ -44,11 +44,11 @@ def averages(
 
 
 def _contributions(
-    method: Method, part: str, sites: Sequence[Site], held: Sequence[Holding], told: Sequence[Told]
+    method: Method, part: str, sites: Sequence[Site], held: Sequence[Holding], reports: Sequence[TrainReport]
 ) -> tuple[list[Params], FloatArray, IntArray]:
     """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
     weights, owners = [], []
-    for site, own, report in zip(sites, held, told, strict=True):
+    for site, own, report in zip(sites, held, reports, strict=True):
         trained_R = report.weight[part].astype(np.float64)
         weight_R = trained_R
         if method.cloud_weight == "total":
@@ -57,4 +57,4 @@ def _contributions(
             weight_R = np.ones_like(trained_R)
         weights.append(np.where(trained_R > 0, weight_R, 0.0))
         owners.append(own.owner_R)
-    return [report.bank[part] for report in told], np.concatenate(weights), np.concatenate(owners)
+    return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)

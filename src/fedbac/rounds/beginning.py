@@ -55,7 +55,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if spec.follows
         },
         momentum_M=tuple(momentum(site) for site in sites),
-        links_M=tuple(first_memory(method.links, method.personalization, parts, site) for site in sites),
+        links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
     )
 
 

@@ -5,15 +5,13 @@ One loop serves every method. It sees the columns of a method only through their
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fedbac.config.experiment import Experiment
-from fedbac.core import trees
 from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
@@ -24,7 +22,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts
-from fedbac.core.policies import Comparing, Gaps, Teaching
+from fedbac.core.policies import Showing, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -39,7 +37,6 @@ from fedbac.core.queries import (
 )
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.shortage import out_of_memory
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
@@ -51,74 +48,37 @@ from fedbac.rounds.exchange import evidence_of, exchanged, judged, mixed
 from fedbac.rounds.holdings import Holding, rows_of
 from fedbac.rounds.members import Members, given_another
 from fedbac.rounds.memory import AT_SITES, Memory, Remembered
-from fedbac.rounds.orders import (
-    Averages,
-    Edges,
-    Site,
-    Told,
-    TrainOrder,
-    TrainReport,
-    Underway,
-    foresaw,
-    on_device,
-    training,
-)
+from fedbac.rounds.orders import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.scores import Scores, score
 from fedbac.rounds.teaching import teachers
-from fedbac.rounds.writing import Heard, beliefs, notes, written_gaps
+from fedbac.rounds.writing import Heard, beliefs, notes
 
 
 def rounds(
     experiment: Experiment, sites: Sequence[Site], edges: Edges, state: State
 ) -> Iterator[tuple[dict[str, Any], State]]:
-    """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands.
-
-    Where a device does the work, it has begun with the next round when a record is yielded: it trains while the host
-    makes the record, and while the caller keeps it. So there the time of a round is that from record to record;
-    elsewhere it is without the caller's.
-    """
-    ahead, began = on_device(edges) is not None, time.perf_counter()
-    played: Played | None = None
-    while played is not None or state.round < experiment.task.rounds:
-        begun: Begun | None = None
+    """Algorithm 1: yield a record and the next state after every cloud round, from wherever ``state`` stands."""
+    while state.round < experiment.task.rounds:
+        began = time.perf_counter()
         try:
-            if state.round < experiment.task.rounds and (ahead or played is None):
-                current = Round(experiment, sites, edges, state.round + 1)
-                begun = current.begin(state)
-        finally:  # a round that is done is told, even if the next cannot begin
-            if played is not None:
-                record = played.record() | {"seconds": time.perf_counter() - began}
-                played, began = None, time.perf_counter()
-                yield record, state
-                if not ahead:
-                    began = time.perf_counter()
-        if begun is None:
-            continue
-        try:
-            played = current.finish(begun)
+            state, record = Round(experiment, sites, edges, state.round + 1).play(state)
         except TooFewSitesError:  # nothing of the round counts, and the edges wait for more sites before the next try
-            began = time.perf_counter()
             continue
-        state = played.after
+        yield record() | {"seconds": time.perf_counter() - began}, state
 
 
-class Begun(NamedTuple):
-    """A round whose sites have their orders."""
+class Ordered(NamedTuple):
+    """What the sites are told to do, and what it rests on."""
 
     before: State
     sent: Parts
     asked: "Asked"
     orders: list[TrainOrder]
     memories: list[Remembered]
-    underway: Underway
 
 
-class Played(NamedTuple):
-    """A round that is over."""
-
-    after: State
-    record: Callable[[], dict[str, Any]]
-    """Returns what is to be told of it, but for how long it took; waits for the scores."""
+Record = Callable[[], dict[str, Any]]
+"""Returns what is to be told of a round, but for how long it took. It holds no networks but those of the state."""
 
 
 class Asked(NamedTuple):
@@ -147,7 +107,8 @@ class Round:
         self.members = Members(experiment.method.unit, sites)
         self.moment = moment_of(experiment, sites, round_)
         self.when = f"round {round_}"
-        self.link = Link("cloud", experiment.method.personalization, self.moment, experiment.method.links)
+        scheme, chains = experiment.method.personalization, experiment.method.links.chains
+        self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
         self._held: dict[bytes, list[dict[str, Holding]]] = {}
@@ -158,21 +119,25 @@ class Round:
             self._held[key] = self.members.holdings(self.method.personalization.parts, label_N)
         return self._held[key]
 
-    def begin(self, before: State) -> Begun:
-        """Give the sites their orders."""
+    def play(self, state: State) -> tuple[State, Record]:
+        """Play the round after a state."""
+        ordered = self.order(state)
+        return self.conclude(ordered, self.edges.train(ordered.orders))
+
+    def order(self, before: State) -> Ordered:
+        """Phases 1 to 4, as orders to the sites: let clusters share, ask the policies, and send networks down."""
         before, sent, teaching = self._exchange(before)
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
-        return Begun(before, sent, asked, orders, memories, training(self.edges, orders))
+        return Ordered(before, sent, asked, orders, memories)
 
-    def finish(self, begun: Begun) -> Played:
-        """Play the round to its end."""
-        before, sent, asked, orders, memories, underway = begun
-        ahead = None if underway.foreseen is None else self._foresee(before, asked, underway.foreseen)
-        reports = underway.reports()
-        if ahead is None or not foresaw(underway.foreseen, reports):
-            ahead = self._average(before, reports), None
-        averaged, scores = ahead
+    def conclude(self, ordered: Ordered, reports: Sequence[TrainReport]) -> tuple[State, Record]:
+        """Phases 5 and 6: average what the sites report, score it, measure, learn from it and reassign."""
+        before, sent, asked, orders, memories = ordered
+        averaged = self._average(before, reports)
+        moves = asked.by_clustering is not None and self._judged_after_moves
+        settled = not (moves or self.method.sharing.active)
+        scores = self._score(averaged, reports) if settled else None
         averaged = replace(
             averaged,
             selection_M=tuple(report.selection for report in reports),
@@ -181,31 +146,18 @@ class Round:
         )
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
-        after, gaps = self._reassign(trained, asked, readings)
-        if scores is None:
+        after, shown = self._reassign(trained, asked, readings)
+        if scores is None:  # only now is it known what is judged
             scores = self._score(after if self._judged_after_moves else trained, reports)
-        # The next round has begun when this one is told: networks that came back must not take up its memory.
-        heard, labels, made = Heard.of(reports), trained.label_N, self._made()
+        heard, labels = Heard.of(reports), trained.label_N
+        return after, lambda: {**shown, "round": after.round, **scores(), **self._told(labels, after, heard)}
 
-        def record() -> dict[str, Any]:
-            made()
-            return {"round": after.round, **scores(), **self._told(labels, after, heard, gaps)}
-
-        return Played(after, record)
-
-    def _made(self) -> Callable[[], object]:
-        """Return what waits until a device has made the state: scores may have been begun before its last changes."""
-        if on_device(self.edges) is None:
-            return lambda: None
-        return trees.to_host(torch.zeros(1, device=self.edges.device))
-
-    def _told(self, labels: IntArray, after: State, heard: Heard, gaps: Gaps | None) -> dict[str, Any]:
+    def _told(self, labels: IntArray, after: State, heard: Heard) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
         moved_N = after.label_N != labels
         return {
             "loss": heard.loss([site.size for site in self.sites]),
             "notes": notes(self.method, after),
-            "gaps": None if gaps is None else written_gaps(gaps),
             "beliefs": beliefs(self.method, after),
             "assignment": labels.tolist(),
             "assignment_next": after.label_N.tolist(),
@@ -221,14 +173,10 @@ class Round:
     def _judged_after_moves(self) -> bool:
         return self.experiment.evaluation.point == "post_reassign"
 
-    def _score(self, shown: State, reports: Sequence[Told]) -> Scores:
+    def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
         held = self._holdings(networks.label_N)
-        scores = score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
-        if on_device(self.edges) is not None:
-            return scores
-        found = scores()  # sites elsewhere may fail to answer, which is a matter of this round
-        return lambda: found
+        return score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
         return evidence_of(self.experiment, self.members, state, round_, readings)
@@ -256,7 +204,7 @@ class Round:
     def _orders(
         self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
     ) -> tuple[list[TrainOrder], list[Remembered]]:
-        """Phases 1 to 4 of a round, as orders to the sites: receive networks, select, train and average."""
+        """Return what every site is to do: receive networks, select, train and average."""
         wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
         orders, memories = [], []
@@ -264,7 +212,7 @@ class Round:
         for m, held in enumerate(self._holdings(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"))
+            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
             orders.append(
                 TrainOrder(
@@ -301,28 +249,11 @@ class Round:
             after.append(memory.with_(report.links))
         return tuple(after)
 
-    def _average(self, state: State, told: Sequence[Told]) -> State:
+    def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6)."""
         held = self._holdings(state.label_N)
-        parts, trained = averages(self.method, self.moment, self.sites, held, state, told)
+        parts, trained = averages(self.method, self.moment, self.sites, held, state, reports)
         return replace(state, round=state.round + 1, parts=parts, trained=trained)
-
-    def _foresee(
-        self, before: State, asked: "Asked", foreseen: Sequence[Averages]
-    ) -> tuple[State, Scores | None] | None:
-        """Average what sites will report if all clients are healthy, and have it scored.
-
-        So a device has work while the host hears the reports. What the scores depend on must be known by then.
-        """
-        moves = asked.by_clustering is not None
-        settled = not self.method.sharing.active and not (moves and self._judged_after_moves)
-        try:
-            averaged = self._average(before, foreseen)
-            return averaged, self._score(averaged, foreseen) if settled else None
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            return None  # there is more room once the clients that train are gone
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -331,20 +262,22 @@ class Round:
         learned = consult("sharing", self.when, policy.learn, state.sharing, self._evidence(state, state.round, mine))
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
-    def _reassign(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> tuple[State, Gaps | None]:
+    def _reassign(
+        self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
+    ) -> tuple[State, Mapping[str, Any]]:
         """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
 
-        Also return the gaps between clusters on which it acted, if it is a policy that has such.
+        Also return what it shows of the round.
         """
         policy = self.method.clustering
         if asked.by_clustering is None:
-            return replace(state, moved_N=np.zeros_like(state.moved_N)), None
+            return replace(state, moved_N=np.zeros_like(state.moved_N)), {}
         evidence = self._evidence(state, state.round, {query: readings[query] for query in asked.by_clustering.after})
         memory = consult("clustering", self.when, policy.learn, state.clustering, evidence)
         memory = checked_state("clustering", policy, memory, state.clustering)
-        gaps = (
-            consult("clustering", self.when, policy.gaps, memory, evidence) if isinstance(policy, Comparing) else None
-        )
+        shown: Mapping[str, Any] = {}
+        if isinstance(policy, Showing):
+            shown = consult("clustering", self.when, policy.shown, memory, evidence)
         chance = stream(self.experiment.seed, "clustering", state.round)
         memory, answer = checked_pair(policy, consult("clustering", self.when, policy.act, memory, evidence, chance))
         memory = checked_state("clustering", policy, memory, state.clustering)
@@ -357,7 +290,7 @@ class Round:
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),
             clustering=memory,
         )
-        return after, gaps
+        return after, shown
 
     def _look(
         self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]

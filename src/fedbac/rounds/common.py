@@ -34,20 +34,17 @@ class Common:
     """A round as the experiment has it, whatever happens at a site."""
 
     def __init__(self, experiment: Experiment, round_: int) -> None:
-        scheme = experiment.method.personalization
+        scheme, chains = experiment.method.personalization, experiment.method.links.chains
         self.round = round_
         self.moment = Moment(round_, experiment.task.rounds)
-        self.clients = Link("client", scheme, self.moment, experiment.method.links)
+        self.clients = Link("client", scheme, self.moment, chains, experiment.seed)
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
-        self.cloud = Link("cloud", scheme, self.moment, experiment.method.links)
+        self.cloud = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.moving = moving_parts(scheme, self.moment)
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
-        self.rate = experiment.task.training.rate(round_)
+        self.rate = experiment.task.training.rate(round_, experiment.task.rounds)
         self._experiment, self._scheme = experiment, scheme
-        self._streams: dict[tuple[str, int, int], Rng | None] = {}
-        """Those that are drawn ahead and those that were given away, by purpose, edge round and site."""
-        self._seconds: dict[tuple[int, int, int], tuple[Site, FloatArray]] = {}
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
@@ -56,21 +53,9 @@ class Common:
 
     def stream(self, purpose: str, edge_round: int, site: int) -> Rng:
         """Return the generator for a purpose at a site."""
-        key = purpose, edge_round, site
-        drawn, self._streams[key] = self._streams.get(key), None
-        return stream(self._experiment.seed, purpose, self.round, edge_round, site) if drawn is None else drawn
+        return stream(self._experiment.seed, purpose, self.round, edge_round, site)
 
     def seconds(self, site: Site, down: int, up: int) -> FloatArray:
         """Return how long every client of a site would take for so many bytes and its training."""
-        if (key := (site.index, down, up)) not in self._seconds:
-            profile = (self._experiment.task.world or EQUAL).profile(self._experiment.seed, site.clients)
-            self._seconds[key] = site, profile.seconds(self.passes * site.size_N.astype(np.float64), down, up)
-        return self._seconds[key][1]
-
-    def following(self) -> "Common":
-        """Return the next round, and work out for it what was asked of this one and before: sites will ask again."""
-        after = Common(self._experiment, self.round + 1)
-        after._streams = {key: stream(self._experiment.seed, key[0], after.round, *key[1:]) for key in self._streams}
-        for site, down, up in [(site, *key[1:]) for key, (site, _) in self._seconds.items()]:
-            after.seconds(site, down, up)
-        return after
+        profile = (self._experiment.task.world or EQUAL).profile(self._experiment.seed, site.clients)
+        return profile.seconds(self.passes * site.size_N.astype(np.float64), down, up)

@@ -114,7 +114,8 @@ class Shift:
         Where the site passes on every client's update, it need not send their average.
         """
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
-        arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, self.links.get("cloud_up", {}))
+        left = self.links.get("cloud_up", {})
+        arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, left, (self.site.index,))
         self.bank = self.bank | arrived
         self.links["cloud_up"] = left
         return changes
@@ -239,7 +240,9 @@ class Shift:
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
         had = self.links.get("client_down", {})
-        bank, had, broadcast = self.link.broadcast(self.bank, had, receivers=attendance.started.size, one_row=True)
+        bank, had, broadcast = self.link.broadcast(
+            self.bank, had, site.index, edge_round, receivers=attendance.started.size, one_row=True
+        )
         request = Train(
             clients=clients,
             bank=bank,
@@ -251,13 +254,15 @@ class Shift:
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
             phases=self.common.phases,
             teachers=self._teachers(chosen, attendance.started.size),
+            edge_rounds=self.experiment.method.topology.edge_rounds,
+            share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
         left_N = self.links.get("client_up", {})
         trained = yield Average(
             request,
             site.size_N[chosen],
             keep=self._owned_by_clusters() if order.wants_updates else frozenset(),
-            codec=self.experiment.method.links.client_up,
+            link=self.link if self.link.chain("up") else None,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
             broadcast=broadcast,
         )

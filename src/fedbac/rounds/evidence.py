@@ -21,14 +21,13 @@ from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainReport,
 
 
 class Model(NamedTuple):
-    """A model that is measured, by its parts of a cluster."""
+    """A model that is measured: a row of a mix of all clusters' parts, as the cloud has averaged them."""
 
     cluster: int
-    made: str = "averaged"
-    """``averaged`` by the cloud; as the site ``trained`` them itself; the mean of all ``others``, or the ``mean`` of
-    all."""
-    share: float = 1.0
-    """Of the mean; the rest is the cluster's own."""
+    mix_K: tuple[float, ...] = ()
+    """What each cluster counts; where it is not given, only this one does."""
+    trained: bool = False
+    """Whether it has the parts as the site trained them itself instead."""
 
 
 @dataclass
@@ -79,9 +78,10 @@ def plan_look(
         return [], places
     orders = []
     networks = Networks(experiment.method.personalization, members, state)
+    weight_K = np.bincount(state.label_N, members.size_N, state.num_clusters).astype(np.float64)
     for m, site in enumerate(members.sites):
         for n in members.at(m):
-            places.asked_N[n] = {query: _models(query, state, n, experiment.seed) for query in measured}
+            places.asked_N[n] = {query: _models(query, state, n, experiment.seed, weight_K) for query in measured}
         models: dict[Split, list[Model]] = {
             split: list(
                 dict.fromkeys(
@@ -111,8 +111,8 @@ def plan_look(
     return orders, places
 
 
-def _models(query: Loss | Accuracy, state: State, n: int, seed: int) -> list[Model]:
-    """Return the models that a query of a member is about."""
+def _models(query: Loss | Accuracy, state: State, n: int, seed: int, weight_K: FloatArray) -> list[Model]:
+    """Return the models that a query of a member is about, given the examples behind each cluster."""
     label = int(state.label_N[n])
     alone = int((state.label_N == label).sum()) == 1
     if query.of == "clusters":
@@ -123,12 +123,15 @@ def _models(query: Loss | Accuracy, state: State, n: int, seed: int) -> list[Mod
     if query.of == "occupied":
         return [Model(int(k)) for k in np.unique(state.label_N)]
     if query.of == "unaveraged" and not alone:
-        return [Model(label, "trained")]
+        return [Model(label, trained=True)]
     lonely = np.unique(state.label_N).size == 1  # then there are no others, and what one has stands in for them
-    if query.of == "mean" and not lonely:
-        share = query.share if isinstance(query, Loss) else 1.0
-        return [Model(0 if share == 1 else label, "mean", share)]  # the mean itself is sent once
-    return [Model(label, "others" if query.of == "others" and not lonely else "averaged")]
+    if lonely or query.of not in ("others", "mean"):
+        return [Model(label)]
+    own_K, share = np.arange(weight_K.size) == label, query.share if isinstance(query, Loss) else 1.0
+    mix_K = np.where(own_K & (query.of == "others"), 0.0, weight_K)
+    if share < 1:
+        mix_K = share * (weight_K / weight_K.sum()) + (1 - share) * own_K
+    return [Model(0, tuple(mix_K.tolist()))]  # the same mix for several members is sent once
 
 
 class Networks:
@@ -137,7 +140,6 @@ class Networks:
 
     def __init__(self, scheme: Personalization, members: Members, state: State) -> None:
         self.scheme, self.members, self.state = scheme, members, state
-        self.weight_K = np.bincount(state.label_N, weights=members.size_N, minlength=state.num_clusters)
         self.chosen: dict[tuple[str, tuple[object, ...]], Params] = {}
 
     def bank(
@@ -148,8 +150,8 @@ class Networks:
         Also return, by part, the row for each model.
         """
         own = holdings(self.scheme.parts, site, self.members.labels(self.state.label_N, m))
-        sent = sorted((model for model in models if model.made != "trained"), key=lambda model: model[::-1])
-        trained = [model for model in models if model.made == "trained"]
+        sent = sorted((model for model in models if not model.trained), key=lambda model: (model.mix_K, model.cluster))
+        trained = [model for model in models if model.trained]
         bank: Parts = {}
         kept: Parts = {}
         row_of: dict[str, dict[Model, int]] = {}
@@ -172,22 +174,18 @@ class Networks:
 
     def _made(self, part: str, models: Sequence[Model]) -> Params:
         rows = np.array([model.cluster for model in models], dtype=np.int64)
-        if all(model.made == "averaged" for model in models):
+        if not any(model.mix_K for model in models):
             return self._take(part, rows)
         key = (part, tuple(models))
         if key not in self.chosen:
             stack = self.state.parts[part]
-            self.chosen[key] = trees.stack([self._network(stack, model) for model in models])
+            self.chosen[key] = trees.stack(
+                [
+                    trees.weighted_mean(stack, np.array(mix_K)) if mix_K else trees.take(stack, cluster)
+                    for cluster, mix_K, _ in models
+                ]
+            )
         return self.chosen[key]
-
-    def _network(self, stack_K: Params, model: Model) -> Params:
-        if model.made == "averaged":
-            return trees.take(stack_K, model.cluster)
-        own_K = np.arange(self.weight_K.size) == model.cluster
-        if model.share < 1:
-            mean_K = self.weight_K / self.weight_K.sum()
-            return trees.weighted_mean(stack_K, model.share * mean_K + (1 - model.share) * own_K)
-        return trees.weighted_mean(stack_K, np.where(own_K & (model.made == "others"), 0.0, self.weight_K))
 
 
 def told(

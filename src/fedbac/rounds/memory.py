@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbac.core import trees
-from fedbac.core.codecs import Links, nothing_left
+from fedbac.core.codecs import Chains, nothing_left, remembering
 from fedbac.core.links import DIRECTIONS, TIERS, Link
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.rounds.holdings import Holding
@@ -19,10 +19,10 @@ AT_SITES = ("client_down", "client_up", "cloud_up")
 """The links whose senders are a site and its clients."""
 
 
-def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site) -> Memory:
+def first_memory(chains: Chains, scheme: Personalization, parts: Parts, site: Site) -> Memory:
     """Return what the links of a site remember before the first round: everybody has the initial networks."""
     memory: Memory = {}
-    for name, passing in _passing(links, scheme).items():
+    for name, passing in _passing(chains, scheme).items():
         mine = {part: stack for part, stack in parts.items() if part in passing}
         if name == "client_up":
             each = np.zeros(len(site.clients), dtype=np.int64)
@@ -32,23 +32,23 @@ def first_memory(links: Links, scheme: Personalization, parts: Parts, site: Site
 
 
 def remembered(
-    links: Links, scheme: Personalization, owners: Mapping[Scope, int], sites: Sequence[Site]
+    chains: Chains, scheme: Personalization, owners: Mapping[Scope, int], sites: Sequence[Site]
 ) -> Counter[str]:
     """Return how many rows of each part the links of all sites remember."""
     rows: Counter[str] = Counter()
-    for name, passing in _passing(links, scheme).items():
+    for name, passing in _passing(chains, scheme).items():
         for part in passing:
             every = owners[scheme.parts[part].scope]
             rows[part] += sum(len(site.clients) if name == "client_up" else every for site in sites)
     return rows
 
 
-def _passing(links: Links, scheme: Personalization) -> dict[str, frozenset[str]]:
+def _passing(chains: Chains, scheme: Personalization) -> dict[str, frozenset[str]]:
     """Return the parts that pass each link that compresses."""
     passing = {
         f"{tier}_{direction}": Link(tier, scheme).passing[direction] for tier in TIERS for direction in DIRECTIONS
     }
-    return {name: passing[name] for name in links.active}
+    return {name: passing[name] for name in remembering(chains)}
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -181,62 +180,3 @@ class Edges(Protocol):
 
     def close(self) -> None:
         """Let the sites go."""
-
-
-class Averages(NamedTuple):
-    """The networks of a report, and how much they count."""
-
-    bank: Parts
-    weight: Mapping[str, IntArray]
-
-
-Told = TrainReport | Averages
-"""Whatever tells of a site's networks."""
-
-
-class Underway(NamedTuple):
-    """Training that sites have their orders for."""
-
-    reports: Callable[[], list[TrainReport]]
-    """Waits for it."""
-    foreseen: list[Averages] | None = None
-    """What the sites will report if all clients are healthy, on a device that has been told to make it."""
-
-
-def foresaw(foreseen: Sequence[Averages] | None, reports: Sequence[TrainReport]) -> bool:
-    """Whether something was foreseen, the very networks of the reports, and counts as much."""
-    return foreseen is not None and all(
-        report.bank[part] is stack and np.array_equal(report.weight[part], averages.weight[part])
-        for averages, report in zip(foreseen, reports, strict=True)
-        for part, stack in averages.bank.items()
-    )
-
-
-class DeviceEdges(Protocol):
-    """Edges whose work a device may do while the host goes on."""
-
-    goes_on: bool
-    """Whether it does. If not, all is done when it has begun."""
-
-    def begin_training(self, orders: Sequence[TrainOrder]) -> Underway:
-        """Give the device its work."""
-
-    def begin_measuring(self, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
-        """Give the device its work; what is returned waits for it."""
-
-
-def on_device(edges: Edges) -> DeviceEdges | None:
-    """Return the edges if the host may go on while their device works."""
-    return cast(DeviceEdges, edges) if getattr(edges, "goes_on", False) else None
-
-
-def training(edges: Edges, orders: Sequence[TrainOrder]) -> Underway:
-    """Have every site run its order: at once where a device does the work, and otherwise when asked for the reports."""
-    device = on_device(edges)
-    return Underway(partial(edges.train, orders)) if device is None else device.begin_training(orders)
-
-
-def measuring(edges: Edges, orders: Sequence[MeasureOrder]) -> Callable[[], list[MeasureReport]]:
-    """Have every site measure: at once where a device does the work, and otherwise when asked for the reports."""
-    device = on_device(edges)
-    return partial(edges.measure, orders) if device is None else device.begin_measuring(orders)

@@ -16,10 +16,10 @@ from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
 from fedbac.rounds.holdings import Holding, compact, distinct
-from fedbac.rounds.orders import Edges, MeasureOrder, Site, Told, Wanted, measuring
+from fedbac.rounds.orders import Edges, MeasureOrder, Site, TrainReport, Wanted
 
 Scores = Callable[[], dict[str, Any]]
-"""Returns the numbers of a round, when the device has measured them."""
+"""Returns the numbers of a round from what was measured."""
 
 
 def score(
@@ -29,7 +29,7 @@ def score(
     edges: Edges,
     moment: Moment,
     state: State,
-    reports: Sequence[Told],
+    reports: Sequence[TrainReport],
 ) -> Scores:
     """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14).
 
@@ -66,10 +66,10 @@ def _score_sites(sites: Sequence[Site], edges: Edges, models: Parts, rows_M: Int
     rows_V, column_M = distinct(map(tuple, rows_M.tolist()))
     bank, row_V = compact(models, dict(zip(models, np.array(rows_V).T, strict=True)))
     orders = [MeasureOrder(m, bank, (Wanted(row_V, "test", by="edge"),)) for m in range(len(sites))]
-    measured = measuring(edges, orders)
+    measured = edges.measure(orders)
 
     def read() -> dict[str, Any]:
-        found = [report.readings[0] for report in measured()]
+        found = [report.readings[0] for report in measured]
         accuracy_VE = np.concatenate([reading.accuracy_VG for reading in found], axis=1)
         count_E = np.concatenate([reading.count_G for reading in found])
         column_E = np.concatenate([[column] * len(site.edges) for column, site in zip(column_M, sites, strict=True)])
@@ -89,10 +89,10 @@ def _score_apart(
         MeasureOrder(m, bank, (Wanted({part: row_N[:1] for part, row_N in rows_.items()}, "test", by="edge"),))
         for m, (bank, rows_) in enumerate(zip(banks, rows, strict=True))
     ]
-    measured = measuring(edges, orders)
+    measured = edges.measure(orders)
 
     def read() -> dict[str, Any]:
-        found = [report.readings[0] for report in measured()]
+        found = [report.readings[0] for report in measured]
         accuracy_E = np.concatenate([reading.accuracy_VG[0] for reading in found])
         return _scores(sites, accuracy_E, np.concatenate([reading.count_G for reading in found]), None)
 
@@ -116,11 +116,11 @@ def _score_clients(
         MeasureOrder(m, bank, (Wanted(row_N, "test", by="client"),))
         for m, (bank, row_N) in enumerate(zip(banks, rows, strict=True))
     ]
-    measured = measuring(edges, orders)
+    measured = edges.measure(orders)
 
     def read() -> dict[str, Any]:
         accuracy, count = [], []
-        for site, report in zip(sites, measured(), strict=True):
+        for site, report in zip(sites, measured, strict=True):
             accuracy_N, count_N = report.readings[0].accuracy_VG[0], report.readings[0].count_G
             for edge in site.edges:
                 mine = np.flatnonzero((site.edge_N == edge) & (count_N > 0))

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbac.config.experiment import Method
 from fedbac.core.answers import checked_notes
-from fedbac.core.policies import Believing, Gaps, Noting
+from fedbac.core.policies import Believing, Noting
 from fedbac.core.state import State
 from fedbac.rounds.orders import TrainReport
 
@@ -52,15 +52,6 @@ class Heard(NamedTuple):
 def written(numbers: Iterable[float]) -> list[float | None]:
     """Return numbers rounded for a reader; None where one is not finite."""
     return [round(float(number), DIGITS) if np.isfinite(number) else None for number in numbers]
-
-
-def written_gaps(gaps: Gaps) -> dict[str, Any]:
-    """Return the clusters, the gaps between them, and the limit below which they may merge."""
-    return {
-        "clusters": [int(label) for label in gaps.label_G],
-        "gap": [written(row) for row in gaps.gap_GG],
-        "limit": round(float(gaps.limit), DIGITS),
-    }
 
 
 def notes(method: Method, state: State) -> dict[str, float | None]:

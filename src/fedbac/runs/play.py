@@ -2,23 +2,22 @@
 
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
 from fedbac.core.parts import judged_parts
 from fedbac.core.state import State
-from fedbac.engines import check_room, connect
+from fedbac.engines import Prefetching, check_room, connect
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
+from fedbac.models import frozen_sha256
 from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import Edges, on_device
+from fedbac.rounds.orders import Edges
 from fedbac.runs.configure import Inputs, experiment_in, refuse_federation
 from fedbac.runs.models import Models, models_of
 from fedbac.runs.provenance import written
@@ -94,7 +93,8 @@ def conduct(
         **_class_mix(federation),
     }
     records: list[Record] = []
-    apart = 0.0 if on_device(edges) is None else SECONDS_APART
+    ahead = edges if isinstance(edges, Prefetching) else None
+    apart = 0.0 if ahead is None else SECONDS_APART
     tracking: Tracking | None = None
     try:
         state = start(experiment, federation.build, federation.sites)
@@ -106,12 +106,13 @@ def conduct(
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)
-            for record, after in rounds(experiment, federation.sites, edges, state):
+            playing = ahead.rounds(state) if ahead else rounds(experiment, federation.sites, edges, state)
+            for record, after in playing:
                 records.append(record)
                 state = after
                 if folder is not None:
                     last = after.round == experiment.task.rounds
-                    with _beside(edges):
+                    with ahead.copying() if ahead else nullcontext():
                         folder.append(record, after, frozen, 0.0 if last else apart)
                 tracking.log(record)
                 yield record
@@ -130,22 +131,13 @@ def conduct(
     return Run(folder.path if folder else None, config, records, summary, models)
 
 
-def _beside(edges: Edges) -> AbstractContextManager[object]:
-    """Return where copies from the edges' device need not wait for the training that it has begun with.
-
-    That is safe for what the round loop yields: a record is told when the state of its round has been made.
-    """
-    if on_device(edges) is None or edges.device.type != "cuda":
-        return nullcontext()
-    # Copies of views take small kernels, which must not queue up behind those of the training.
-    return torch.cuda.stream(torch.cuda.Stream(edges.device, priority=-1))  # type: ignore[no-untyped-call]
-
-
 def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
     """Return what must not change during a run."""
+    still = frozen_sha256(federation.network)
     return {
         "experiment": experiment.model_dump(mode="json"),
         "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
+        **({} if still is None else {"frozen_weights": {"sha256": still}}),
     }
 
 

@@ -28,6 +28,7 @@ from fedbac.deploy.grpc.common import (
     signs_budget,
     ticks,
 )
+from fedbac.deploy.grpc.listening import CONNECTIONS, Listener, room_for
 from fedbac.deploy.transport import Greet, Refusal
 from fedbac.errors import DeployError, quoted
 
@@ -119,7 +120,6 @@ class GrpcChildren:
         self._children = frozenset(children)
         self._greet = greet
         self._heartbeat, self._limit = heartbeat, limit
-        self._credentials = credentials
         self._revoked = Revoked(credentials)
         self._changed = threading.Condition()
         """Guards all below, and every link's fields."""
@@ -129,33 +129,13 @@ class GrpcChildren:
         self._heard: dict[str, float] = {}
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
         self._closing = threading.Event()
-        most = 2 * len(self._children) + 8  # a child that comes back may overlap with what is left of its old link
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix="fedbac-link")
-        self._server = grpc.server(
-            self._pool,
-            handlers=[
-                grpc.method_handlers_generic_handler(SERVICE, {NAME: grpc.stream_stream_rpc_method_handler(self._join)})
-            ],
-            options=[
-                *options(heartbeat),
-                ("grpc.so_reuseport", 0),  # a second process at the same port is an error, not a lottery
-                ("grpc.max_concurrent_streams", 1),
-                ("grpc.max_allowed_incoming_connections", max(256, 4 * most)),
-                ("grpc.server_handshake_timeout_ms", 10_000),
-                ("grpc.max_connection_idle_ms", 30_000),  # whoever was refused need not stay
-            ],
-            maximum_concurrent_rpcs=most,
-        )
-        proof = grpc.dynamic_ssl_server_credentials(
-            _proof(credentials), self._renewed, require_client_authentication=True
-        )
-        try:
-            self.port: int = self._server.add_secure_port(listen, proof)
-        except RuntimeError as error:
-            raise DeployError(
-                f"listen: cannot listen at {listen}; is the port in use, or the host another's?"
-            ) from error
-        self._server.start()
+        self._most = (
+            2 * len(self._children) + 8
+        )  # a child that comes back may overlap with what is left of its old link
+        self._connections = room_for(max(CONNECTIONS, 4 * self._most))
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="fedbac-link")
+        self._listener = Listener(listen, credentials, self._server)
+        self.port = self._listener.port
         self._watcher = threading.Thread(target=self._watch, name="fedbac-watch", daemon=True)
         self._watcher.start()
 
@@ -217,18 +197,28 @@ class GrpcChildren:
             links = list(self._links.values())
         for link in links:
             self._end(link, "was let go, as its parent stops", LET_GO)
-        self._server.stop(grace=min(1.0, self._heartbeat)).wait()
+        self._listener.close(min(1.0, self._heartbeat))
         self._pool.shutdown()
         for _, reader in self._lingering:
             reader.join()
 
-    def _renewed(self) -> Any:
-        """Return what is in the files now; None, for what was there before, when they cannot be read."""
-        try:
-            return _proof(self._credentials)
-        except DeployError as error:
-            log.error("%s; what was read before stays in use", error)
-            return None
+    def _server(self) -> Any:
+        """Return a server that listens nowhere yet."""
+        return grpc.server(
+            self._pool,
+            handlers=[
+                grpc.method_handlers_generic_handler(SERVICE, {NAME: grpc.stream_stream_rpc_method_handler(self._join)})
+            ],
+            options=[
+                *options(self._heartbeat),
+                ("grpc.so_reuseport", 0),  # a second process at the same port is an error, not a lottery
+                ("grpc.max_concurrent_streams", 1),
+                ("grpc.max_allowed_incoming_connections", self._connections),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 30_000),  # whoever was refused need not stay
+            ],
+            maximum_concurrent_rpcs=self._most,
+        )
 
     def _await(self, exchanges: Mapping[str, Exchange], until: float) -> None:
         self._changed.wait_for(
@@ -247,11 +237,11 @@ class GrpcChildren:
         """Take a child's stream, or refuse it before a frame is read; runs in a thread of the pool."""
         try:
             link = self._admitted(context)
-        except DeployError as error:
+        except Exception as error:  # gRPC itself would tell the text of one to whoever dials
             closing = self._closing.is_set()
             log.log(logging.INFO if closing else logging.WARNING, "%s was refused: %s", context.peer(), error)
             context.set_code(LET_GO if closing else grpc.StatusCode.PERMISSION_DENIED)
-            context.set_details(shown(str(error)))
+            context.set_details(shown(str(error)) if isinstance(error, Refusal) else "the certificate cannot be used")
             return iter(())
         reader = threading.Thread(target=self._read, args=(link, frames), name=f"fedbac-{link.name}", daemon=True)
         with self._changed:
@@ -358,8 +348,9 @@ class GrpcChildren:
         link.outbox.close()
 
     def _watch(self) -> None:
-        """End the links of those that fell silent or are believed no longer."""
+        """End the links of those that fell silent or are believed no longer; listen with a renewed certificate."""
         for asleep in ticks(self._closing, self._heartbeat):
+            self._listener.renew(self._closing)
             with self._changed:
                 self._revoked.refresh()
                 now = time.monotonic()
@@ -377,9 +368,3 @@ class GrpcChildren:
                         self._end(link, "has a certificate that has expired", grpc.StatusCode.PERMISSION_DENIED)
                     elif silent > MISSED * self._heartbeat:
                         self._end(link, f"gave no sign of life for {silent:.1f} s")
-
-
-def _proof(credentials: Credentials) -> Any:
-    """Return by what the server proves itself and believes others, as gRPC takes it."""
-    key, certificate, authority = credentials.read()
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)

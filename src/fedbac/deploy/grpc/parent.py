@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from fedbac.deploy.credentials import Credentials
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.frames import Assembler, FrameError, Kind, Message, Outbox
 from fedbac.deploy.grpc.common import (
     LARGEST_HELLO,
@@ -19,13 +20,12 @@ from fedbac.deploy.grpc.common import (
     MISSED,
     SITE,
     options,
-    short,
     shown,
     signs_budget,
     ticks,
 )
 from fedbac.deploy.transport import Answer, Refusal
-from fedbac.errors import DeployError, Error
+from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
 
@@ -235,17 +235,15 @@ class GrpcParent:
         try:
             payload = answer(request.payload, gone)
             if gone.is_set():
-                return Kind.FAILED, request.number, b"nobody waited for the answer any more"
-            if len(payload) <= self._limit:
-                return Kind.ANSWER, request.number, payload
-            text = f"the answer has {len(payload):,} bytes; {self._limit:,} are allowed"
-            log.error("a request failed: %s", text)
+                return Kind.FAILED, request.number, Failure.NOT_WAITED_FOR.value.encode()
+            if len(payload) > self._limit:
+                raise SiteError(Failure.LONG_ANSWER, len(payload), self._limit)
         except Exception as error:
-            log.error("a request failed: %s", short(error))
+            failure = SiteError.of(error)
+            log.error("a request failed: %s", failure)
             log.debug("in full", exc_info=True)
-            # The text of an error that nobody wrote for others may quote the data of this site.
-            text = shown(str(error)) if isinstance(error, Error) else f"{type(error).__name__}; its log says more"
-        return Kind.FAILED, request.number, text.encode(errors="replace")
+            return Kind.FAILED, request.number, failure.told.encode()
+        return Kind.ANSWER, request.number, payload
 
     def _explained(self, link: Uplink) -> tuple[str, int]:
         """Return why a link ended, and how much that matters: a parent that stops, or is not up yet, is no trouble."""

@@ -109,6 +109,9 @@ def _begin(workspace: Path) -> psutil.Popen:
 
 
 def _environment() -> Mapping[str, str]:
-    """Return our environment, in which python3 is the Python that runs this."""
+    """Return our environment, in which python3 is the Python that runs this.
+
+    NVFlare tells others of exceptions that escape to it; by our wish without their text, which may quote data.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PATH": path}
+    return {"OMP_NUM_THREADS": "1", "NVFLARE_SECURE_LOGGING": "true", **os.environ, "PATH": path}

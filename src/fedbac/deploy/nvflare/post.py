@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedbac.deploy.failures import Failure, SiteError
 from fedbac.deploy.transport import Answer, Refusal
-from fedbac.errors import DeployError, Error, visible
+from fedbac.errors import visible
 
 OK, FAILED = 0, 1
 FIRST = 60.0
 """Seconds that a role has until it can say hello: it reads its data first."""
-NOT_WAITED_FOR = "nobody waited for the answer any more"
 
 Reply = tuple[int, bytes]
-"""A status and what was said, or why nothing was. Errors are said in one line, for a traceback may quote data."""
+"""A status and what was said, or what may be told of why nothing was."""
 
 log = logging.getLogger("fedbac")
 
@@ -57,7 +57,9 @@ class Post:
 
     def fail(self, error: BaseException) -> None:
         """Note that the role has ended with an error, so that the parent is told."""
-        self._broken = told(error, self.name)
+        failure = SiteError.of(error)
+        log.error("%s has ended: %s", self.name, failure)
+        self._broken = failure.told
         self._serving.set()
 
     def hello(self, caller: str) -> Reply:
@@ -83,9 +85,9 @@ class Post:
 
         def answer(role: Role) -> bytes:
             if not isinstance(request, bytes) or len(request) > self.limit:
-                raise DeployError(f"the message is longer than {self.limit:,} bytes (max_message_mib)")
+                raise SiteError(Failure.LONG_REQUEST, self.limit)
             if not self._busy.acquire(blocking=False):
-                raise DeployError("is still busy with an earlier request")
+                raise SiteError(Failure.BUSY)
             try:
                 gone = self._gone = threading.Event()
                 self._number = number
@@ -93,9 +95,9 @@ class Post:
             finally:
                 self._busy.release()
             if gone.is_set():
-                raise DeployError(NOT_WAITED_FOR)
+                raise SiteError(Failure.NOT_WAITED_FOR)
             if len(found) > self.limit:
-                raise DeployError(f"the answer has {len(found):,} bytes; {self.limit:,} are allowed (max_message_mib)")
+                raise SiteError(Failure.LONG_ANSWER, len(found), self.limit)
             return found
 
         return self._reply(caller, answer)
@@ -120,17 +122,10 @@ class Post:
         try:
             return OK, work(self._role)
         except Exception as error:
-            text = told(error, self.name)
-            log.warning("a request failed: %s", text)
+            failure = SiteError.of(error)
+            log.error("a request failed: %s", failure)
             log.debug("in full", exc_info=True)
-            return FAILED, text.encode()
-
-
-def told(error: BaseException, name: str) -> str:
-    """Return what others are told of an error: ours says what is wrong; of any other the type, as it may quote data."""
-    if isinstance(error, Error):
-        return visible(next(iter(str(error).splitlines()), ""))
-    return f"failed with {type(error).__name__}; the log of {name} says more"
+            return FAILED, failure.told.encode()
 
 
 _here: list[Post] = []

@@ -15,10 +15,10 @@ from fedbac.deploy.kits import Kit
 from fedbac.deploy.linking import parent_of
 from fedbac.deploy.nvflare.job import SERVER
 from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, stop_asked
-from fedbac.deploy.nvflare.post import Post, Reply, take_post, told
+from fedbac.deploy.nvflare.post import Post, Reply, take_post
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.shop import Shop
-from fedbac.errors import Error, RunInUseError
+from fedbac.errors import Error, RunInUseError, visible
 
 LOOK = 0.5
 """Seconds between two looks at whether the run is to stop."""
@@ -64,7 +64,7 @@ class CloudSite:
         except RunInUseError as error:  # the process of a job before this one has not ended yet
             log.warning("%s", error)
         except Error as error:
-            refused = told(error, CLOUD)
+            refused = visible(error)
             log.error("%s", refused)
         finally:
             over.set()

@@ -169,7 +169,7 @@ def read_train_request(message: Message, charter: Charter, site: Site, selection
     bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
-    whole = unpacked(message, "order/bank", charter.experiment.method.links.cloud_down, _had(message, bank, shelf))
+    whole = unpacked(message, "order/bank", charter.codec("cloud_down"), _had(message, bank, shelf))
     return _one(whole, "order", replace(like, teachers=_taught(charter, count)))
 
 
@@ -180,7 +180,7 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     like = replace(like, selected=some, failed=some, dropped=some, late=some)
     if order.wants_updates:
         like = replace(like, updates=charter.owners.only(bank, "cluster"))
-    whole = unpacked(message, "report/bank", charter.experiment.method.links.cloud_up, bank)
+    whole = unpacked(message, "report/bank", charter.codec("cloud_up"), bank)
     report = _one(whole, "report", like)
     for part, weight_R in report.weight.items():
         if weight_R.sum() > site.size:
@@ -234,7 +234,8 @@ def read_fit_request(message: Message, charter: Charter, client: int, shelf: She
     method, bank = charter.experiment.method, charter.owners.without(charter.template, "client")
     phases = tuple(range(len(method.personalization.phases())))
     like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
-    whole = unpacked(message, "train/bank", method.links.client_down, _had(message, bank, shelf))
+    like = replace(like, edge_rounds=method.topology.edge_rounds)
+    whole = unpacked(message, "train/bank", charter.codec("client_down"), _had(message, bank, shelf))
     return _one(whole, "train", like)
 
 

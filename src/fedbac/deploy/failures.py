@@ -1,0 +1,70 @@
+"""What a site tells the one above of a failure: a sentence of this list with numbers in it, and nothing else.
+
+The text of an exception may quote data: that of a loader the row that it cannot parse, that of a network a tensor. So
+does sometimes the name of its class, and a path names a person. All that stays in the log of the site, with a number
+that travels, by which the operators of both sites find it.
+"""
+
+import json
+import secrets
+from enum import Enum
+from operator import index
+from typing import Self
+
+from fedbac.errors import DeployError, visible
+
+ITS_LOG = "; its log says why"
+
+
+class Failure(Enum):
+    """All that may be told, with places for numbers."""
+
+    UNTOLD = "error {}" + ITS_LOG
+    CANNOT_RUN = "the experiment of the federation cannot run here" + ITS_LOG
+    OTHER_DATA = (
+        "its data are not those with which the run began; put them back and start it again, or have the cloud start "
+        "another run (fedbac cloud KIT --overwrite)"
+    )
+    OTHER_KIT = "the run has {} clients at this edge and its kit {}; renew the kit"
+    BUSY = "is still busy with an earlier request"
+    NOT_WAITED_FOR = "nobody waited for the answer any more"
+    LONG_REQUEST = "the message is longer than {:,} bytes (deploy.max_message_mib)"
+    LONG_ANSWER = "the answer has {:,} bytes; {:,} are allowed (deploy.max_message_mib)"
+    ENDED = "the process that trains ended (exit status {}); it is started again when needed"
+    FEW_PRESENT = "{} of {} clients are there and deploy.min_clients is {}"
+    FEW_TRAINED = "{} of {} chosen clients trained and deploy.min_clients is {}"
+    NONE_MEASURED = "nobody who holds data answered when clients were asked to measure a model"
+    NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
+
+
+class SiteError(DeployError):
+    """An error of which ``told`` may leave the site; ``detail`` may not."""
+
+    def __init__(self, failure: Failure, *numbers: int, detail: str = "") -> None:
+        self.failure, self.numbers = failure, tuple(map(index, numbers))  # what is no whole number is an error
+        self.told = failure.value.format(*self.numbers)
+        super().__init__(f"{self.told.removesuffix(ITS_LOG)}: {detail}" if detail else self.told)
+
+    @classmethod
+    def of(cls, error: BaseException) -> "SiteError":
+        """Return any error as one that may be told of."""
+        if isinstance(error, SiteError):
+            return error
+        return SiteError(Failure.UNTOLD, 100_000 + secrets.randbelow(900_000), detail=_described(error))
+
+    def encoded(self) -> bytes:
+        """Return it without its detail."""
+        return json.dumps([self.failure.name, *self.numbers]).encode()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Self:
+        """Return what was encoded."""
+        name, *numbers = json.loads(data)
+        return cls(Failure[name], *numbers)
+
+
+def _described(error: BaseException) -> str:
+    try:
+        return visible(f"{type(error).__name__}: {error}")
+    except Exception:  # others write exceptions too, whose text may fail
+        return type(error).__name__

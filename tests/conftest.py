@@ -1,0 +1,25 @@
+"""What ``make test`` leaves to ``make test-all``: tests marked ``full``, most cases of those marked ``covering``."""
+
+from collections import defaultdict
+
+import pytest
+
+from tests.covering import covering
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as ``full`` what a covering test need not be run with; what is skipped here covers nothing."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for calls in tests.values():
+        marker = calls[0].get_closest_marker("covering")
+        assert marker is not None
+        run = [call for call in calls if not any(mark.args[0] for mark in call.iter_markers("skipif"))]
+        rows = [tuple(f"{name}={value!r}" for name, value in call.callspec.params.items()) for call in run]
+        kept = {run[row] for row in covering(rows, *marker.args)}
+        for call in calls:
+            if call not in kept:
+                call.add_marker("full")

@@ -1,0 +1,53 @@
+"""Few of many combinations of parameters, so that every value still occurs, or every pair of values."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from fedbac.presets.methods import METHODS
+from fedbac.presets.tasks import TASKS
+
+
+def covering(rows: Sequence[tuple[str, ...]], strength: int = 1) -> list[int]:
+    """Return the numbers of rows that together hold every set of so many values that is in any row.
+
+    Greedy, and always the same: the row with the most that is new; of several, the one whose values occur least.
+    """
+    sets = [set(combinations(row, strength)) for row in rows]
+    open_ = set().union(*sets)
+    used: Counter[str] = Counter()
+    chosen = []
+    while open_:
+        best = max(range(len(rows)), key=lambda row: (len(sets[row] & open_), -sum(used[value] for value in rows[row])))
+        chosen.append(best)
+        open_ -= sets[best]
+        used.update(rows[best])
+    return chosen
+
+
+def first(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return parameters of a test; those after the first so many are left to ``make test-all``."""
+    return [value if i < count else pytest.param(value, marks=pytest.mark.full) for i, value in enumerate(values)]
+
+
+def of_each_kind(policies: Mapping[str, Any]) -> list[Any]:
+    """Return policies as parameters; those after the first of their kind are left to ``make test-all``."""
+    firsts = {policy.kind: name for name, policy in reversed(list(policies.items()))}
+    return [
+        pytest.param(policy, id=name, marks=() if firsts[policy.kind] == name else pytest.mark.full)
+        for name, policy in policies.items()
+    ]
+
+
+def presets() -> list[Any]:
+    """Return the names of all presets as parameters; ``make test`` takes some that have every kind of every column."""
+    rows = []
+    for preset in METHODS.values():
+        method = preset(TASKS["demo"])
+        policies = (method.topology, method.clustering, method.selection, method.sharing, method.personalization)
+        rows.append((method.unit, *(policy.kind for policy in policies)))
+    kept = covering(rows)
+    return [name if i in kept else pytest.param(name, marks=pytest.mark.full) for i, name in enumerate(METHODS)]

@@ -1,0 +1,100 @@
+"""Mistakes that tests must notice: each is made in a copy of the sources, and the tests named for it must fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.full
+
+
+class Mutant(NamedTuple):
+    """A mistake in one place."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    """A test that fails then."""
+
+
+CODECS = "tests/unit/test_codecs.py::test_networks_that_are_only_measured_are_sent_whole"
+CHECKSUMS = (
+    "tests/store/test_damage.py::test_a_manifest_without_a_checksum_is_not_believed_among_records_that_have_them"
+)
+PAIRED = "tests/test_report.py::test_a_leader_is_ahead_by_twice_what_the_gap_varies"
+UNPAIRED = "tests/test_report.py::test_a_leader_of_other_seeds_is_ahead_by_both_spreads"
+CLOUD_SECONDS = "tests/unit/test_world.py::test_a_round_also_takes_what_the_links_to_the_cloud_take"
+REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rejoined_does_not_count"
+
+MUTANTS = {
+    "measured networks at the codec's price": Mutant(
+        "core/links.py", 'self.chain(direction).codec if purpose == "train" else None',
+        "self.chain(direction).codec", CODECS,
+    ),
+    "one price for all purposes": Mutant(
+        "core/links.py", "(key := (part, direction, purpose))", '(key := (part, direction, "train"))', CODECS
+    ),
+    "an unsigned manifest among signed records": Mutant(
+        "runs/store.py", " or (found.signed and not manifest.signed)", "", CHECKSUMS
+    ),
+    "a leader by one deviation": Mutant("report/outcome.py", "np.mean(gaps) > 2 * ", "np.mean(gaps) > 1 * ", PAIRED),
+    "a leader by three deviations": Mutant("report/outcome.py", "np.mean(gaps) > 2 * ", "np.mean(gaps) > 3 * ", PAIRED),
+    "a leader by its own spread": Mutant(
+        "report/outcome.py", "> first.spread + other.spread", "> first.spread", UNPAIRED
+    ),
+    "no time to the cloud": Mutant(
+        "rounds/cloud.py", "return max(heard.seconds_M) + passing", "return max(heard.seconds_M)", CLOUD_SECONDS
+    ),
+    "one link for all edges": Mutant(
+        "rounds/cloud.py", "num_bytes / len(self.sites) / (MEGA", "num_bytes / (MEGA", CLOUD_SECONDS
+    ),
+    "a cloud link without edges": Mutant(
+        "rounds/cloud.py", " if self.method.topology.tiers == 3 else 0", "", CLOUD_SECONDS
+    ),
+    "ready before it rejoined": Mutant(
+        "deploy/asking.py", "answers.keys() - reasons.keys() - self._rejoined", "answers.keys() - reasons.keys()",
+        REJOINED,
+    ),
+    "unfit before it rejoined": Mutant("deploy/asking.py", " and n not in self._rejoined", "", REJOINED),
+    "rejoined for ever": Mutant("deploy/asking.py", "self._rejoined -= set(new)", "pass", REJOINED),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    return Path(shutil.copytree(ROOT / "src", tmp_path_factory.mktemp("mutants") / "src", ignore=ignore))
+
+
+def verdict(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Run tests on the copy; return pytest's exit code, 1 if tests failed, and what it said."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_copy_passes_without_a_mistake(copy: Path) -> None:
+    code, said = verdict(copy, sorted({mutant.tests for mutant in MUTANTS.values()}))
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_mistake_is_noticed(name: str, copy: Path) -> None:
+    mutant = MUTANTS[name]
+    file = copy / "fedbac" / mutant.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1, f"{mutant.file} has changed: say in MUTANTS what the mistake would be now"
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        code, said = verdict(copy, [mutant.tests])
+    finally:
+        file.write_text(text, encoding="utf-8")
+    assert code == 1, said
