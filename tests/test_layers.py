@@ -17,6 +17,7 @@ LAYERS = [
     {"errors", "version"},
     {"files"},
     {"core"},
+    {"losses"},
     {"data", "models", "topology", "native", "gpu"},
     {"clustering", "selection", "sharing", "personalization"},
     {"config", "contracts"},

@@ -104,6 +104,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "selection": SELECTION,
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
+    "loss": ("cross_entropy", "squared_error", "next_token"),
     "network": ("lenet5", "mlp", "custom"),
     "optimizer": ("sgd", "adamw"),
     **dict.fromkeys(Links.model_fields, LINKS),

@@ -39,6 +39,7 @@ from fedbac.core.settings import (
 from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
+from fedbac.losses import CrossEntropy, LossChoice
 from fedbac.models import LeNet5, NetworkChoice
 
 MAX_PAIRS = 4_000_000
@@ -73,6 +74,8 @@ class Task(Settings):
     """The network, of which a method may use several."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
+    loss: LossChoice = CrossEntropy()
+    """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``)."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
@@ -243,6 +246,10 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
         )
     if getattr(method.sharing, "teaches", False):
         yield from _unteachable(method)
+        if task.loss.kind != "cross_entropy":
+            yield f"method.sharing {method.sharing.kind!r} teaches classes; task.loss must be cross_entropy for it"
+    if getattr(method.personalization, "balanced", False) and task.loss.kind != "cross_entropy":
+        yield f"method.personalization {kind!r} balances classes, which task.loss {task.loss.kind!r} has not; set false"
     yield from _unanswerable(method)
     passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
     if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:

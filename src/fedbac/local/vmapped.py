@@ -192,11 +192,13 @@ class VmapTrainer:
                 logits |= dict(zip(places, many, strict=True))
             applies = [recall(x, logits, row, networks, self._logits) for row in table]
             score_VB = torch.stack([predict(self.scheme, self.scheme.terms, apply, x) for apply in applies])
-            loss_VB = F.cross_entropy(score_VB.flatten(0, 1), y.repeat(len(table)), reduction="none")
+            judged, labels_VB = score_VB.flatten(0, 1), y.repeat(len(table), *[1] * (y.dim() - 1))
+            loss_VB = self.examples.loss.loss(judged, labels_VB, "none")
+            right_VB = self.examples.loss.right(judged, labels_VB)
             # A product with the groups' membership sums in a fixed order; adding by index would not on a GPU.
             member_BG = F.one_hot(group_of[chunk], len(groups)).double()
             loss += loss_VB.reshape(len(table), -1).double() @ member_BG
-            correct += (score_VB.argmax(2) == y).double() @ member_BG
+            correct += right_VB.reshape(len(table), -1).double() @ member_BG
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
 
     def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:
