@@ -11,6 +11,7 @@ from fedbac.version import __version__
 
 if TYPE_CHECKING:
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
+    from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
     from fedbac.clustering import (
         Agglomerative,
         CosineSplits,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         LowestLoss,
         Merging,
     )
-    from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+    from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task, Training
     from fedbac.core.parts import LocalRun, Part, Phase, Pull
     from fedbac.core.policies import Assignment, Exchange, Gaps, NoState, Teaching
@@ -84,18 +85,22 @@ if TYPE_CHECKING:
         Similar,
         TowardsMean,
     )
+    from fedbac.steps import Adam, Dynamic, Momentum, Take, Yogi
     from fedbac.topology import Flat, Hierarchical
 
 __all__ = [
+    "AGGREGATION",
     "CLUSTERING",
     "COCS",
     "METHODS",
     "PERSONALIZATION",
     "SELECTION",
     "SHARING",
+    "STEP",
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "Adam",
     "AdaptiveStart",
     "Additive",
     "Agglomerative",
@@ -114,6 +119,7 @@ __all__ = [
     "DeployError",
     "Distill",
     "DistillAdaptive",
+    "Dynamic",
     "EngineError",
     "Error",
     "Evaluation",
@@ -125,10 +131,12 @@ __all__ = [
     "Flat",
     "Gaps",
     "GaussianRewards",
+    "GeometricMedian",
     "Gram",
     "Hierarchical",
     "Interpolated",
     "KMeans",
+    "Krum",
     "LateHead",
     "LatencyUCB",
     "LeNet5",
@@ -138,11 +146,14 @@ __all__ = [
     "Loss",
     "LossUCB",
     "LowestLoss",
+    "Mean",
     "MeanThenApart",
     "Measurement",
+    "Median",
     "Merging",
     "Method",
     "Moment",
+    "Momentum",
     "NoState",
     "Noise",
     "NotEnoughMemoryError",
@@ -178,12 +189,15 @@ __all__ = [
     "Slope",
     "Sound",
     "Statistic",
+    "Take",
     "Task",
     "Teaching",
     "Thompson",
     "TowardsMean",
     "Training",
+    "TrimmedMean",
     "TwoHeads",
+    "Yogi",
     "__version__",
     "compare",
     "configure",
@@ -199,8 +213,9 @@ __all__ = [
 
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
+    "fedbac.aggregation": "GeometricMedian Krum Mean Median TrimmedMean",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "CLUSTERING PERSONALIZATION SELECTION SHARING TOPOLOGY",
+    "fedbac.config.columns": "AGGREGATION CLUSTERING PERSONALIZATION SELECTION SHARING STEP TOPOLOGY",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task Training",
     "fedbac.core.parts": "LocalRun Part Phase Pull",
     "fedbac.core.policies": "Assignment Exchange Gaps NoState Teaching",
@@ -220,6 +235,7 @@ _HOMES = {
     "Sound Thompson",
     "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
     "Similar TowardsMean",
+    "fedbac.steps": "Adam Dynamic Momentum Take Yogi",
     "fedbac.topology": "Flat Hierarchical",
 }
 """The modules that the names come from, as the imports for type checkers say too."""

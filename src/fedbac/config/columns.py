@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
 from fedbac.clustering import (
     Agglomerative,
     CosineSplits,
@@ -15,7 +16,7 @@ from fedbac.clustering import (
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.personalization import (
     AdaptiveStart,
     Additive,
@@ -52,6 +53,7 @@ from fedbac.sharing import (
     Similar,
     TowardsMean,
 )
+from fedbac.steps import Adam, Dynamic, Momentum, Take, Yogi
 from fedbac.topology import Flat, Hierarchical
 
 TOPOLOGY = Choice(Topology, Hierarchical, Flat)
@@ -97,6 +99,8 @@ PERSONALIZATION = Choice(
     TwoHeads,
     AdaptiveStart,
 )
+AGGREGATION = Choice(Aggregation, Mean, Median, TrimmedMean, Krum, GeometricMedian)
+STEP = Choice(Step, Take, Momentum, Adam, Yogi, Dynamic)
 
 CHOSEN: dict[str, Collection[str]] = {
     "topology": TOPOLOGY.kinds,
@@ -104,6 +108,9 @@ CHOSEN: dict[str, Collection[str]] = {
     "selection": SELECTION.kinds,
     "sharing": SHARING.kinds,
     "personalization": PERSONALIZATION.kinds,
+    "aggregation": AGGREGATION.kinds,
+    "cloud_aggregation": AGGREGATION.kinds,
+    "step": STEP.kinds,
     "network": ("lenet5", "mlp", "custom"),
     **dict.fromkeys(Links.model_fields, ("top_k", "eight_bits")),
 }

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedbac.aggregation import Mean
 from fedbac.clustering import Fixed
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 from fedbac.core.codecs import Links
 from fedbac.core.parts import Personalization, judged_parts
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.queries import AT_CLOUD, AT_EDGE, FOR_SHARING, Accuracy, Gram, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
@@ -35,6 +36,7 @@ from fedbac.models import LeNet5, NetworkChoice
 from fedbac.personalization import Shared
 from fedbac.selection import Random
 from fedbac.sharing import Apart
+from fedbac.steps import Take
 from fedbac.topology import Hierarchical
 
 MAX_PAIRS = 4_000_000
@@ -161,6 +163,12 @@ class Method(Settings):
     """What clusters give each other."""
     personalization: Annotated[Personalization, PERSONALIZATION] = Shared()
     """The networks that predict, and their owners."""
+    aggregation: Annotated[Aggregation, AGGREGATION] = Mean()
+    """How edges combine their clients, and the cloud its edges."""
+    cloud_aggregation: Annotated[Aggregation, AGGREGATION] | None = None
+    """How the cloud combines its edges, where it does so otherwise than they."""
+    step: Annotated[Step, STEP] = Take()
+    """What the cloud and clusters do with the combination, once a round."""
     links: Links = Links()
     """How links compress what is sent for training; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
