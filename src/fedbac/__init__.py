@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from fedbac.version import __version__
 
 if TYPE_CHECKING:
-    from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
     from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
+    from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
     from fedbac.clustering import (
         Agglomerative,
         CosineSplits,

@@ -104,9 +104,10 @@ def num_faulty(share: float, num: int) -> int:
 def _middle(change_CD: Tensor, left_out: int) -> Tensor:
     """Return the mean of every column without its largest and its smallest entries."""
     kept = slice(left_out, len(change_CD) - left_out)
-    means = [columns.sort(0).values[kept].mean(0, dtype=torch.float64) for columns in change_CD.split(COLUMNS, 1)]
-    return torch.cat(means).to(change_CD.dtype)
+    pieces = torch.split(change_CD, COLUMNS, dim=1)
+    return torch.cat([piece.sort(0).values[kept].mean(0, dtype=torch.float64) for piece in pieces]).to(change_CD.dtype)
 
 
 def _distance(change_CD: Tensor, point_D: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(change_CD - point_D, dim=1, dtype=torch.float64)
+    distance_C: Tensor = torch.linalg.vector_norm(change_CD - point_D, dim=1, dtype=torch.float64)
+    return distance_C

@@ -63,10 +63,12 @@ class Chunks:
         Where a device has been told to make all averages before they are known to be sound, ``upon`` is given them;
         and nothing, if memory ran out before they were made.
         """
-        averages = [EdgeAverage(request.size_C, request.train.bank, request.train.row_C) for request in requests]
+        averages = [
+            EdgeAverage(request.size_C, request.train.bank, request.train.row_C, request.rules) for request in requests
+        ]
         told: list[list[Told]] = [[] for _ in requests]
         if self.most is None:
-            self.most = self._fitting(requests[0].train)
+            self.most = self._fitting(requests)
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.most)
@@ -74,13 +76,15 @@ class Chunks:
                 left = rest
         return [_averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
 
-    def _fitting(self, request: Train) -> int:
-        weights = [value[0] for params in request.bank.values() for value in params.values()]
-        copies = COPIES + getattr(self.trainer, "more_copies", 0)
-        per_client = copies * sum(value.numel() * value.element_size() for value in weights)
+    def _fitting(self, requests: Sequence[Average]) -> int:
+        bank, rules = requests[0].train.bank, requests[0].rules
+        size = {part: sum(value[0].nbytes for value in params.values()) for part, params in bank.items()}
+        per_client = (COPIES + getattr(self.trainer, "more_copies", 0)) * sum(size.values())
         per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
-        memory = default_memory(self.trainer.device) if self.memory is None else self.memory
-        return max(1, int(memory / self.sharers / per_client))
+        memory = (default_memory(self.trainer.device) if self.memory is None else self.memory) / self.sharers
+        # Clients that are held until all have come take from it too; half is left, or training would crawl.
+        held = sum(request.size_C.size for request in requests) * sum(size[part] for part in rules)
+        return max(1, int(max(memory - held, memory / 2) / per_client))
 
     def _fold(
         self,

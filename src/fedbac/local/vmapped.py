@@ -21,6 +21,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.threads import seeded
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
@@ -28,7 +29,6 @@ from fedbac.local.foresight import Foresight
 from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import BatchTable, Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
-from fedbac.local.threads import seeded
 
 EVALUATION_BATCH = 2048
 WEIGHT_COPIES, ON_THE_WAY = 6, 1.5

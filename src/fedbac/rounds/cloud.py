@@ -168,10 +168,10 @@ class Round:
     def finish(self, begun: Begun) -> Played:
         """Play the round to its end."""
         before, sent, asked, orders, memories, underway = begun
-        ahead = None if underway.foreseen is None else self._foresee(before, asked, underway.foreseen)
+        ahead = None if underway.foreseen is None else self._foresee(before, sent, asked, underway.foreseen)
         reports = underway.reports()
         if ahead is None or not foresaw(underway.foreseen, reports):
-            ahead = self._average(before, reports), None
+            ahead = self._average(before, sent, reports), None
         averaged, scores = ahead
         averaged = replace(
             averaged,
@@ -236,11 +236,8 @@ class Round:
     def _exchange(self, state: State) -> tuple[State, Parts, Teaching | None]:
         """Let clusters share what they know; return the state, the parts that are sent down, and who teaches."""
         exchange = exchanged(self.experiment, self.members, state)
-        sent = self._mixed(state.parts, exchange.mix_KJ)
-        return (replace(state, parts=sent) if exchange.kept else state), sent, exchange.teaching
-
-    def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
-        return mixed(self.method.personalization, parts, mix_KJ)
+        after = mixed(self.method.personalization, state, exchange.mix_KJ)
+        return (after if exchange.kept else state), after.parts, exchange.teaching
 
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""
@@ -301,14 +298,13 @@ class Round:
             after.append(memory.with_(report.links))
         return tuple(after)
 
-    def _average(self, state: State, told: Sequence[Told]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6)."""
+    def _average(self, state: State, sent: Parts, told: Sequence[Told]) -> State:
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6), and the step of the owners."""
         held = self._holdings(state.label_N)
-        parts, trained = averages(self.method, self.moment, self.sites, held, state, told)
-        return replace(state, round=state.round + 1, parts=parts, trained=trained)
+        return averages(self.method, self.moment, self.sites, held, state, sent, told)
 
     def _foresee(
-        self, before: State, asked: "Asked", foreseen: Sequence[Averages]
+        self, before: State, sent: Parts, asked: "Asked", foreseen: Sequence[Averages]
     ) -> tuple[State, Scores | None] | None:
         """Average what sites will report if all clients are healthy, and have it scored.
 
@@ -317,7 +313,7 @@ class Round:
         moves = asked.by_clustering is not None
         settled = not self.method.sharing.active and not (moves and self._judged_after_moves)
         try:
-            averaged = self._average(before, foreseen)
+            averaged = self._average(before, sent, foreseen)
             return averaged, self._score(averaged, foreseen) if settled else None
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
@@ -350,8 +346,7 @@ class Round:
         memory = checked_state("clustering", policy, memory, state.clustering)
         label_N, origin_KJ = checked_assignment(policy, answer, self.members.count, state.num_clusters)
         after = replace(
-            state,
-            parts=self._mixed(state.parts, origin_KJ),
+            mixed(self.method.personalization, state, origin_KJ),
             label_N=label_N,
             moved_N=(label_N != state.label_N) | given_another(label_N, origin_KJ),
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),

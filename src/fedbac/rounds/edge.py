@@ -260,6 +260,7 @@ class Shift:
             codec=self.experiment.method.links.client_up,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
             broadcast=broadcast,
+            rules=self.common.rules,
         )
         assert isinstance(trained, Averaged)
         self.updates = {part: _changes(request, part, trained) for part in trained.kept}
