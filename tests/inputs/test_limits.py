@@ -14,7 +14,7 @@ from torch import nn
 import fedbac
 from fedbac import engines, models
 from fedbac.clustering import Fixed
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 from fedbac.config.experiment import Runtime, Task
 from fedbac.core.codecs import EightBits, Links, TopK
 from fedbac.core.requests import Trainer
@@ -23,13 +23,15 @@ from fedbac.data import Augment, Noise, Partition, toy
 from fedbac.engines import room
 from fedbac.errors import ConfigError, NotEnoughMemoryError
 from fedbac.local import VmapTrainer
-from fedbac.personalization import Shared
+from fedbac.personalization import AdaptiveStart, Shared
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
+from fedbac.steps import Adam
 from tests.support import federate, play
 
-BUILTIN = [cls for choice in (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION) for cls in choice.builtin]
+COLUMNS = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP)
+BUILTIN = [cls for choice in COLUMNS for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
 GROUPS += [Partition, Noise, Augment, models.LeNet5, models.Perceptron, *BUILTIN]
 
@@ -147,6 +149,8 @@ LINKS = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), cloud_
         ("ditto", {"links": LINKS}),
         ("fed-bac", {"links": LINKS}),
         ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
+        ("fedala", {"personalization": AdaptiveStart(owner="client", top_layers=2)}),  # parts of no network
+        ("fed-bac", {"step": Adam()}),
     ],
 )
 def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: dict[str, Any]) -> None:
@@ -155,6 +159,7 @@ def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: d
     method = fedbac.method(name, fedbac.task("demo")).model_copy(update=changes)
     played = play(method, data, shards, training=training, num_rounds=1, user=Scaled)
     kept = [played.end.parts, *played.end.momentum_M, *(p for memory in played.end.links_M for p in memory.values())]
+    kept += played.end.steps.values()
     values = [value for parts in kept for params in (parts or {}).values() for value in params.values()]
     assert room.kept_bytes(played.experiment, played.federation) == sum(value.nbytes for value in values)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedbac.contracts.clustering import check_clustering
+from fedbac.contracts.combining import check_aggregation, check_step
 from fedbac.contracts.personalization import check_personalization
 from fedbac.contracts.selection import check_selection
 from fedbac.contracts.sharing import check_sharing
@@ -15,10 +16,12 @@ from fedbac.contracts.topology import check_topology
 
 __all__ = [
     "check",
+    "check_aggregation",
     "check_clustering",
     "check_personalization",
     "check_selection",
     "check_sharing",
+    "check_step",
     "check_topology",
 ]
 
@@ -29,6 +32,8 @@ def check(policy: Any) -> None:
         "clusters": check_clustering,
         "phases": check_personalization,
         "sites": check_topology,
+        "combine": check_aggregation,
+        "step": check_step,
         "active": check_sharing,
         "fraction": check_selection,
     }
@@ -37,5 +42,5 @@ def check(policy: Any) -> None:
             return chosen(policy)
     raise AssertionError(
         f"{type(policy).__name__} belongs to no column: clustering has clusters(), personalization phases(), topology "
-        "sites(), sharing the field active, and selection the field fraction"
+        "sites(), aggregation combine(), step step(), sharing the field active, and selection the field fraction"
     )

@@ -6,6 +6,7 @@ from fedbac.core.codecs import Links, TopK
 from fedbac.models import LeNet5
 from fedbac.personalization import Shared
 from fedbac.selection import Random
+from fedbac.steps import Adam, Momentum, Yogi
 from fedbac.topology import Flat, Hierarchical
 
 
@@ -17,6 +18,21 @@ def fedavg(task: Task) -> Method:
 def fedprox(task: Task) -> Method:
     """FedProx: FedAvg whose clients are pulled to the network they received."""
     return Method(name="fedprox", topology=Flat(), personalization=Shared(proximal=0.01))
+
+
+def fedavgm(task: Task) -> Method:
+    """FedAvgM: FedAvg whose server moves with momentum."""
+    return Method(name="fedavgm", topology=Flat(), step=Momentum())
+
+
+def fedadam(task: Task) -> Method:
+    """FedAdam: FedAvg whose server takes steps of Adam."""
+    return Method(name="fedadam", topology=Flat(), step=Adam())
+
+
+def fedyogi(task: Task) -> Method:
+    """FedYogi: FedAvg whose server takes steps of Yogi."""
+    return Method(name="fedyogi", topology=Flat(), step=Yogi())
 
 
 def hierfavg(task: Task) -> Method:
