@@ -28,6 +28,8 @@ SMALL = {
     "task.clients_per_edge": [2, 2],
     "task.network": {"kind": "mlp", "hidden": [8]},
     "method.selection.fraction": 1.0,  # so that whoever is there takes part
+    "method.aggregation": "median",  # which must hold all clients at their edge
+    "method.step": "adam",  # which the cloud remembers
 }
 SLIVER = {"task.data_fraction": 0.05, "task.partition.min_edge_test": 5, "task.partition.min_client_samples": 5}
 

@@ -28,6 +28,7 @@ LINKS = tuple(
     )
 )  # fmt: skip
 FLAT_LINKS = LINKS[:2]
+ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "lesson", "learned", "question", "findings", "train", "trained",
     "measure", "measured", "relay", "relayed", "absent", "forgotten",
@@ -45,6 +46,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "teachers": ("phe-fl-kd",),
     "every client's update": ("cfl-clients",),
     "statistics of training": ("oort",),
+    "a rule that holds all clients, and a step that remembers": ("fed-bac", *ROBUST),
+    "a rule and a step without edges between": ("fedavg", *ROBUST),
+    "a rule, and a network that the client keeps": ("ditto", *ROBUST, TWICE),
+    "a rule, and compression": ("fed-bac", *ROBUST, *LINKS),
     "momentum that stays with clients": ("fed-bac", PERSIST),
     "momentum of what a client keeps": ("ditto", PERSIST),
     "momentum without edges between": ("fedavg", PERSIST),

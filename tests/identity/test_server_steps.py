@@ -49,7 +49,7 @@ def trained(network: nn.Module, start: Weights, client: int) -> Weights:
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-                parameter -= WHOLE.learning_rate * gradient
+                parameter.sub_(WHOLE.learning_rate * gradient)
     return [parameter.detach().clone() for parameter in network.parameters()]
 
 
@@ -167,7 +167,6 @@ def test_who_heard_of_nobody_keeps_its_network_and_its_memory() -> None:
 def test_memory_is_mixed_as_networks_are() -> None:
     """When clusters go on with a mix of networks, they remember the same mix; the cloud's part is not touched."""
     mix = ((0.25, 0.75, 0.0), (0.0, 1.0, 0.0), (0.0, 0.5, 0.5))
-    options = {"training": WHOLE, "num_rounds": 1}
     rows = [
         Method(name="x", clustering=clustering, personalization=Additive(), step=Adam())
         for clustering in (
@@ -175,7 +174,7 @@ def test_memory_is_mixed_as_networks_are() -> None:
             Scripted(num_clusters=3, script=((0, 1, 2), (0, 1, 2)), origin=mix),
         )
     ]
-    apart, mixed = (play(row, DATA, SHARDS, **options).end for row in rows)
+    apart, mixed = (play(row, DATA, SHARDS, training=WHOLE, num_rounds=1).end for row in rows)
     for name, stack in apart.steps["cluster"].items():
         assert distance({"x": trees.mix(stack, np.array(mix))}, {"x": mixed.steps["cluster"][name]}) == 0
     assert distance(apart.steps["global"], mixed.steps["global"]) == 0

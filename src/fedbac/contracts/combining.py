@@ -73,8 +73,9 @@ def check_step(step: Any) -> None:
         if not step.active:
             check_same(who, "step()", after_KD, combined_KD, "from the combination, though active is False")
         for k in range(NUM_OWNERS):  # owners that heard of nobody are not among the rows
-            mine = {name: value[k : k + 1] for name, value in memory.items()}
-            alone, _ = _stepped(who, step, *(v[k : k + 1] for v in (before_KD, combined_KD)), mine, share_K[[k]], tried)
+            one = slice(k, k + 1)
+            mine = {name: value[one] for name, value in memory.items()}
+            alone, _ = _stepped(who, step, before_KD[one], combined_KD[one], mine, share_K[one], tried)
             _require_close(alone[0], after_KD[k], f"{who}: step() must treat every owner by itself; it did not {tried}")
         before_KD, memory = after_KD, learned
 
@@ -98,7 +99,7 @@ def _stepped(
 ) -> tuple[Tensor, Any]:
     given = {"before_KD": before_KD, "combined_KD": combined_KD, "memory": memory, "share_K": share_K}
     with _trying(who, "step()", tried, **given):
-        answer = checked_step(step, step.step(**given), before_KD, memory)
+        answer = checked_step(step, step.step(*given.values()), before_KD, memory)
     for name, value in {"rows": answer[0], **answer[1]}.items():
         good = bool(value.isfinite().all())
         require(good, f"{who}: step() must return finite numbers, but {name} has others {tried}")
