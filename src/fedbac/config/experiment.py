@@ -8,11 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.columns import (
+    AGGREGATION,
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Links,
+)
 from fedbac.config.training import Training as Training
 from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.queries import (
     AT_CLOUD,
     AT_EDGE,
@@ -136,6 +145,12 @@ class Method(Settings, defer_build=True):
     """What clusters give each other."""
     personalization: Annotated[Personalization, PERSONALIZATION] = Field(default_factory=PERSONALIZATION.default)
     """The networks that predict, and their owners."""
+    aggregation: Annotated[Aggregation, AGGREGATION] = Field(default_factory=AGGREGATION.default)
+    """How edges combine their clients, and the cloud its edges."""
+    cloud_aggregation: Annotated[Aggregation, AGGREGATION] | None = None
+    """How the cloud combines its edges, where it does so otherwise than they."""
+    step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
+    """What the cloud and clusters do with the combination, once a round."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"

@@ -12,6 +12,7 @@ from fedbac import gpu, native
 from fedbac.config.experiment import Runtime
 from fedbac.core.parts import Anatomy, Personalization
 from fedbac.core.requests import Trainer
+from fedbac.core.threads import one_thread
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
@@ -19,7 +20,6 @@ from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
 from fedbac.local.stages import obstacle, stages_of
-from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
 
 log = logging.getLogger("fedbac")

@@ -12,6 +12,7 @@ from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, pr
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray
+from fedbac.core.threads import one_thread, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates
@@ -19,7 +20,6 @@ from fedbac.local.losses import Tally
 from fedbac.local.networks import present
 from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
-from fedbac.local.threads import one_thread, seeded
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512

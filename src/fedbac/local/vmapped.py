@@ -22,6 +22,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.threads import seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of
 from fedbac.local.batches import BatchTable
@@ -30,7 +31,6 @@ from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
-from fedbac.local.threads import seeded
 from fedbac.local.visits import Visits
 from fedbac.models import weights
 
