@@ -23,7 +23,17 @@ import fedbac
 from fedbac import data, models
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
-from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.columns import (
+    AGGREGATION,
+    CLUSTERING,
+    LINKS,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Links,
+)
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task
 from fedbac.config.training import AdamW, Training
 from fedbac.core.settings import Settings
@@ -102,6 +112,10 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
     "selection-by-devices": ("which clients train, by devices", _kinds("selection", SELECTION, BY_DEVICES, taken=True)),
     "sharing": ("what clusters give each other", _kinds("sharing", SHARING)),
     "personalization": ("which networks predict, and who owns them", _kinds("personalization", PERSONALIZATION)),
+    "aggregation": (
+        "how changes are combined, and the owner's step",
+        _kinds("aggregation", AGGREGATION) + _kinds("step", STEP),
+    ),
     "running": ("evaluation and runtime", [("evaluation", Evaluation), ("runtime", Runtime)]),
 }
 """The pages of settings: what each is about, and its groups."""
@@ -219,7 +233,17 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "api-methods": (
         "Python API: methods and tasks",
         "The classes that settings are made of. [Settings](settings.md) lists their fields.",
-        ("config.experiment", "topology", "clustering", "selection", "sharing", "personalization", "models"),
+        (
+            "config.experiment",
+            "topology",
+            "clustering",
+            "selection",
+            "sharing",
+            "personalization",
+            "aggregation",
+            "steps",
+            "models",
+        ),
     ),
     "api-policies": (
         "Python API: writing policies",

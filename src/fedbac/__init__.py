@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedbac.version import __version__
 
 if TYPE_CHECKING:
+    from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
     from fedbac.clustering import (
         Agglomerative,
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
         LowestLoss,
         Merging,
     )
-    from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+    from fedbac.config.columns import (
+        AGGREGATION,
+        CLUSTERING,
+        LINKS,
+        PERSONALIZATION,
+        SELECTION,
+        SHARING,
+        STEP,
+        TOPOLOGY,
+        Links,
+    )
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
@@ -89,9 +100,11 @@ if TYPE_CHECKING:
         Similar,
         TowardsMean,
     )
+    from fedbac.steps import Adam, Dynamic, Momentum, Take, Yogi
     from fedbac.topology import Flat, Hierarchical
 
 __all__ = [
+    "AGGREGATION",
     "CLUSTERING",
     "COCS",
     "LINKS",
@@ -99,9 +112,11 @@ __all__ = [
     "PERSONALIZATION",
     "SELECTION",
     "SHARING",
+    "STEP",
     "TASKS",
     "TOPOLOGY",
     "Accuracy",
+    "Adam",
     "AdamW",
     "AdaptiveStart",
     "Additive",
@@ -125,6 +140,7 @@ __all__ = [
     "DeployError",
     "Distill",
     "DistillAdaptive",
+    "Dynamic",
     "DynamicPull",
     "EightBits",
     "EngineError",
@@ -138,11 +154,13 @@ __all__ = [
     "Flat",
     "GaussianNoise",
     "GaussianRewards",
+    "GeometricMedian",
     "Gram",
     "GroupCorrections",
     "Hierarchical",
     "Interpolated",
     "KMeans",
+    "Krum",
     "LateHead",
     "LatencyUCB",
     "LeNet5",
@@ -153,11 +171,14 @@ __all__ = [
     "Loss",
     "LossUCB",
     "LowestLoss",
+    "Mean",
     "MeanThenApart",
     "Measurement",
+    "Median",
     "Merging",
     "Method",
     "Moment",
+    "Momentum",
     "NoState",
     "Noise",
     "NotEnoughMemoryError",
@@ -195,13 +216,16 @@ __all__ = [
     "Sound",
     "Start",
     "Statistic",
+    "Take",
     "Task",
     "Teaching",
     "Thompson",
     "TopK",
     "TowardsMean",
     "Training",
+    "TrimmedMean",
     "TwoHeads",
+    "Yogi",
     "__version__",
     "compare",
     "configure",
@@ -217,8 +241,9 @@ __all__ = [
 
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
+    "fedbac.aggregation": "GeometricMedian Krum Mean Median TrimmedMean",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "CLUSTERING LINKS PERSONALIZATION SELECTION SHARING TOPOLOGY Links",
+    "fedbac.config.columns": "AGGREGATION CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
@@ -240,6 +265,7 @@ _HOMES = {
     "Sound Thompson",
     "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
     "Similar TowardsMean",
+    "fedbac.steps": "Adam Dynamic Momentum Take Yogi",
     "fedbac.topology": "Flat Hierarchical",
 }
 """The modules that the names come from, as the imports for type checkers say too."""

@@ -16,6 +16,7 @@ from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
+from fedbac.losses import fault
 from fedbac.rounds.orders import Site
 
 Normalization = tuple[NDArray[np.float32], NDArray[np.float32]] | None
@@ -97,7 +98,8 @@ class Federation:
             )
             for clients in self.shards.clients
         ]
-        return data.class_counts(self.dataset.y_train, held, self.dataset.num_classes)
+        class_N, _, num_classes = self.dataset.dealt_by
+        return data.class_counts(class_N, held, num_classes)
 
 
 def assemble(
@@ -121,6 +123,8 @@ def assemble(
             f"task.augment: crops and flips need images [N, C, H, W], but {dataset.name!r} has examples of shape "
             f"{list(dataset.x_train.shape[1:])}; set task.augment to null"
         )
+    if (trouble := fault(task.loss, dataset.labels)) is not None:
+        raise ConfigError(trouble)
     if experiment.method.network is not None:  # a study of capacity brings its own, whatever the task's is
         network = None
     recipe = experiment.method.network or task.network
@@ -132,11 +136,10 @@ def assemble(
         experiment.seed,
         dataset.largest_token,
         task.frozen,
+        dataset.y_train.shape[1:] if dataset.labels == "tokens" else (),
     )
     if shards is None:
-        shards = data.partition(
-            dataset.y_train, dataset.y_test, dataset.num_classes, task.clients(), task.partition, experiment.seed
-        )
+        shards = data.partition(*dataset.dealt_by, task.clients(), task.partition, experiment.seed)
     else:
         shards = shards.checked(len(dataset.y_train), len(dataset.y_test))
     if task.noise is not None:
@@ -151,7 +154,9 @@ def assemble(
         dataset=dataset,
         shards=shards,
         sites=sites,
-        examples=Examples(dataset, shards, task.training, task.augment, experiment.seed, dataset.normalization()),
+        examples=Examples(
+            dataset, shards, task.training, task.augment, experiment.seed, dataset.normalization(), task.loss
+        ),
         build=build,
         source_sha256=source_sha256,
     )

@@ -104,11 +104,13 @@ def builder(
     seed: int,
     largest_token: int | None = None,
     frozen: Sequence[str] = (),
+    steps: tuple[int, ...] = (),
 ) -> Build:
     """Return the function that makes a run's networks, after checking once that one fits the data.
 
     ``largest_token`` is given where examples are tokens. Weights that match a pattern of ``frozen``, and those of a
     network of the user's that need no gradient, never change: they are the same tensors in all networks of the run.
+    ``steps`` are the tokens of an example, where the next one of each is to be predicted.
     """
     if largest_token is not None and user is None and not isinstance(network, Custom):
         raise ConfigError(
@@ -136,7 +138,7 @@ def builder(
                 f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
                 f"{MAX_WEIGHTS:,}; make it narrower, or pass a network of your own in Python"
             )
-    _check_output(build(0), shape, num_classes, largest_token)
+    _check_output(build(0), shape, (2, *steps, num_classes), largest_token)
     return build
 
 
@@ -198,7 +200,7 @@ def frozen_sha256(module: nn.Module) -> str | None:
     return digest.hexdigest() if frozen else None
 
 
-def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int, largest_token: int | None = None) -> None:
+def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ...], largest_token: int | None) -> None:
     module.eval()
     examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
     with torch.no_grad():
@@ -212,10 +214,10 @@ def _check_output(module: nn.Module, shape: Sequence[int], num_classes: int, lar
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
     if not isinstance(logits, Tensor):
         raise ConfigError(f"network: it must return a tensor of logits, not {type(logits).__name__}")
-    if logits.shape != (2, num_classes):
+    if logits.shape != wanted:
         raise ConfigError(
-            f"network: for two examples it must return logits of shape [2, {num_classes}] (the data set has "
-            f"{num_classes} classes), but it returns {list(logits.shape)}"
+            f"network: for two examples it must return logits of shape {list(wanted)} (the data set has {wanted[-1]} "
+            f"classes, or numbers to predict), but it returns {list(logits.shape)}"
         )
 
 

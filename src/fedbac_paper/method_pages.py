@@ -33,8 +33,9 @@ def methods(results: Path) -> str:
         "differs. [Against fluke](methods/against-fluke.md) compares seven of them with another package.",
         "Written by `tools/make_docs.py`.",
         "",
-        "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization |",
-        "|---|---|---|---|---|---|---|",
+        "| method | architecture | clustering | selection | adaptive | knowledge sharing | personalization "
+        "| aggregation |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     task = tasks.task(DEFAULT_TASK)
     for name, preset in METHODS.items():
@@ -74,7 +75,7 @@ def family(name: str) -> str:
 
 def _unusual(method: Method) -> dict[str, Any]:
     """Return the policies of a row that are not the defaults, by column."""
-    columns = ("topology", "clustering", "selection", "sharing", "personalization")
+    columns = ("topology", "clustering", "selection", "sharing", "personalization", "aggregation", "step")
     found = {column: getattr(method, column) for column in columns}
     return {column: policy for column, policy in found.items() if policy != _usual(Method, column)}
 

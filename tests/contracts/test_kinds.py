@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from fedbac import (
+    AGGREGATION,
     CLUSTERING,
     LINKS,
     METHODS,
     PERSONALIZATION,
     SELECTION,
     SHARING,
+    STEP,
     TASKS,
     TOPOLOGY,
     Agglomerative,
@@ -22,6 +24,7 @@ from fedbac import (
     Evidence,
     GaussianRewards,
     KMeans,
+    Krum,
     LatencyUCB,
     Merging,
     Moment,
@@ -30,14 +33,17 @@ from fedbac import (
     ResourceScore,
     Shared,
     Thompson,
+    TrimmedMean,
     contracts,
 )
 from fedbac.contracts import (
     check,
+    check_aggregation,
     check_clustering,
     check_personalization,
     check_selection,
     check_sharing,
+    check_step,
     check_topology,
     check_transform,
 )
@@ -69,6 +75,8 @@ CLUSTERINGS |= {
 }
 SHARINGS = variants(SHARING) | {"distill-at-once": Distill(ramp_rounds=0, neighbours=1, mean_period=1)}
 TOPOLOGIES = variants(TOPOLOGY)
+AGGREGATIONS = variants(AGGREGATION) | {"trimmed_mean-of-all": TrimmedMean(faulty=0), "krum-wary": Krum(faulty=0.49)}
+STEPS = variants(STEP)
 SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
 
 
@@ -107,12 +115,26 @@ def test_topology(topology: Any) -> None:
     assert TOPOLOGY.kinds[topology.kind] is type(topology)
 
 
+@pytest.mark.parametrize("rule", AGGREGATIONS.values(), ids=AGGREGATIONS)
+def test_aggregation(rule: Any) -> None:
+    check_aggregation(rule)
+    assert AGGREGATION.kinds[rule.kind] is type(rule)
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_step(step: Any) -> None:
+    check_step(step)
+    assert STEP.kinds[step.kind] is type(step)
+
+
 COLUMNS = {
     "clustering": CLUSTERING,
     "selection": SELECTION,
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
     "topology": TOPOLOGY,
+    "aggregation": AGGREGATION,
+    "step": STEP,
 }
 
 
@@ -210,7 +232,7 @@ def of_presets() -> dict[str, Any]:
     found = {}
     for preset in METHODS.values():
         method = preset(TASKS["demo"])
-        for policy in (method.clustering, method.selection, method.sharing, method.personalization):
+        for policy in (method.clustering, method.selection, method.sharing, method.personalization, method.step):
             if policy != type(policy)():
                 found[str(policy)] = policy
     return found

@@ -30,6 +30,8 @@ SMALL = {
     "method.selection.fraction": 1.0,  # so that whoever is there takes part
     "method.links.client_up": ["clip", {"kind": "noise", "multiplier": 1e-4}, "top_k", "eight_bits"],
     "method.links.cloud_up": [{"kind": "clip", "norm": 9.0}, {"kind": "noise", "multiplier": 1e-5}],
+    "method.aggregation": "median",  # which must hold all clients at their edge
+    "method.step": "adam",  # which the cloud remembers
 }
 SLIVER = {"task.data_fraction": 0.05, "task.partition.min_edge_test": 5, "task.partition.min_client_samples": 5}
 

@@ -34,6 +34,7 @@ NOISY = (
     "method.links.client_up=[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]",
     "method.links.cloud_up=[{kind: clip, norm: 0.1}, {kind: noise, multiplier: 0.01}]",
 )
+ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
     "measure", "measured", "relay", "relayed", "absent", "forgotten", "roster",
@@ -54,6 +55,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "teachers": ("phe-fl-kd",),
     "every client's update": ("cfl-clients",),
     "statistics of training": ("oort",),
+    "a rule that holds all clients, and a step that remembers": ("fed-bac", *ROBUST),
+    "a rule and a step without edges between": ("fedavg", *ROBUST),
+    "a rule, and a network that the client keeps": ("ditto", *ROBUST, TWICE),
+    "a rule, and compression": ("fed-bac", *ROBUST, *LINKS),
     "momentum that stays with clients": ("fed-bac", PERSIST),
     "momentum of what a client keeps": ("ditto", PERSIST),
     "momentum without edges between": ("fedavg", PERSIST),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedbac.aggregation import Krum
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Personalization, Scope
 from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
@@ -118,6 +119,24 @@ def test_the_budget_decides_the_chunks_and_nothing_else(scheme: Personalization)
         chunked, trainer = work(memory=clients * client_bytes(whole[0]), scheme=scheme)
         assert trainer.sizes == sizes * 2
         assert same(chunked, whole)
+
+
+def test_a_rule_that_holds_all_clients_gives_the_same_bits_in_any_chunks_and_takes_from_the_budget() -> None:
+    """It holds a copy of each of the twelve, a quarter of what a client takes in training; half the budget is left."""
+    federation, scheme = federate(DATA, SHARDS, training=TRAINING), Additive()
+    rules = dict.fromkeys(scheme.parts, Krum(multi=True))
+    asked = [replace(request, rules=rules) for request in questions(federation, scheme)]
+    found = []
+    for clients, sizes in ((100.0, [12]), (9.1, [6, 6]), (4.1, [2] * 6)):
+        trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), 1000)
+        one = client_bytes(Averaged(asked[0].train.bank, {}, np.zeros(0, dtype=bool), np.zeros(0)))
+        found.append(Chunks(trainer, clients * one, 1).average(asked))
+        assert trainer.sizes == sizes
+    assert same(found[1], found[0])
+    assert same(found[2], found[0])
+    trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), 99)
+    plain = Chunks(trainer, None, 1).average([replace(request, rules={}) for request in asked])
+    assert distance(plain[0].bank, found[0][0].bank) > 0
 
 
 def test_rows_that_nobody_started_from_stay_and_weigh_nothing() -> None:

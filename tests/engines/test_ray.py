@@ -38,8 +38,12 @@ pytestmark = [
 ]
 
 INPUTS = Inputs(dataset=toy(size=8))
+ROBUST = ("method.cloud_aggregation=median", "method.step=momentum")
 EXPERIMENT = configure(
-    "fed-bac", worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}), settings=worker.SETTINGS, inputs=INPUTS
+    "fed-bac",
+    worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}),
+    settings=(*worker.SETTINGS, *ROBUST),
+    inputs=INPUTS,
 )
 
 # A busy machine may take more than Ray's usual half a minute to start a node. Ray reads this when it is imported.

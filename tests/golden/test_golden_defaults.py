@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from fedbac import data, models
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY
+from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Task
 from fedbac.config.training import AdamW, Training
 from fedbac.core.policies import SelectionPolicy, Trusting
@@ -54,6 +54,8 @@ GROUPS: tuple[type[Settings], ...] = (
     *SELECTION.kinds.values(),
     *SHARING.kinds.values(),
     *PERSONALIZATION.kinds.values(),
+    *AGGREGATION.kinds.values(),
+    *STEP.kinds.values(),
 )
 
 

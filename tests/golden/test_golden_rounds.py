@@ -84,7 +84,7 @@ def five_rounds(method: Method) -> dict[str, Any]:
 
 def table_one() -> str:
     """Return the rows of choices that the presets are, on the default task."""
-    titles = ("method", "topology", "clustering", "selection", "sharing", "personalization", "adaptive")
+    titles = ("method", "topology", "clustering", "selection", "sharing", "personalization", "adaptive", "aggregation")
     rows = [titles]
     for name, preset in METHODS.items():
         row = preset(task(DEFAULT_TASK))
@@ -99,6 +99,7 @@ def table_one() -> str:
                 row.sharing.kind,
                 row.personalization.kind,
                 "yes" if row.adaptive else "no",
+                f"{row.aggregation.kind}, {row.step.kind}",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]

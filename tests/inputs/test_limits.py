@@ -14,7 +14,17 @@ from torch import nn
 import fedbac
 from fedbac import engines, models
 from fedbac.clustering import Fixed
-from fedbac.config.columns import CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.columns import (
+    AGGREGATION,
+    CLUSTERING,
+    LINKS,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Links,
+)
 from fedbac.config.experiment import Runtime, Task
 from fedbac.core.codecs import EightBits, TopK
 from fedbac.core.requests import Trainer
@@ -23,13 +33,14 @@ from fedbac.data import Augment, Noise, Partition, toy
 from fedbac.engines import room
 from fedbac.errors import ConfigError, NotEnoughMemoryError
 from fedbac.local import VmapTrainer
-from fedbac.personalization import Shared
+from fedbac.personalization import AdaptiveStart, Shared
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
+from fedbac.steps import Adam
 from tests.support import federate, play
 
-CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, LINKS)
+CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP, LINKS)
 BUILTIN = [cls for choice in CHOICES for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
 GROUPS += [Partition, Noise, Augment, models.LeNet5, models.Perceptron, *BUILTIN]
@@ -148,6 +159,8 @@ COMPRESSED = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), c
         ("ditto", {"links": COMPRESSED}),
         ("fed-bac", {"links": COMPRESSED}),
         ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
+        ("fedala", {"personalization": AdaptiveStart(owner="client", top_layers=2)}),  # parts of no network
+        ("fed-bac", {"step": Adam()}),
     ],
 )
 def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: dict[str, Any]) -> None:
@@ -156,6 +169,7 @@ def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: d
     method = fedbac.method(name, fedbac.task("demo")).model_copy(update=changes)
     played = play(method, data, shards, training=training, num_rounds=1, user=Scaled)
     kept = [played.end.parts, *played.end.momentum_M, *(p for memory in played.end.links_M for p in memory.values())]
+    kept += played.end.steps.values()
     values = [value for parts in kept for params in (parts or {}).values() for value in params.values()]
     assert room.kept_bytes(played.experiment, played.federation) == sum(value.nbytes for value in values)
 

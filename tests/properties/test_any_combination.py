@@ -3,7 +3,19 @@
 import numpy as np
 import pytest
 
-from fedbac import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Dataset, Runtime, Task, Training
+from fedbac import (
+    AGGREGATION,
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Dataset,
+    Runtime,
+    Task,
+    Training,
+)
 from fedbac.core.rng import Rng, stream
 from fedbac.data import Shards, planted_groups
 from fedbac.errors import ConfigError
@@ -18,6 +30,8 @@ COLUMNS = {
     "selection": SELECTION,
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
+    "aggregation": AGGREGATION,
+    "step": STEP,
 }
 RUNS, DRAWN = 40, 200
 TASK = Task(rounds=2, network=Perceptron(hidden=(6,)), training=Training(epochs=1, batch_size=8, learning_rate=0.05))

@@ -197,6 +197,19 @@ def resign(manifest: Path, change: Callable[[dict[str, Any]], None]) -> None:
     manifest.write_text(json.dumps(stated | {"check": checkpoints._check(stated)}))
 
 
+def test_a_run_that_began_before_a_setting_was_there_goes_on_with_its_default(
+    stopped: Path, examples: Examples, caplog: pytest.LogCaptureFixture
+) -> None:
+    def older(stated: dict[str, Any]) -> None:
+        for name in ("aggregation", "cloud_aggregation", "step"):
+            del stated["experiment"]["experiment"]["method"][name]
+
+    for manifest in (stopped / "checkpoint").glob("*.json"):
+        resign(manifest, older)
+    assert_resumes(stopped, examples)
+    assert not caplog.records
+
+
 def test_a_checkpoint_s_round_cannot_be_changed(stopped: Path, examples: Examples) -> None:
     newest = max((stopped / "checkpoint").glob("*.json"))
     resign(newest, lambda stated: stated.update(round=STOPPED - 1))

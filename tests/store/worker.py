@@ -36,6 +36,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "fedprox": ("method.personalization.proximal=0.5",),
     "ditto": ("method.selection.fraction=0.5",),
     "fedper": (),
+    "fedadam": ("method.selection.fraction=0.5", "method.aggregation=trimmed_mean"),
+    "ifca": ("method.clustering.period=3", "method.step=momentum", "method.aggregation=krum"),
     "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 5}",),
     "apfl": ("method.selection.fraction=0.5",),
     "fedala": (),
@@ -46,7 +48,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "singletons": ("method.personalization={kind: late_head, last: 4}",),
 }
 """Methods whose state is of another make: one site, parts of edges and of clients, clusters that split, numbers of no
-network, phases that rest."""
+network, phases that rest, and owners that remember for their steps."""
 SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
 
 

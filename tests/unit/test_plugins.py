@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedbac import METHODS, SELECTION, configure
+from fedbac import AGGREGATION, METHODS, SELECTION, STEP, configure
 from fedbac.cli import lists
 from fedbac.config.plugins import plugins, say_hidden
 from fedbac.errors import ConfigError
@@ -15,12 +15,20 @@ from fedbac.presets.methods import known
 
 MODULE = """
 from typing import Literal
-from fedbac import Method, Random, SELECTION
+from fedbac import AGGREGATION, Median, Method, Momentum, Random, SELECTION, STEP
 
 class Everybody(Random):
     kind: Literal["everybody"] = "everybody"
 
+class Middle(Median):
+    kind: Literal["middle"] = "middle"
+
+class Slow(Momentum):
+    kind: Literal["slow"] = "slow"
+
 SELECTION.register(Everybody)
+AGGREGATION.register(Middle)
+STEP.register(Slow)
 
 def mine(task):
     '''Everybody.
@@ -58,7 +66,8 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     say_hidden.cache_clear()
     yield
     plugins.cache_clear()
-    SELECTION.kinds.pop("everybody", None)
+    for choice, kind in ((SELECTION, "everybody"), (AGGREGATION, "middle"), (STEP, "slow")):
+        choice.kinds.pop(kind, None)
     sys.modules.pop("strangers_methods", None)
 
 
@@ -91,6 +100,10 @@ def test_a_method_of_another_package_is_listed_and_shown(capsys: pytest.CaptureF
 @pytest.mark.usefixtures("stranger")
 def test_a_kind_of_another_package_is_found_when_a_setting_names_it() -> None:
     assert configure("hierfavg", "demo", settings=["method.selection.kind=everybody"]).method.selection.fraction == 1
+    settings = ["method.cloud_aggregation=middle", "method.step={kind: slow, beta: 0.5}"]
+    method = configure("hierfavg", "demo", settings=settings).method
+    assert (method.aggregation.kind, method.cloud_aggregation and method.cloud_aggregation.kind) == ("mean", "middle")
+    assert method.step.model_dump() == {"kind": "slow", "learning_rate": 1.0, "beta": 0.5}  # type: ignore[attr-defined]
 
 
 def test_without_packages_there_are_our_methods() -> None:

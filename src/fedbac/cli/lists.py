@@ -23,8 +23,8 @@ from fedbac.cli.terminal import (
 from fedbac.errors import ConfigError
 from fedbac.presets import DEFAULT_TASK
 
-COLUMNS = ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal")
-DROPPED = ("adaptive", "tiers")
+COLUMNS = ("method", "tiers", "clustering", "selection", "adaptive", "sharing", "personal", "aggregation")
+DROPPED = ("adaptive", "aggregation", "tiers")
 """Columns that the table may lack for want of room, the first to go first."""
 
 

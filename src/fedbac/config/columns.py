@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Alteration, Chain, Transform, order_fault
 from fedbac.core.parts import Personalization
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.settings import Settings
 
 TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
@@ -34,6 +34,8 @@ PERSONALIZATION = Choice(
     "Shared PerCluster Additive Personal Interpolated PersonalHead LateHead TwoHeads AdaptiveStart "
     "ControlVariates GroupCorrections DynamicPull",
 )
+AGGREGATION = Choice(Aggregation, "fedbac.aggregation", "Mean Median TrimmedMean Krum GeometricMedian")
+STEP = Choice(Step, "fedbac.steps", "Take Momentum Adam Yogi Dynamic")
 LINKS = Choice(Transform, "fedbac.core.codecs", "TopK EightBits Clip GaussianNoise")
 
 
@@ -104,6 +106,10 @@ CHOSEN: dict[str, Collection[str]] = {
     "selection": SELECTION,
     "sharing": SHARING,
     "personalization": PERSONALIZATION,
+    "aggregation": AGGREGATION,
+    "cloud_aggregation": AGGREGATION,
+    "step": STEP,
+    "loss": ("cross_entropy", "squared_error", "next_token"),
     "network": ("lenet5", "mlp", "custom"),
     "optimizer": ("sgd", "adamw"),
     **dict.fromkeys(Links.model_fields, LINKS),

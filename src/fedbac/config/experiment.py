@@ -8,11 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.config.columns import CLUSTERING, PERSONALIZATION, SELECTION, SHARING, TOPOLOGY, Links
+from fedbac.config.columns import (
+    AGGREGATION,
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Links,
+)
 from fedbac.config.training import Training as Training
 from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Topology
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.queries import (
     AT_CLOUD,
     AT_EDGE,
@@ -39,6 +48,7 @@ from fedbac.core.settings import (
 from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
+from fedbac.losses import CrossEntropy, LossChoice
 from fedbac.models import LeNet5, NetworkChoice
 
 MAX_PAIRS = 4_000_000
@@ -73,6 +83,8 @@ class Task(Settings):
     """The network, of which a method may use several."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
+    loss: LossChoice = CrossEntropy()
+    """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``)."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
@@ -133,6 +145,12 @@ class Method(Settings, defer_build=True):
     """What clusters give each other."""
     personalization: Annotated[Personalization, PERSONALIZATION] = Field(default_factory=PERSONALIZATION.default)
     """The networks that predict, and their owners."""
+    aggregation: Annotated[Aggregation, AGGREGATION] = Field(default_factory=AGGREGATION.default)
+    """How edges combine their clients, and the cloud its edges."""
+    cloud_aggregation: Annotated[Aggregation, AGGREGATION] | None = None
+    """How the cloud combines its edges, where it does so otherwise than they."""
+    step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
+    """What the cloud and clusters do with the combination, once a round."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
@@ -243,6 +261,10 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
         )
     if getattr(method.sharing, "teaches", False):
         yield from _unteachable(method)
+        if task.loss.kind != "cross_entropy":
+            yield f"method.sharing {method.sharing.kind!r} teaches classes; task.loss must be cross_entropy for it"
+    if getattr(method.personalization, "balanced", False) and task.loss.kind != "cross_entropy":
+        yield f"method.personalization {kind!r} balances classes, which task.loss {task.loss.kind!r} has not; set false"
     yield from _unanswerable(method)
     passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
     if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:

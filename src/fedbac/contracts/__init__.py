@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedbac.contracts.clustering import check_clustering
+from fedbac.contracts.combining import check_aggregation, check_step
 from fedbac.contracts.links import check_transform
 from fedbac.contracts.personalization import check_personalization
 from fedbac.contracts.selection import check_selection
@@ -16,10 +17,12 @@ from fedbac.contracts.topology import check_topology
 
 __all__ = [
     "check",
+    "check_aggregation",
     "check_clustering",
     "check_personalization",
     "check_selection",
     "check_sharing",
+    "check_step",
     "check_topology",
     "check_transform",
 ]
@@ -31,6 +34,8 @@ def check(policy: Any) -> None:
         "clusters": check_clustering,
         "phases": check_personalization,
         "sites": check_topology,
+        "combine": check_aggregation,
+        "step": check_step,
         "active": check_sharing,
         "fraction": check_selection,
         "alter": check_transform,
@@ -41,5 +46,6 @@ def check(policy: Any) -> None:
             return chosen(policy)
     raise AssertionError(
         f"{type(policy).__name__} belongs to no column: clustering has clusters(), personalization phases(), topology "
-        "sites(), sharing the field active, selection the field fraction, and a transform of links alter() or pack()"
+        "sites(), aggregation combine(), step step(), sharing the field active, selection the field fraction, and a "
+        "transform of links alter() or pack()"
     )

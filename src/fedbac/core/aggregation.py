@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbac.core import trees
+from fedbac.core.answers import checked_combination, consult
 from fedbac.core.parts import Params, Parts
+from fedbac.core.policies import Aggregation
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.threads import one_thread
 
 BLOCK = 64
 """Clients of an edge that are summed in one product."""
@@ -22,10 +25,18 @@ class EdgeAverage:
     A row is averaged over the clients that started from it; one that nobody healthy started from stays as it was.
     Clients are summed in their order, in blocks of fixed size whose sums add up in float64: the result has the same
     bits however many come at once. A client whose loss or weights are not finite does not count.
+
+    Parts with a rule of their own are held until all clients have come, and then combined by it.
     """
 
-    def __init__(self, size_C: IntArray, bank: Parts, row_C: Mapping[str, IntArray]) -> None:
-        self.size_C, self.before, self.row_C = size_C, bank, row_C
+    def __init__(
+        self,
+        size_C: IntArray,
+        bank: Parts,
+        row_C: Mapping[str, IntArray],
+        rules: Mapping[str, Aggregation] | None = None,
+    ) -> None:
+        self.size_C, self.before, self.row_C, self.rules = size_C, bank, row_C, rules or {}
         self.loss_C = np.full(size_C.size, np.nan)
         self.healthy_C = np.zeros(size_C.size, dtype=bool)
         self.bank: Parts = {}
@@ -35,16 +46,24 @@ class EdgeAverage:
         self.seen = 0
         self.held: list[Parts] = []
         """Copies of the clients of a block that is not complete."""
+        self.all: dict[str, Tensor] = {}
+        """By part that has a rule, the rows of all clients that have come."""
 
     @cached_property
     def sums(self) -> "dict[str, RowSums]":
         """By part, what has come so far."""
-        return {part: RowSums(self.size_C, params, self.row_C[part]) for part, params in self.before.items()}
+        return {
+            part: RowSums(self.size_C, params, self.row_C[part])
+            for part, params in self.before.items()
+            if part not in self.rules
+        }
 
     def add(self, parts_C: Parts, loss_C: FloatArray) -> None:
         """Count the next clients."""
         self.loss_C[self.seen : self.seen + loss_C.size] = loss_C
         self.healthy_C[self.seen : self.seen + loss_C.size] = np.isfinite(loss_C)
+        if self.rules:
+            parts_C = self._hold(parts_C, slice(self.seen, self.seen + loss_C.size))
         at = 0
         while at < loss_C.size:
             begin = self.seen - self.seen % BLOCK
@@ -59,17 +78,34 @@ class EdgeAverage:
         if self.seen == self.size_C.size:
             self._finish()
 
+    def _hold(self, parts_C: Parts, clients: slice) -> Parts:
+        """Keep copies of the parts that have a rule, and return the others."""
+        held = {part: parts_C[part] for part in self.rules}
+        self.healthy_C[clients] &= trees.finite_rows(held)
+        for part, params in held.items():
+            rows_C = trees.rows(params)
+            if part not in self.all:
+                self.all[part] = rows_C.new_empty((self.size_C.size, rows_C.shape[1]))
+            self.all[part][clients] = rows_C
+        return {part: params for part, params in parts_C.items() if part not in held}
+
     def _finish(self) -> None:
         counted_C = np.where(self.healthy_C, self.size_C, 0)
-        for part, sums in self.sums.items():
-            self.bank[part] = sums.mean(self.healthy_C)
-            weight_R = np.zeros(sums.num_rows, dtype=np.int64)
-            np.add.at(weight_R, self.row_C[part], counted_C)
-            self.weight[part] = weight_R
+        for part, before in self.before.items():
+            row_C = self.row_C[part]
+            if part in self.rules:
+                rows_C = trees.shaped(self.all.pop(part), before)
+                self.bank[part] = combine_by_owner(before, rows_C, counted_C, row_C, self.rules[part])
+            else:
+                self.bank[part] = self.sums[part].mean(self.healthy_C)
+            self.weight[part] = np.zeros(trees.count(before), dtype=np.int64)
+            np.add.at(self.weight[part], row_C, counted_C)
         self.sums = {}
 
     def _fold(self, parts_C: Parts, clients: slice) -> None:
         """Add a block."""
+        if not self.sums:
+            return
         blocks = self._blocks(parts_C, clients)
         # A sum is finite only if all that is in it is: one look at it stands for a look at every weight.
         if not self._finite(torch.stack([look for block in blocks.values() for look in block.looks])):
@@ -189,10 +225,44 @@ def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:
     return out
 
 
-def average_by_owner(before: Params, reports: Sequence[Params], weight_R: FloatArray, owner_R: IntArray) -> Params:
-    """Eqs. 5 and 6: Θ_o = Σ_r (n_r / n_o) Θ_r over all rows r that were reported for owner o.
+def average_by_owner(
+    before: Params,
+    reports: Sequence[Params],
+    weight_R: FloatArray,
+    owner_R: IntArray,
+    rule: Aggregation | None = None,
+    sent: Params | None = None,
+) -> Params:
+    """Eqs. 5 and 6: Θ_o = Σ_r (n_r / n_o) Θ_r over all rows r that were reported for owner o, or by another rule.
 
     The owner is the cloud (Eq. 5: all edges together), a cluster (Eq. 6: its members), or whoever reported the row. One
     that nobody reported for, or only rows of weight zero, keeps what it had.
     """
-    return trees.grouped_mean(trees.join(reports), weight_R, owner_R, before)
+    if rule is None or rule.needs == "sum":
+        return trees.grouped_mean(trees.join(reports), weight_R, owner_R, before)
+    return combine_by_owner(before, trees.join(reports), weight_R, owner_R, rule, sent)
+
+
+def combine_by_owner(
+    before_K: Params,
+    rows_N: Params,
+    weight_N: FloatArray | IntArray,
+    owner_N: IntArray,
+    rule: Aggregation,
+    sent_K: Params | None = None,
+) -> Params:
+    """Return w + rule(Δ) for every owner: Δ is what each of its rows of positive weight has changed.
+
+    The rows started from what was sent, or from what there was before. Who has a single row takes it; who has none
+    keeps what it had. The same bits come out on any number of threads.
+    """
+    start_K = trees.rows(before_K if sent_K is None else sent_K)
+
+    def combined(matrix_C: Tensor, weight_C: FloatArray, owner: int) -> Tensor:
+        start = start_K[owner].to(matrix_C.device)
+        change_CD, weights = matrix_C - start, trees.onto(weight_C, matrix_C.device, torch.float64)
+        answer = consult("aggregation", "a round", rule.combine, change_CD, weights)
+        return start + checked_combination(rule, answer, change_CD)
+
+    with one_thread():
+        return trees.grouped(rows_N, np.asarray(weight_N, dtype=np.float64), owner_N, before_K, combined)

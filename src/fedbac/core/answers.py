@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
 
 import numpy as np
+from torch import Tensor
 
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.policies import Assignment, Exchange, Teaching
@@ -147,6 +148,41 @@ def checked_assignment(policy: Any, answer: Any, num_members: int, num_clusters:
     checked_labels(policy, "act()", answer.label_N, num_members, num_clusters)
     checked_mix(who, "origin_KJ", answer.origin_KJ, num_clusters)
     return answer
+
+
+def checked_combination(rule: Any, answer: Any, change_CD: Tensor) -> Tensor:
+    """Return what an aggregation made of some changes if it is one change, of finite numbers."""
+    who, shape = _named("aggregation", rule), tuple(change_CD.shape[1:])
+    if not isinstance(answer, Tensor) or tuple(answer.shape) != shape:
+        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise PolicyError(f"{who}: combine() must return one change, a tensor of shape {shape}, not {found}")
+    if not bool(answer.isfinite().all()):
+        raise PolicyError(f"{who}: combine() must return finite numbers; those of {len(change_CD)} children were")
+    return answer.to(change_CD)
+
+
+def checked_memory(step: Any, verb: str, answer: Any, like_KD: Tensor, names: Collection[str] | None = None) -> Any:
+    """Return what a step remembers if it is tensors by name, of the same names as ever, with a row for each owner."""
+    who, shape = _named("step", step), tuple(like_KD.shape)
+    good = isinstance(answer, Mapping) and all(isinstance(name, str) for name in answer)
+    if not good or (names is not None and set(answer) != set(names)):
+        wanted = "tensors by name" if names is None else f"its memory: {', '.join(names) or 'nothing'}"
+        raise PolicyError(f"{who}: {verb} must return {wanted}, not {answer if not good else ', '.join(answer)}")
+    for name, value in answer.items():
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise PolicyError(f"{who}: {verb} must return {name} as a tensor of shape {shape}, not {found}")
+    return {name: value.to(like_KD) for name, value in answer.items()}
+
+
+def checked_step(step: Any, answer: Any, before_KD: Tensor, names: Collection[str]) -> tuple[Tensor, Any]:
+    """Return the rows after a step and what it remembers, if they are like those before."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise PolicyError(
+            f"{_named('step', step)}: step() must return rows and a memory, not a {type(answer).__name__}"
+        )
+    after = checked_memory(step, "step()", {"its rows": answer[0]}, before_KD)
+    return after["its rows"], checked_memory(step, "step()", answer[1], before_KD, names)
 
 
 def checked_clusters(policy: Any, answer: Any, num_members: int) -> int:

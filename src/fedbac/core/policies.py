@@ -5,7 +5,9 @@ replayed and compared.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
@@ -169,6 +171,50 @@ class Sharing(Protocol):
 
     def learn(self, state: Any, evidence: Evidence) -> Any:
         """Return the state after seeing how the round went."""
+
+
+@runtime_checkable
+class Aggregation(Protocol):
+    """Combines what an owner's children changed: clients at an edge, and what sites report at the cloud."""
+
+    @property
+    def kind(self) -> str:
+        """The name by which configurations choose it."""
+
+    @property
+    def needs(self) -> Literal["sum", "all"]:
+        """What a tier must hold of its children: their weighted sum, which is the mean, or all of them until the last
+        has come."""
+
+    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+        """Return one change, given those of at least two children that count, and the examples behind each.
+
+        A change is counted from where the children started. A single child is taken as it is, without being asked for.
+        """
+
+
+@runtime_checkable
+class Step(Protocol):
+    """What the cloud, or a cluster, does with the combination of its children."""
+
+    active: ClassVar[bool]
+    """Whether it ever does anything but take it."""
+
+    @property
+    def kind(self) -> str:
+        """The name by which configurations choose it."""
+
+    def init(self, row_KD: Tensor) -> Mapping[str, Tensor]:
+        """Return what it remembers before the first round: by name, a row for each owner, of the same shape."""
+
+    def step(
+        self, before_KD: Tensor, combined_KD: Tensor, memory: Mapping[str, Tensor], share_K: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the rows after a round and what is remembered, of owners that heard of somebody.
+
+        ``before_KD`` is what their children started from, ``combined_KD`` what these became, and ``share_K`` the share
+        of the examples of all its clients that those who trained hold.
+        """
 
 
 @runtime_checkable

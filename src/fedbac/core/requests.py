@@ -13,6 +13,7 @@ import torch
 from fedbac.core.codecs import Broadcast
 from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
+from fedbac.core.policies import Aggregation
 from fedbac.core.queries import Split
 from fedbac.core.schema import LARGEST, AnyNumber, Local, Share, Some, Within
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -126,6 +127,8 @@ class Average:
     """What every client left out of its last update, stacked, where they compress."""
     broadcast: Broadcast | None = None
     """How the bank is sent to clients, where that link compresses."""
+    rules: Mapping[str, Aggregation] = field(default_factory=dict)
+    """By part, how the clients' rows are combined where it is not by their mean."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The state of a run between two rounds: one tree, saved and restored without knowing what is in it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class State:
     """Of each site's clients, stacked; it stays with them."""
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
+    steps: dict[str, Parts] = field(default_factory=dict)
+    """Of each part that its owners step with: what they remember, by its name, a row for each owner."""
 
     @property
     def num_clusters(self) -> int:
@@ -45,8 +47,8 @@ class State:
 
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
-        for field in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M"):
-            own, other = (_arrays(getattr(state, field), field) for state in (self, template))
+        for name in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M", "steps"):
+            own, other = (_arrays(getattr(state, name), name) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):
                     return f"{path} is {found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
@@ -93,7 +95,7 @@ def _arrays(tree: Any, path: str) -> Iterator[tuple[str, Tensor | np.ndarray[Any
 
 def _children(tree: Any) -> Sequence[tuple[str, Any]]:
     if is_dataclass(tree) and not isinstance(tree, type):
-        return [(field.name, getattr(tree, field.name)) for field in fields(tree)]
+        return [(one.name, getattr(tree, one.name)) for one in fields(tree)]
     if isinstance(tree, Mapping):
         return list(tree.items())
     if hasattr(tree, "_fields"):

@@ -163,16 +163,32 @@ def like(tree: Params, other: Params) -> Params:
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:
     """Return one weighted mean per group; a group without positive weight keeps its row of ``before_K``."""
+    return grouped(tree_N, weight_N, label_N, before_K, lambda matrix_C, weight_C, group: _mean(matrix_C, weight_C))
+
+
+def grouped(
+    tree_N: Params,
+    weight_N: FloatArray,
+    label_N: IntArray,
+    before_K: Params,
+    combine: Callable[[Tensor, FloatArray, int], Tensor],
+) -> Params:
+    """Return one combination per group of those with positive weight: of their rows, their weights and the group.
+
+    A group of one is that one, and a group without any keeps its row of ``before_K``.
+    """
     matrix_N, out_K = rows(tree_N), rows(before_K).clone()
     counted = np.flatnonzero(weight_N > 0)
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)
-    alone = size == 1  # a mean of one is the one: many owners of a row each cost no more than a copy
+    alone = size == 1  # many owners of a row each cost no more than a copy
     if alone.any():
         out_K[onto(groups[alone], out_K.device)] = matrix_N[onto(counted[first[alone]], matrix_N.device)].to(
             out_K.device
         )
     for group in groups[~alone].tolist():
-        out_K[group] = _mean(matrix_N, np.where(label_N == group, weight_N, 0.0))
+        mine = counted[label_N[counted] == group]
+        matrix_C = matrix_N if mine.size == label_N.size else matrix_N[onto(mine, matrix_N.device)]
+        out_K[group] = combine(matrix_C, weight_N[mine], group)
     return shaped(out_K, before_K)
 
 

@@ -1,11 +1,10 @@
 """A data set in memory, from arrays or from a torch ``Dataset``."""
 
 import hashlib
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,12 @@ from torch.utils.data import Dataset as TorchDataset
 from fedbac.core.rng import stream
 from fedbac.core.settings import plain_name
 from fedbac.errors import ConfigError
+from fedbac.losses import IGNORED
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
-CLASSES = "labels must be classes, whole numbers from 0; regression is out of scope"
+LABELS = "labels must be classes (whole numbers from 0), numbers to predict (floats), or rows of tokens (whole numbers)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +27,8 @@ class Dataset:
     """A labelled training set and test set.
 
     Images are uint8 ``[N, C, H, W]``. Floating-point examples and int64 tokens have any shape ``[N, ...]`` and are used
-    as they are. Labels are classes, whole numbers from 0: regression is out of scope.
+    as they are. Labels are classes, int64 ``[N]``; numbers to predict, float32 ``[N, D]``; or for every token of an
+    example the one that comes next, int64 ``[N, T]``, −100 where none is to be predicted.
     """
 
     name: str
@@ -36,12 +37,18 @@ class Dataset:
     x_test: Array
     y_test: Array
     num_classes: int
+    """Outputs of a network: classes, numbers to predict, or tokens that there are."""
 
     def __post_init__(self) -> None:
         try:
             plain_name(str(self.name))
         except ValueError as error:
             raise ConfigError(f"data set: {error}") from error
+        if self.y_train.shape[1:] != self.y_test.shape[1:] or self.y_train.dtype != self.y_test.dtype:
+            raise ConfigError(
+                f"data set {self.name!r}: a label is {self.y_train.dtype} {self.y_train.shape[1:]} in y_train but "
+                f"{self.y_test.dtype} {self.y_test.shape[1:]} in y_test; both must be alike"
+            )
         for split, x, y in self._splits():
             check_arrays(f"data set {self.name!r}: {split}", x, y, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
@@ -57,10 +64,12 @@ class Dataset:
         """Make a data set from arrays; uint8 images may also be ``[N, H, W]`` or channels-last, tokens any integers.
 
         A uint8 array counts as channels-last when its last axis is 1 or 3 and its second axis is neither. Without
-        ``num_classes`` it is the largest label plus one.
+        ``num_classes`` it is the largest label plus one, or as many numbers as a label has.
         """
         y_train, y_test = as_labels(name, "y_train", y_train), as_labels(name, "y_test", y_test)
-        if num_classes is None:
+        if num_classes is None and y_train.dtype == np.float32:
+            num_classes = y_train.shape[1]
+        elif num_classes is None:
             num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
         return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes)
 
@@ -83,12 +92,27 @@ class Dataset:
         size = f"{len(self.y_train):,} training and {len(self.y_test):,} test examples"
         return f"Dataset({self.name!r}: {size} of {kind} {shape or 'numbers'}, {self.num_classes} classes)"
 
+    @property
+    def labels(self) -> Literal["classes", "numbers", "tokens"]:
+        """What the labels are."""
+        return "numbers" if self.y_train.dtype == np.float32 else "classes" if self.y_train.ndim == 1 else "tokens"
+
+    @property
+    def dealt_by(self) -> tuple[Array, Array, int]:
+        """By what examples are dealt to clients: a class for each of training and test, and how many there are.
+
+        Where labels are no classes, all examples are of one.
+        """
+        if self.labels == "classes":
+            return self.y_train, self.y_test, self.num_classes
+        return np.zeros(len(self.y_train), np.int64), np.zeros(len(self.y_test), np.int64), 1
+
     def sample(self, fraction: float, seed: int) -> Self:
         """Return a data set with this share of every class, at least one example of each, drawn at random."""
         parts: list[Array] = []
-        for split, (_, x, y) in enumerate(self._splits()):
+        for split, ((_, x, y), class_N) in enumerate(zip(self._splits(), self.dealt_by[:2], strict=True)):
             rng = stream(seed, "sample", split)
-            classes = [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+            classes = [rng.permutation(np.flatnonzero(class_N == c)) for c in np.unique(class_N)]
             kept = np.sort(np.concatenate([c[: max(1, round(fraction * c.size))] for c in classes]))
             parts += [x[kept], y[kept]]
         x_train, y_train, x_test, y_test = parts
@@ -147,13 +171,16 @@ def normalization_of(sums_C3: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
 
 def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
     """Refuse examples and labels that no network learns from, in words that name them."""
-    if y.ndim != 1 or y.dtype != np.int64:
-        raise ConfigError(f"{where} labels are {y.dtype} {y.shape}; they must be int64 of shape (N,)")
+    if (str(y.dtype), y.ndim) not in (("int64", 1), ("int64", 2), ("float32", 2)):
+        raise ConfigError(f"{where} labels are {y.dtype} {y.shape}; {LABELS}")
     if len(x) == 0 or len(x) != len(y):
         raise ConfigError(
             f"{where} set has {len(x)} examples and {len(y)} labels; it needs as many of each, at least one"
         )
-    if y.min() < 0 or y.max() >= num_classes:
+    if y.dtype == np.float32:
+        if y.shape[1] != num_classes or not np.isfinite(y).all():
+            raise ConfigError(f"{where} labels must be {num_classes} finite numbers each")
+    elif np.where(y == IGNORED, 0, y).min() < 0 or y.max() >= num_classes or (y.ndim == 1 and y.min() < 0):
         raise ConfigError(
             f"{where} labels run from {y.min()} to {y.max()}; with {num_classes=} they must be 0 to {num_classes - 1}"
         )
@@ -179,11 +206,13 @@ def kind_of(array: Array) -> str:
 
 
 def as_labels(name: str, field: str, y: Array) -> Array:
-    """Return labels as int64; they must be whole numbers."""
+    """Return labels as they are kept: whole numbers as int64, others as float32 with a row for each example."""
     y = np.asarray(y)
+    if np.issubdtype(y.dtype, np.floating):
+        return y.astype(np.float32).reshape(len(y), -1)
     if not np.issubdtype(y.dtype, np.integer):
         number = " (numpy.unique(labels, return_inverse=True) numbers them)" * (kind_of(y) == "text")
-        raise ConfigError(f"data set {name!r}: {field} is {kind_of(y)}; {CLASSES}{number}")
+        raise ConfigError(f"data set {name!r}: {field} is {kind_of(y)}; {LABELS}{number}")
     return y.astype(np.int64)
 
 
@@ -208,13 +237,11 @@ def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array,
     for index in range(num):
         x, y = data[index]
         examples.append(x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x))
-        try:
-            labels.append(operator.index(y))
-        except TypeError:
-            raise ConfigError(f"data set {name!r}: {split} label {index} is {y!r}; {CLASSES}") from None
-    shapes = {example.shape for example in examples}
-    if len(shapes) != 1:
-        raise ConfigError(
-            f"data set {name!r}: {split} examples have shapes {sorted(shapes)}; they must all have one shape"
-        )
-    return np.stack(examples), np.array(labels, np.int64)
+        labels.append(y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y))
+    for what, found in (("examples", examples), ("labels", labels)):
+        shapes = {one.shape for one in found}
+        if len(shapes) != 1:
+            raise ConfigError(
+                f"data set {name!r}: {split} {what} have shapes {sorted(shapes)}; they must all have one shape"
+            )
+    return np.stack(examples), np.stack(labels)

@@ -30,6 +30,8 @@ class Noise(Settings):
 
 def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tuple[Dataset, Shards]:
     """Return the data with noisy labels, and the shards with a note of whose they are."""
+    if dataset.labels != "classes":
+        raise ConfigError(f"task.noise: it draws classes anew, and the labels of {dataset.name!r} are none; set null")
     held = np.concatenate([*shards.train, *shards.validation])
     if np.unique(held).size < held.size:
         raise ConfigError(

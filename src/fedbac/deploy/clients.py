@@ -68,7 +68,7 @@ class Clients:
         told = self._trained(train, request.broadcast)
         self.before = (train.round, train.edge_round + 1)
         sent = self.owners.without(train.bank, "client")
-        average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent})
+        average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
         for one in told:
             average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
         squares = [one.square_C for one in told if one.square_C is not None]

@@ -211,3 +211,5 @@ def refuse_simulated(experiment: Experiment) -> None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
+    if task.loss.kind != "cross_entropy":
+        raise ConfigError(f"task.loss: {task.loss.kind} is for simulations; clients of a federation learn classes")

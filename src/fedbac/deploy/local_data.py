@@ -42,6 +42,8 @@ class LocalData:
                 raise DeployError(f"x_{split} has shape {x.shape}; it must hold an example in every row")
             if str(x.dtype) not in NUMBERS:
                 raise DeployError(f"x_{split} is {kind_of(x)}; give one of {', '.join(NUMBERS)}")
+            if y.ndim != 1 or y.dtype != np.int64:
+                raise DeployError(f"y_{split} is {y.dtype} of shape {y.shape}; clients of a federation learn classes")
             check_arrays(split, x, y, num_classes=MOST_CLASSES)
 
     @property

@@ -105,7 +105,7 @@ class AdjustedTrainer:
         steps_FC = np.outer(epochs_F, per_epoch_C)
         rate, momentum, decay = request.learning_rate, training.momentum, training.weight_decay
         return LocalRun(
-            count_CK=class_counts(examples.dataset.y_train, mine, examples.dataset.num_classes),
+            count_CK=class_counts(examples.dataset.dealt_by[0], mine, examples.dataset.dealt_by[2]),
             rate=rate,
             steps_FC=steps_FC,
             travel_FC=np.vectorize(lambda steps: rate * reach(int(steps), momentum), otypes=[float])(steps_FC),

@@ -65,12 +65,14 @@ class Chunks:
     def fitting(self, requests: Sequence[Average]) -> int:
         """Return how many clients fit into a chunk."""
         if self.most is None:
-            weights = [value[0] for params in requests[0].train.bank.values() for value in params.values()]
-            copies = COPIES + getattr(self.trainer, "more_copies", 0)
-            per_client = copies * sum(value.numel() * value.element_size() for value in weights)
+            bank, rules = requests[0].train.bank, requests[0].rules
+            size = {part: sum(value[0].nbytes for value in params.values()) for part, params in bank.items()}
+            per_client = (COPIES + getattr(self.trainer, "more_copies", 0)) * sum(size.values())
             per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
-            memory = default_memory(self.trainer.device) if self.memory is None else self.memory
-            self.most = max(1, int(memory / self.sharers / per_client))
+            memory = (default_memory(self.trainer.device) if self.memory is None else self.memory) / self.sharers
+            # Clients that are held until all have come take from it too; half is left, or training would crawl.
+            held = sum(request.size_C.size for request in requests) * sum(size[part] for part in rules)
+            self.most = max(1, int(max(memory - held, memory / 2) / per_client))
         return self.most
 
     def _fold(
@@ -113,7 +115,7 @@ class Chunks:
 
 def average_of(request: Average) -> EdgeAverage:
     """Return the average that a request asks for, of which no client has come yet."""
-    return EdgeAverage(request.size_C, request.train.bank, request.train.row_C)
+    return EdgeAverage(request.size_C, request.train.bank, request.train.row_C, request.rules)
 
 
 def without_networks(request: Average, trained: Trained) -> Trained:

@@ -198,11 +198,12 @@ class Prefetching(Simulator):
     def _queued(self, requests: Mapping[int, Request]) -> Queued | None:
         """Give the device all clients to train, their averages to make, and what edges are expected to ask of these.
 
-        Return None where it has no room for all of them, or where what clients send is not what they come back with.
+        Return None where it has no room for all of them, where what clients send is not what they come back with, or
+        where a rule must see all of them.
         """
         asked = cast(dict[int, Average], requests)
         count = sum(request.size_C.size for request in asked.values())
-        if count > self.chunks.fitting(list(asked.values())) or any(one.link is not None for one in asked.values()):
+        if count > self.chunks.fitting(list(asked.values())) or any(one.link or one.rules for one in asked.values()):
             return None
         return self.chunks.attempt(count, lambda: self._begun(asked, count))
 

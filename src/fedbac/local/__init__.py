@@ -12,6 +12,7 @@ from fedbac import gpu, native
 from fedbac.config.experiment import Runtime
 from fedbac.core.parts import Anatomy, Personalization
 from fedbac.core.requests import Trainer
+from fedbac.core.threads import one_thread
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
@@ -19,7 +20,6 @@ from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.pool import PoolTrainer
 from fedbac.local.stages import obstacle, stages_of
-from fedbac.local.threads import one_thread
 from fedbac.local.vmapped import VmapTrainer
 
 log = logging.getLogger("fedbac")
@@ -37,7 +37,8 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     known = layers if reason is None else None
     trainer = _chosen(network, scheme, examples, runtime, known, reason)
     if layers is not None and reason is not None and runtime.trainer == "auto":
-        level = logging.WARNING if examples.training.optimizer.kind != "sgd" else logging.INFO
+        asked = examples.training.optimizer.kind != "sgd" or examples.loss.kind != "cross_entropy"
+        level = logging.WARNING if asked else logging.INFO
         log.log(level, "training through torch (%s), which is slower than our kernel: %s", trainer.path, reason)
     return trainer
 
@@ -105,6 +106,8 @@ def _reason(
     """Return why our kernels cannot train this network by this scheme, or None where they can."""
     if (optimizer := examples.training.optimizer.kind) != "sgd":
         return f"it knows only sgd, not task.training.optimizer {optimizer!r}"
+    if examples.loss.kind != "cross_entropy":
+        return f"it knows only cross_entropy, not task.loss {examples.loss.kind!r}"
     if scheme.terms is None:
         return f"personalization {scheme.kind!r} is not a sum of logits"
     if layers is None:

@@ -16,6 +16,7 @@ from fedbac.core.requests import Evaluate
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
+from fedbac.losses import CrossEntropy, Loss
 
 USUAL_BATCH = 1024
 """Up to this size batches have room for what was asked for, so that sums over them do not depend on who is there."""
@@ -32,6 +33,7 @@ class Examples:
     seed: int
     normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
     """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
+    loss: Loss = CrossEntropy()  # noqa: RUF009 (frozen)
     _statistics: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
     _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)
@@ -98,11 +100,11 @@ class Examples:
     @cached_property
     def client_test(self) -> tuple[IntArray, ...]:
         """Per client, its share of the test data of its edge, by its classes."""
-        d, shares = self.dataset, [mine[:0] for mine in self.shards.train]
+        (train_N, test_N, num_classes), shares = self.dataset.dealt_by, [mine[:0] for mine in self.shards.train]
         for edge, clients in enumerate(self.shards.clients):
-            count_NC = class_counts(d.y_train, [self.shards.train[client] for client in clients], d.num_classes)
+            count_NC = class_counts(train_N, [self.shards.train[client] for client in clients], num_classes)
             rng = stream(self.seed, "client-test", edge)
-            dealt = deal_test(self.shards.test[edge], d.y_test, count_NC, rng)
+            dealt = deal_test(self.shards.test[edge], test_N, count_NC, rng)
             for client, share in zip(clients, dealt, strict=True):
                 shares[client] = share
         return tuple(shares)

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray
+from fedbac.core.threads import one_thread, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates
@@ -20,7 +20,6 @@ from fedbac.local.losses import Tally
 from fedbac.local.networks import present
 from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
-from fedbac.local.threads import one_thread, seeded
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
@@ -181,7 +180,7 @@ class LoopTrainer:
         shift = self._flat(request.shift, index) if request.shift else None
         taught = lesson(self.teacher, request, index)
         stages = stages_now(self.stages, [request])
-        tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages)), 0
+        tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages), self.examples.loss.loss), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
         with one_thread(), seeded(seed):
@@ -189,7 +188,7 @@ class LoopTrainer:
                 step = self._stepper(stage, received, velocity, shift, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
-                    loss = F.cross_entropy(logits, y)
+                    loss = self.examples.loss.loss(logits, y)
                     learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
                     learned.backward()  # type: ignore[no-untyped-call]
                     step()
@@ -307,8 +306,8 @@ class LoopTrainer:
                     for cell, v in enumerate(models):
                         apply = recall(x, logits, table[v], networks, self._logits)
                         score = predict(self.scheme, self.scheme.terms, apply, x)
-                        loss[cell, g] += float(F.cross_entropy(score, y, reduction="sum"))
-                        correct[cell, g] += int((score.argmax(1) == y).sum())
+                        loss[cell, g] += float(self.examples.loss.loss(score, y, "sum"))
+                        correct[cell, g] += float(self.examples.loss.right(score, y).sum())
         count_G = np.array([group.size for group in groups], dtype=np.int64)
         loss_VG, accuracy_VG = rates(correct, loss, count_G)
         return Measured(loss_VG, accuracy_VG, count_G)

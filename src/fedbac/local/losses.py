@@ -1,12 +1,11 @@
 """The losses of clients in training: their mean, and the statistics that some ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Kept, Train, Trained
@@ -31,8 +30,8 @@ class Losses:
 class Tally:
     """Sums over the batches of one client."""
 
-    def __init__(self, keep: frozenset[Kept], num_epochs: int) -> None:
-        self.keep = keep
+    def __init__(self, keep: frozenset[Kept], num_epochs: int, each: Callable[..., Tensor]) -> None:
+        self.keep, self.each = keep, each
         self.total, self.seen = torch.zeros(()), 0
         self.square = torch.zeros(())
         self.epoch_E, self.seen_E = torch.zeros(num_epochs), np.zeros(num_epochs)
@@ -43,7 +42,7 @@ class Tally:
         self.total += lost
         self.seen += len(y)
         if "square" in self.keep:
-            self.square += F.cross_entropy(logits.detach(), y, reduction="none").square().sum()
+            self.square += self.each(logits.detach(), y, "none").square().sum()
         if "epochs" in self.keep:
             self.epoch_E[epoch] += lost
             self.seen_E[epoch] += len(y)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 
 from fedbac import gpu
 from fedbac.core import trees
@@ -248,7 +247,7 @@ class Stack:
                 return logits.float()
 
             logits = predict(self.anatomy.scheme, stage.terms, apply, x)
-            loss_B = F.cross_entropy(logits, y, reduction="none")
+            loss_B = self.examples.loss.loss(logits, y, "none")
 
             def mean(values_B: Tensor) -> Tensor:
                 return (values_B * weight).sum() / weight.sum().clamp(min=1)

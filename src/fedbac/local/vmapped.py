@@ -22,6 +22,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.threads import seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of
 from fedbac.local.batches import BatchTable
@@ -30,7 +31,6 @@ from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
-from fedbac.local.threads import seeded
 from fedbac.local.visits import Visits
 from fedbac.models import weights
 
@@ -192,11 +192,13 @@ class VmapTrainer:
                 logits |= dict(zip(places, many, strict=True))
             applies = [recall(x, logits, row, networks, self._logits) for row in table]
             score_VB = torch.stack([predict(self.scheme, self.scheme.terms, apply, x) for apply in applies])
-            loss_VB = F.cross_entropy(score_VB.flatten(0, 1), y.repeat(len(table)), reduction="none")
+            judged, labels_VB = score_VB.flatten(0, 1), y.repeat(len(table), *[1] * (y.dim() - 1))
+            loss_VB = self.examples.loss.loss(judged, labels_VB, "none")
+            right_VB = self.examples.loss.right(judged, labels_VB)
             # A product with the groups' membership sums in a fixed order; adding by index would not on a GPU.
             member_BG = F.one_hot(group_of[chunk], len(groups)).double()
             loss += loss_VB.reshape(len(table), -1).double() @ member_BG
-            correct += (score_VB.argmax(2) == y).double() @ member_BG
+            correct += right_VB.reshape(len(table), -1).double() @ member_BG
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
 
     def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:

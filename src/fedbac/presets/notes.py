@@ -53,6 +53,15 @@ FEDAVG = (
     "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
     "Decentralized Data, 2017"
 )
+FEDOPT = (
+    "Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, 2021 "
+    "(Algorithm 2)"
+)
+ALL_CLIENTS = "All clients train; the original selects some (method.selection.fraction)."
+TUNED = (
+    "The server's learning rate is the authors' for EMNIST. They tune it for every task, and so should you: "
+    "method.step.learning_rate."
+)
 HIERFAVG = "Liu, Zhang, Song, Letaief: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
 IFCA = "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
@@ -128,6 +137,22 @@ NOTES: dict[str, Note] = {
             "Clients get, and send, two corrections beside the network, so that edges need do no more than average; "
             "between edges and cloud one is sent.",
         ),
+    ),
+    "fedavgm": Note(
+        reference="Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
+        "Classification, 2019",
+        summary="FedAvg whose server adds the mean change of a round to a velocity, v ← β v + Δ, and moves by it.",
+        differences=(ALL_CLIENTS,),
+    ),
+    "fedadam": Note(
+        reference=FEDOPT,
+        summary="FedAvg whose server takes the mean change of a round for a gradient, and a step of Adam.",
+        differences=(ALL_CLIENTS, TUNED),
+    ),
+    "fedyogi": Note(
+        reference=FEDOPT,
+        summary="FedAvg whose server takes the mean change of a round for a gradient, and a step of Yogi.",
+        differences=(ALL_CLIENTS, TUNED),
     ),
     "hierfavg": Note(
         reference=HIERFAVG,

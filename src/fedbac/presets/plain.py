@@ -7,6 +7,7 @@ from fedbac.core.codecs import TopK
 from fedbac.models import LeNet5
 from fedbac.personalization import ControlVariates, GroupCorrections, Shared
 from fedbac.selection import Random
+from fedbac.steps import Adam, Momentum, Yogi
 from fedbac.topology import Flat, Hierarchical
 
 
@@ -23,6 +24,21 @@ def fedprox(task: Task) -> Method:
 def scaffold(task: Task) -> Method:
     """SCAFFOLD: FedAvg whose clients correct their gradients by control variates."""
     return Method(name="scaffold", topology=Flat(), personalization=ControlVariates())
+
+
+def fedavgm(task: Task) -> Method:
+    """FedAvgM: FedAvg whose server moves with momentum."""
+    return Method(name="fedavgm", topology=Flat(), step=Momentum())
+
+
+def fedadam(task: Task) -> Method:
+    """FedAdam: FedAvg whose server takes steps of Adam."""
+    return Method(name="fedadam", topology=Flat(), step=Adam())
+
+
+def fedyogi(task: Task) -> Method:
+    """FedYogi: FedAvg whose server takes steps of Yogi."""
+    return Method(name="fedyogi", topology=Flat(), step=Yogi())
 
 
 def hierfavg(task: Task) -> Method:

@@ -55,6 +55,7 @@ class Row(NamedTuple):
     adaptive: str
     sharing: str
     personalization: str
+    aggregation: str = "Mean"
 
 
 def row(method: Method) -> Row:
@@ -66,6 +67,7 @@ def row(method: Method) -> Row:
         adaptive=YES if method.adaptive else NO,
         sharing=_sharing(method),
         personalization=_personalization(method),
+        aggregation=_aggregation(method),
     )
 
 
@@ -100,6 +102,13 @@ def _personalization(method: Method) -> str:
         return NO
     alone = method.clustering.kind == "fixed" and method.clustering.clusters(2) == 2
     return "Cluster" if not alone else method.unit.capitalize()
+
+
+def _aggregation(method: Method) -> str:
+    """How edges combine, then the cloud if it does otherwise, and the step that follows."""
+    rules = dict.fromkeys((method.aggregation.kind, (method.cloud_aggregation or method.aggregation).kind))
+    step = f" + {method.step.kind}" if method.step.active else ""
+    return (", ".join(rules) + step).replace("_", " ").capitalize()
 
 
 DEVIATIONS = {

@@ -1,13 +1,21 @@
 """The state of a run before its first round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from fedbac.config.experiment import Experiment
-from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_start, consult
+from fedbac.config.experiment import Experiment, Method
+from fedbac.core import trees
+from fedbac.core.answers import (
+    checked_clusters,
+    checked_init,
+    checked_labels,
+    checked_memory,
+    checked_start,
+    consult,
+)
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.rng import stream
@@ -56,7 +64,24 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         },
         momentum_M=tuple(momentum(site) for site in sites),
         links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
+        steps=first_steps(method, parts, trainable),
     )
+
+
+def first_steps(method: Method, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
+    """Return what the owners of parts, the cloud and clusters, remember for their steps before the first round.
+
+    Of a part only those weights are stepped that a gradient moves.
+    """
+    steps: dict[str, Parts] = {}
+    for part, spec in method.personalization.parts.items() if method.step.active else ():
+        mine = {name: value for name, value in parts[part].items() if name in trainable}
+        if mine and spec.scope in ("cloud", "cluster"):
+            rows_KD = trees.rows(mine)
+            answer = consult("step", BEFORE, method.step.init, rows_KD)
+            memory = checked_memory(method.step, "init()", answer, rows_KD)
+            steps[part] = {name: trees.shaped(value.clone(), mine) for name, value in memory.items()}
+    return steps
 
 
 def owners_of(experiment: Experiment, sites: Sequence[Site]) -> dict[Scope, int]:

@@ -134,7 +134,7 @@ class Round:
     def conclude(self, ordered: Ordered, reports: Sequence[TrainReport]) -> tuple[State, Record]:
         """Phases 5 and 6: average what the sites report, score it, measure, learn from it and reassign."""
         before, sent, asked, orders, memories = ordered
-        averaged = self._average(before, reports)
+        averaged = self._average(before, sent, reports)
         moves = asked.by_clustering is not None and self._judged_after_moves
         settled = not (moves or self.method.sharing.active)
         scores = self._score(averaged, reports) if settled else None
@@ -184,11 +184,8 @@ class Round:
     def _exchange(self, state: State) -> tuple[State, Parts, Teaching | None]:
         """Let clusters share what they know; return the state, the parts that are sent down, and who teaches."""
         exchange = exchanged(self.experiment, self.members, state)
-        sent = self._mixed(state.parts, exchange.mix_KJ)
-        return (replace(state, parts=sent) if exchange.kept else state), sent, exchange.teaching
-
-    def _mixed(self, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
-        return mixed(self.method.personalization, parts, mix_KJ)
+        after = mixed(self.method.personalization, state, exchange.mix_KJ)
+        return (after if exchange.kept else state), after.parts, exchange.teaching
 
     def _asked(self, state: State) -> "Asked":
         """Ask the policies what they want to know of the round."""
@@ -249,11 +246,10 @@ class Round:
             after.append(memory.with_(report.links))
         return tuple(after)
 
-    def _average(self, state: State, reports: Sequence[TrainReport]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6)."""
+    def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6), and the step of the owners."""
         held = self._holdings(state.label_N)
-        parts, trained = averages(self.method, self.moment, self.sites, held, state, reports)
-        return replace(state, round=state.round + 1, parts=parts, trained=trained)
+        return averages(self.method, self.moment, self.sites, held, state, sent, reports)
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -283,8 +279,7 @@ class Round:
         memory = checked_state("clustering", policy, memory, state.clustering)
         label_N, origin_KJ = checked_assignment(policy, answer, self.members.count, state.num_clusters)
         after = replace(
-            state,
-            parts=self._mixed(state.parts, origin_KJ),
+            mixed(self.method.personalization, state, origin_KJ),
             label_N=label_N,
             moved_N=(label_N != state.label_N) | given_another(label_N, origin_KJ),
             used_K=state.used_K | np.isin(np.arange(state.num_clusters), label_N),

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedbac.config.experiment import Experiment
+from fedbac.config.experiment import Experiment, Method
 from fedbac.core.links import Link
 from fedbac.core.parts import measured_parts
 from fedbac.core.queries import Moment
@@ -14,6 +14,12 @@ from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import EQUAL
 from fedbac.rounds.orders import Site
+
+
+def combined_parts(method: Method) -> frozenset[str]:
+    """Return the parts of which a site must hold all clients before it can combine them: of those it shares."""
+    shared = {part for part, spec in method.personalization.parts.items() if spec.scope != "client"}
+    return frozenset(shared if method.aggregation.needs == "all" else ())
 
 
 def passes(experiment: Experiment, moment: Moment) -> int:
@@ -41,6 +47,8 @@ class Common:
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
         self.cloud = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.moving = moving_parts(scheme, self.moment)
+        self.rules = dict.fromkeys(combined_parts(experiment.method) & self.moving, experiment.method.aggregation)
+        """By part, how a site combines its clients where it must hold them all."""
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
         self.rate = experiment.task.training.rate(round_, experiment.task.rounds)

@@ -265,6 +265,7 @@ class Shift:
             link=self.link if self.link.chain("up") else None,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
             broadcast=broadcast,
+            rules=self.common.rules,
         )
         assert isinstance(trained, Averaged)
         self.updates = {part: _changes(request, part, trained) for part in trained.kept}

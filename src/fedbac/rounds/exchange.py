@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_exchange, consult
-from fedbac.core.parts import Parts, Personalization
+from fedbac.core.parts import Personalization
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Evidence, Query
 from fedbac.core.settings import FloatArray
@@ -37,12 +37,19 @@ def exchanged(experiment: Experiment, members: Members, state: State) -> Exchang
     return checked_exchange(policy, answer, state.num_clusters, members.count)
 
 
-def mixed(scheme: Personalization, parts: Parts, mix_KJ: FloatArray | None) -> Parts:
-    """Return the parts, those of clusters mixed."""
+def mixed(scheme: Personalization, state: State, mix_KJ: FloatArray | None) -> State:
+    """Return the state with the parts of clusters mixed, and what their steps remember of them alike."""
     if mix_KJ is None:
-        return parts
+        return state
     owned = {part for part, spec in scheme.parts.items() if spec.scope == "cluster"}
-    return {part: trees.mix(stack, mix_KJ) if part in owned else stack for part, stack in parts.items()}
+    return replace(
+        state,
+        parts={part: trees.mix(stack, mix_KJ) if part in owned else stack for part, stack in state.parts.items()},
+        steps={
+            part: {name: trees.mix(stack, mix_KJ) for name, stack in memory.items()} if part in owned else memory
+            for part, memory in state.steps.items()
+        },
+    )
 
 
 def judged(experiment: Experiment, members: Members, state: State) -> State:
@@ -50,4 +57,4 @@ def judged(experiment: Experiment, members: Members, state: State) -> State:
     if not experiment.method.sharing.active:
         return state
     mix_KJ = exchanged(experiment, members, state).judged_KJ
-    return replace(state, parts=mixed(experiment.method.personalization, state.parts, mix_KJ))
+    return mixed(experiment.method.personalization, state, mix_KJ)

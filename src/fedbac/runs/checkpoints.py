@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.errors import CheckpointError
 from fedbac.files import read_json, remove, remove_partial, replacing, write_whole
@@ -93,7 +95,7 @@ def read_manifest(file: Path) -> Manifest:
             round=stated["round"],
             sha256=stated["sha256"],
             records=stated.get("records", ""),
-            experiment=stated["experiment"],
+            experiment=_completed(stated["experiment"]),
             signed=check is not None,
         )
         whole = isinstance(manifest.round, int) and isinstance(manifest.experiment, dict)
@@ -125,6 +127,15 @@ def load(manifest: Manifest, template: State) -> State:
     if misfit is not None:
         raise CheckpointError(f"{file}: the checkpoint cannot be used ({misfit}); {ANOTHER}")
     return replace(state, round=manifest.round)
+
+
+def _completed(frozen: Any) -> Any:
+    """Return what must not change during a run with the settings that a version before did not have, at defaults."""
+    try:
+        began = Experiment.model_validate(frozen["experiment"])
+    except (ValidationError, KeyError, TypeError):  # then it is compared as it is
+        return frozen
+    return frozen | {"experiment": began.model_dump(mode="json")}
 
 
 def _files(folder: Path) -> Iterator[tuple[int, Path]]:

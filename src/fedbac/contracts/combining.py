@@ -1,0 +1,122 @@
+"""What every aggregation, and every step of an owner, promises the round loop."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbac.contracts.common import RESUMED, calling, check_reload, check_same, check_settings, fresh, require
+from fedbac.core.answers import checked_combination, checked_memory, checked_step
+from fedbac.core.policies import Aggregation, Step
+
+NUM_CHILDREN = (2, 3, 7)
+NUM_WEIGHTS, NUM_OWNERS, NUM_ROUNDS = 11, 3, 5
+HUGE = 1e30
+"""A weight that a liar may send: it is finite, but its square is not in single precision."""
+REPEATED = "to the same tensors; it may neither draw numbers nor remember any but in what it is given"
+
+
+def check_aggregation(rule: Any) -> None:
+    """Hold an aggregation to its promises, with a few children."""
+    who = check_settings("aggregation", rule, Aggregation)
+    require(rule.needs in ("sum", "all"), f"{who}: needs must be 'sum' or 'all', not {rule.needs!r}")
+    for num in NUM_CHILDREN:
+        change_CD, weight_C = _drawn(num), torch.arange(1.0, num + 1, dtype=torch.float64)
+        tried = f"with {num} children of {NUM_WEIGHTS} weights from a normal distribution"
+        found = _combined(who, rule, change_CD, weight_C, tried)
+        check_same(who, "combine()", found, _combined(who, fresh(rule), change_CD, weight_C, tried), REPEATED)
+        same_CD = change_CD[:1].expand(num, -1).clone()
+        _require_close(
+            _combined(who, rule, same_CD, weight_C, f"with {num} equal children"),
+            change_CD[0],
+            f"{who}: combine() must return what {num} children changed if all of them changed the same",
+        )
+        if rule.needs == "sum":
+            _require_close(
+                found,
+                (weight_C @ change_CD.double() / weight_C.sum()).float(),
+                f"{who}: needs is 'sum', so combine() must be the weighted mean, which is what tiers compute, {tried}; "
+                "a rule of another kind needs 'all'",
+            )
+        huge_CD = torch.cat([change_CD[1:], torch.full_like(change_CD[:1], HUGE)])
+        _combined(who, rule, huge_CD, weight_C, f"with {num} children, of which one sends only {HUGE:g}")
+    one_CD = _drawn(1)
+    one = _combined(who, rule, one_CD, torch.ones(1, dtype=torch.float64), "with one child")
+    _require_close(one, one_CD[0], f"{who}: combine() must return what a single child changed")
+    _require_close(
+        _combined(who, rule, change_CD.roll(1, 0), weight_C.roll(1), tried),
+        found,
+        f"{who}: combine() must not depend on the order of children; it did {tried}",
+    )
+
+
+def check_step(step: Any) -> None:
+    """Hold a step to its promises, with a few owners in several rounds."""
+    who = check_settings("step", step, Step)
+    require(isinstance(step.active, bool), f"{who}: active must be true or false, not {step.active!r}")
+    before_KD, share_K = _drawn(NUM_OWNERS), torch.tensor([1.0, 0.5, 0.2])
+    first = _begun(who, step, before_KD)
+    check_same(who, "init()", first, _begun(who, fresh(step), before_KD), REPEATED)
+    require(step.active or not first, f"{who}: active is False, so init() must remember nothing, not {list(first)}")
+    memory = first
+    for t in range(NUM_ROUNDS):
+        tried = f"in round {t + 1} of {NUM_OWNERS} owners with {NUM_WEIGHTS} weights from a normal distribution"
+        combined_KD = before_KD + 0.1 * _drawn(NUM_OWNERS, seed=t + 2)
+        after_KD, learned = _stepped(who, step, before_KD, combined_KD, memory, share_K, tried)
+        again = _stepped(who, fresh(step), before_KD, combined_KD, memory, share_K, tried)
+        check_same(who, "step()", (after_KD, learned), again, REPEATED)
+        loaded = check_reload(who, memory, first)
+        again = _stepped(who, fresh(step), before_KD, combined_KD, loaded, share_K, tried)
+        check_same(who, "step()", (after_KD, learned), again, RESUMED)
+        if not step.active:
+            check_same(who, "step()", after_KD, combined_KD, "from the combination, though active is False")
+        for k in range(NUM_OWNERS):  # owners that heard of nobody are not among the rows
+            one = slice(k, k + 1)
+            mine = {name: value[one] for name, value in memory.items()}
+            alone, _ = _stepped(who, step, before_KD[one], combined_KD[one], mine, share_K[one], tried)
+            _require_close(alone[0], after_KD[k], f"{who}: step() must treat every owner by itself; it did not {tried}")
+        before_KD, memory = after_KD, learned
+
+
+def _drawn(num: int, seed: int = 0) -> Tensor:
+    return torch.randn((num, NUM_WEIGHTS), generator=torch.Generator().manual_seed(seed))
+
+
+def _combined(who: str, rule: Any, change_CD: Tensor, weight_C: Tensor, tried: str) -> Tensor:
+    with _trying(who, "combine()", tried, change_CD=change_CD, weight_C=weight_C):
+        return checked_combination(rule, rule.combine(change_CD, weight_C), change_CD)
+
+
+def _begun(who: str, step: Any, row_KD: Tensor) -> Any:
+    with calling(who, "init()", row_KD=row_KD):
+        return checked_memory(step, "init()", step.init(row_KD), row_KD)
+
+
+def _stepped(
+    who: str, step: Any, before_KD: Tensor, combined_KD: Tensor, memory: Any, share_K: Tensor, tried: str
+) -> tuple[Tensor, Any]:
+    given = {"before_KD": before_KD, "combined_KD": combined_KD, "memory": memory, "share_K": share_K}
+    with _trying(who, "step()", tried, **given):
+        answer = checked_step(step, step.step(*given.values()), before_KD, memory)
+    for name, value in {"rows": answer[0], **answer[1]}.items():
+        good = bool(value.isfinite().all())
+        require(good, f"{who}: step() must return finite numbers, but {name} has others {tried}")
+    return answer
+
+
+@contextmanager
+def _trying(who: str, verb: str, tried: str, **given: Any) -> Iterator[None]:
+    """Call a verb, and say what it was given if it fails."""
+    try:
+        with calling(who, verb, **given):
+            yield
+    except AssertionError as error:
+        raise AssertionError(f"{error}, {tried}") from error
+
+
+def _require_close(found: Tensor, expected: Tensor, sentence: str) -> None:
+    good = torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    numbers = [[round(number, 4) for number in one[:3].tolist()] for one in (found, expected)]
+    require(good, f"{sentence}; it returned {numbers[0]} and so on, not {numbers[1]}")
