@@ -79,6 +79,7 @@ def _kind(path: str, cls: type[Settings]) -> Group:
 
 
 BY_UPDATES = ("cosine_splits", "agglomerative", "kmeans")
+CORRECTED = ("control_variates", "group_corrections", "dynamic_pull")
 BY_DEVICES = ("oort", "cs_ucb", "cocs", "resource_score")
 """Kinds with a page of their own, since one page for the whole column would be too long."""
 PAGES: dict[str, tuple[str, list[Group]]] = {
@@ -111,7 +112,14 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
     "selection": ("which clients train", _kinds("selection", SELECTION, BY_DEVICES)),
     "selection-by-devices": ("which clients train, by devices", _kinds("selection", SELECTION, BY_DEVICES, taken=True)),
     "sharing": ("what clusters give each other", _kinds("sharing", SHARING)),
-    "personalization": ("which networks predict, and who owns them", _kinds("personalization", PERSONALIZATION)),
+    "personalization": (
+        "which networks predict, and who owns them",
+        _kinds("personalization", PERSONALIZATION, CORRECTED),
+    ),
+    "personalization-corrected": (
+        "one network for all, by corrected gradients",
+        _kinds("personalization", PERSONALIZATION, CORRECTED, taken=True),
+    ),
     "aggregation": (
         "how changes are combined, and the owner's step",
         _kinds("aggregation", AGGREGATION) + _kinds("step", STEP),
