@@ -133,7 +133,7 @@ def test_the_gpu_trains_and_measures_as_the_loop(name: str, scheme: Personalizat
         np.testing.assert_array_equal(mine_.accuracy_VG, theirs_.accuracy_VG)
 
 
-@pytest.mark.covering
+@pytest.mark.full
 @pytest.mark.parametrize("path", [pytest.param("emulated", marks=NO_COMPILER), pytest.param("fused", marks=NO_GPU)])
 @pytest.mark.parametrize("scheme", [Additive(), Layered(in_turns=True)], ids=lambda scheme: scheme.kind)
 def test_lanes_change_no_bit(path: str, scheme: Personalization, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,13 +193,16 @@ def test_a_proximal_term_holds_clients_back(path: str, option: dict[str, Any]) -
         assert far > near > nearer
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
-def test_momentum_of_layers_and_of_networks_that_take_turns_persists(path: str) -> None:
-    for scheme in (Layered(in_turns=True), Personal(), InTurns(), Branched(), Branched(in_turns=True)):
-        federation = setting(momentum_state="persist", clip_norm=0.5)
-        trainer = make(path, federation, scheme)
-        first = [with_momentum(request, None, federation) for request in requests(federation, scheme, 1)]
-        done = trainer.train(first)
-        second = [with_momentum(r, t.momentum, federation) for r, t in zip(first, done, strict=True)]
-        for request, trained in zip([*first, *second], [*done, *trainer.train(second)], strict=True):
-            check(trained, federation, scheme, request)
+@pytest.mark.parametrize(
+    "scheme", [Layered(in_turns=True), Personal(), InTurns(), Branched(), Branched(in_turns=True)], ids=repr
+)
+def test_momentum_of_layers_and_of_networks_that_take_turns_persists(path: str, scheme: Personalization) -> None:
+    federation = setting(momentum_state="persist", clip_norm=0.5)
+    trainer = make(path, federation, scheme)
+    once = [with_momentum(request, None, federation) for request in requests(federation, scheme, 1)]
+    done = trainer.train(once)
+    again = [with_momentum(r, t.momentum, federation) for r, t in zip(once, done, strict=True)]
+    for request, trained in zip([*once, *again], [*done, *trainer.train(again)], strict=True):
+        check(trained, federation, scheme, request)
