@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
-    from fedbac.core.parts import LocalRun, Part, Phase, Pull, Start
+    from fedbac.core.parts import LocalRun, LocalSteps, Part, Phase, Pull, Start
     from fedbac.core.policies import Assignment, Exchange, NoState, Teaching
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         GroupCorrections,
         Interpolated,
         LateHead,
+        MoreauEnvelope,
         PerCluster,
         Personal,
         PersonalHead,
@@ -168,6 +169,7 @@ __all__ = [
     "LinUCB",
     "Links",
     "LocalRun",
+    "LocalSteps",
     "Loss",
     "LossUCB",
     "LowestLoss",
@@ -179,6 +181,7 @@ __all__ = [
     "Method",
     "Moment",
     "Momentum",
+    "MoreauEnvelope",
     "NoState",
     "Noise",
     "NotEnoughMemoryError",
@@ -247,7 +250,7 @@ _HOMES = {
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
-    "fedbac.core.parts": "LocalRun Part Phase Pull Start",
+    "fedbac.core.parts": "LocalRun LocalSteps Part Phase Pull Start",
     "fedbac.core.policies": "Assignment Exchange NoState Teaching",
     "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
     "fedbac.core.settings": "Settings",
@@ -256,7 +259,7 @@ _HOMES = {
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
     "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
-    "LateHead PerCluster Personal PersonalHead Shared TwoHeads",
+    "LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

@@ -39,6 +39,7 @@ SCHEMES = {
     "fedala": "adaptive_start",
     "scaffold": "control_variates",
     "mtgc": "group_corrections",
+    "pfedme": "moreau_envelope",
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac import AdaptiveStart, Interpolated, Phase, Start
+from fedbac import AdaptiveStart, Interpolated, Phase, Pull, Start
 from fedbac.contracts import check_personalization
 from fedbac.core.parts import LocalRun, Params, Parts
 from fedbac.core.schemes import checked_outcome, checked_start_of_clients
@@ -51,22 +51,22 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
         "before() must return 1.weight of part 'personal' as a tensor of",
     ),
     "written in place": (before(zeroed), "before() wrote to received/personal/"),
-    "an unknown phase": (before(torch.clone, phase2=np.ones(7)), "scales the rate of phase 2, but there are 2"),
-    "one scale for all": (before(torch.clone, phase1=np.ones(1)), "must scale the rate of phase 1 by 7 numbers"),
-    "a scale below zero": (before(torch.clone, phase1=-np.ones(7)), "must scale the rate of phase 1 by 7 numbers"),
+    "an unknown phase": (before(torch.clone, phase2=np.ones(7)), "scales the rate of phase 2, but there are 1"),
+    "one scale for all": (before(torch.clone, phase0=np.ones(1)), "must scale the rate of phase 0 by 7 numbers"),
+    "a scale below zero": (before(torch.clone, phase0=-np.ones(7)), "must scale the rate of phase 0 by 7 numbers"),
     "a start that is not finite": (before(lambda value: value / 0), "before() must return finite numbers"),
-    "a shift of numbers": (shift("alpha", dict), "shifts 'alpha', but the parts of its networks are global, personal"),
+    "a shift of numbers": (shift("mix", dict), "shifts 'mix', but the parts of its networks are personal"),
     "a shift of other weights": (
-        shift("global", lambda params: {"w": params["1.weight"]}),
-        "must shift weights of part 'global' (1.weight, 1.bias",
+        shift("personal", lambda params: {"w": params["1.weight"]}),
+        "must shift weights of part 'personal' (1.weight, 1.bias",
     ),
     "a shift for all": (
-        shift("global", lambda params: {"1.bias": params["1.bias"][0]}),
-        "must shift 1.bias of part 'global' as a tensor of shape (7, 6)",
+        shift("personal", lambda params: {"1.bias": params["1.bias"][0]}),
+        "must shift 1.bias of part 'personal' as a tensor of shape (7, 6)",
     ),
     "a shift that is not finite": (
-        shift("global", lambda params: {"1.bias": params["1.bias"] / 0}),
-        "before() must return finite numbers, but part 'global' has others",
+        shift("personal", lambda params: {"1.bias": params["1.bias"] / 0}),
+        "before() must return finite numbers, but part 'personal' has others",
     ),
     "no parts": (after(lambda trained: None), "after() must return parts by name, not a NoneType"),
     "trained in place": (
@@ -74,12 +74,12 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
         "after() wrote to trained/personal/",
     ),
     "an outcome of another shape": (
-        after(lambda t: {"alpha": {"alpha": t["alpha"]["alpha"][:2]}}),
-        "after() must return alpha of part 'alpha' as a tensor of shape (7,)",
+        after(lambda t: {"mix": each(t["mix"], lambda value: value[:2])}),
+        "after() must return 7.weight of part 'mix' as a tensor of shape (7, 3, 4)",
     ),
     "an end that is not finite": (
-        after(lambda t: {"alpha": {"alpha": t["alpha"]["alpha"] / 0}}),
-        "after() must return finite numbers, but part 'alpha' has others",
+        after(lambda t: {"mix": each(t["mix"], lambda value: value / 0)}),
+        "after() must return finite numbers, but part 'mix' has others",
     ),
     "a prediction by what does not predict": (
         {"blended": lambda s, parts: {"global": parts["global"]}, **before(torch.clone)},
@@ -90,14 +90,56 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
         "blended() must return part 'personal' as it is kept",
     ),
     "numbers that a phase moves": (
-        {"phases": lambda s: (Phase(("global",), ("global",)), Phase(("alpha",)))},
-        "phase 1 of phases() moves 'alpha', which belongs to no network",
+        {"phases": lambda s: (Phase(("personal",)), Phase(("mix",)))},
+        "phase 1 of phases() moves 'mix', which belongs to no network",
     ),
 }
 
 
 @pytest.mark.parametrize(("members", "message"), HOOKS.values(), ids=HOOKS)
 def test_hooks(members: dict[str, Any], message: str) -> None:
+    said = told(check_personalization, changed(AdaptiveStart, **members))
+    assert said.startswith("method.personalization 'adaptive_start': ")
+    assert message in said
+
+
+def step(change: Any) -> dict[str, Any]:
+    """Return a step that changes the networks of owners."""
+    return {"step": lambda s, now, received, local: {"personal": each(now["personal"], change)}}
+
+
+TRIED = "step(), tried as 2 steps of 7 clients on 4 examples each,"
+STEPS: dict[str, tuple[dict[str, Any], str]] = {
+    "no parts": ({"step": lambda s, now, received, local: None}, "step() must return parts by name, not a NoneType"),
+    "an unknown part": (
+        {"step": lambda s, now, received, local: {"head": now["global"]}},
+        "step() returns head, but its parts are global, personal, alpha",
+    ),
+    "another shape": (step(lambda value: value[:1]), "step() must return 1.weight of part 'personal' as a tensor of"),
+    "written in place": (step(zeroed), f"{TRIED} wrote to now/personal/"),
+    "an error": (step(lambda value: value.no_such_verb()), f"{TRIED} raised AttributeError: 'Tensor' object has no"),
+    "not finite": (step(lambda value: value / 0), f"{TRIED} must return finite numbers, but part 'personal' has"),
+    "a look at others": (
+        step(lambda value: value + value.mean(0)),
+        f"{TRIED} made something else of 1.weight of part 'personal' for client 1 alone",
+    ),
+    "what keeps still": (
+        {"phases": lambda s: (Phase(("global",), ("global",)),)},
+        "step() changes personal, which the phase of phases() does not move",
+    ),
+    "two phases": (
+        {"phases": lambda s: (Phase(("global",), ("global",)), Phase(("personal",)))},
+        "it has step(), so phases() must return one Phase, without pulls and not taught",
+    ),
+    "a pull": (
+        {"phases": lambda s: (Phase(("personal",), pull={"personal": Pull(1.0)}),)},
+        "it has step(), so phases() must return one Phase, without pulls and not taught",
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "message"), STEPS.values(), ids=STEPS)
+def test_own_steps(members: dict[str, Any], message: str) -> None:
     said = told(check_personalization, changed(Interpolated, **members))
     assert said.startswith("method.personalization 'interpolated': ")
     assert message in said
@@ -114,6 +156,6 @@ def test_what_returns_as_another_part_is_that_part() -> None:
 def test_in_a_run_a_wrong_hook_is_a_sentence() -> None:
     received = {"global": {"w": torch.zeros(3, 2)}, "personal": {"w": torch.zeros(3, 2)}}
     with pytest.raises(PolicyError, match=r"before\(\) must return w of part 'personal' as a tensor of shape \(3, 2\)"):
-        checked_start_of_clients(Interpolated(), Start({"personal": {"w": torch.zeros(3)}}), received)
+        checked_start_of_clients(AdaptiveStart(), Start({"personal": {"w": torch.zeros(3)}}), received)
     with pytest.raises(PolicyError, match=r"after\(\) must return the weights w as part 'global'"):
-        checked_outcome(Interpolated(), {"global": {}}, received)
+        checked_outcome(AdaptiveStart(), {"global": {}}, received)

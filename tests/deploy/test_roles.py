@@ -48,6 +48,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a head that the edge keeps": ("fedper",),
     "a network that the client keeps, and that follows everybody's": ("ditto",),
     "a blend that only the client makes": ("apfl",),
+    "steps of a blend, and momentum that stays": ("apfl", PERSIST),
+    "steps of a proximal problem": ("pfedme",),
     "two parts that come back as one": ("fedala",),
     "corrections of everybody and of each client": ("scaffold", "method.selection.fraction=0.5"),
     "corrections of clients and edges": ("mtgc", "method.selection.fraction=0.7"),

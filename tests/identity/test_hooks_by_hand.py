@@ -15,7 +15,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization
 from fedbac.engines.adjusting import decayed, reach
 from fedbac.federation import Federation
-from fedbac.personalization import AdaptiveStart, Interpolated, TwoHeads
+from fedbac.personalization import TwoHeads
 from tests.support import PLAIN_SGD, Played, deal, play, prepare
 from tests.trainers.reference import DATA, PATHS, SIZES, make, naive_batches
 
@@ -118,35 +118,6 @@ def compare(played: Played, part: str, of_clients: list[Params], close: float = 
 @pytest.mark.covering
 @every_path
 @every_owner
-@pytest.mark.parametrize("training", [PLAIN, RICH], ids=["plain", "rich"])
-def test_own_networks_learn_through_the_blend(path: str, owner: str, training: Training) -> None:
-    """v ← v − η·α·∇L(α·v + (1 − α)·w); α by the mean gradient at the blend."""
-    scheme = Interpolated.model_validate({"owner": owner, "alpha": 0.4, "alpha_rate": 0.3})
-    played = two_rounds(path, scheme, training)
-    federation = played.federation
-    logits, everything = plain(federation), tuple(played.end.parts["global"])
-    shared, own, alphas = [], [], []
-    for client in range(len(SHARDS.train)):
-        start = received(played, client)
-        w, v, alpha = start["global"], start["personal"], float(start["alpha"]["alpha"])
-        shared.append(learn(w, Sgd(training), federation, client, logits, everything))
-        now, sgd = v, Sgd(training, scale=alpha)
-        for x, y in batches(federation, client):
-            blend = {name: alpha * now[name] + (1 - alpha) * w[name] for name in now}
-            slope = grad(lambda params, x=x, y=y: F.cross_entropy(logits(params, x), y))(blend)
-            now = sgd.step(now, blend, slope)
-        own.append(now)
-        slope_of_alpha = sum(float(((v[n] - w[n]) * sgd.total(n)).sum()) for n in v) / len(sgd.gradients)
-        alphas.append({"alpha": torch.tensor(alpha - 0.3 * slope_of_alpha)})
-    compare(played, "global", shared)
-    compare(played, "personal", own)
-    if training is PLAIN:  # else the mean gradient is what momentum and decay make of it
-        compare(played, "alpha", alphas)
-
-
-@pytest.mark.covering
-@every_path
-@every_owner
 def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str, owner: str) -> None:
     """One's own is trained first, beside what was received. With momentum and weight decay, which wears a little of the
     shift off: the rest leaves no trace, though it is as large as 15 for classes that a client lacks, which count not
@@ -178,28 +149,6 @@ def test_a_generic_head_sees_all_classes_alike_and_ones_own_adds_to_it(path: str
     assert any(len(np.unique(DATA.y_train[rows])) < DATA.num_classes for rows in SHARDS.train)
     for part, of_clients in (("body", body), ("generic", generic), ("personal", personal)):
         compare(played, part, of_clients, close=2e-4)
-
-
-@pytest.mark.covering
-@every_path
-@every_owner
-def test_a_start_mixes_weight_by_weight(path: str, owner: str) -> None:
-    """v + W ⊙ (w − v) in the last layer, w below; W by the sum of the gradients on the way."""
-    scheme = AdaptiveStart.model_validate({"owner": owner, "mix_rate": 2.0})
-    played = two_rounds(path, scheme, PLAIN)
-    federation = played.federation
-    trained, mixes = [], []
-    for client in range(len(SHARDS.train)):
-        given = received(played, client)
-        w, v, mix = given["global"], given["personal"], given["mix"]
-        start = {name: v[name] + mix[name] * (w[name] - v[name]) if name in mix else w[name] for name in w}
-        sgd = Sgd(PLAIN)
-        trained.append(learn(start, sgd, federation, client, plain(federation), tuple(w)))
-        mixes.append({n: (mix[n] - 2.0 * sgd.total(n) * (w[n] - v[n])).clamp(0, 1) for n in mix})
-    compare(played, "global", trained)
-    compare(played, "personal", trained)
-    compare(played, "mix", mixes)
-    assert tuple(mixes[0]) == HEAD
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

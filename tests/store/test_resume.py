@@ -128,6 +128,7 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "fedper": {"body": 1, "head": 4},
             "cfl": {"cluster": 4},
             "apfl": {"global": 1, "personal": 12, "alpha": 12},
+            "pfedme": {"global": 1, "personal": 12},
             "fedala": {"global": 1, "personal": 4, "mix": 4},
             "fedrod": {"body": 1, "generic": 1, "personal": 4},
             "scaffold": {"global": 1, "control": 1, "own": 12},

@@ -40,6 +40,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "ifca": ("method.clustering.period=3", "method.step=momentum", "method.aggregation=krum"),
     "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 5}",),
     "apfl": ("method.selection.fraction=0.5",),
+    "pfedme": ("method.selection.fraction=0.5",),
     "fedala": (),
     "fedrod": (),
     "scaffold": ("method.selection.fraction=0.5", "task.training.schedule=cosine", "task.training.warmup_rounds=2"),

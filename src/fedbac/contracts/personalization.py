@@ -1,19 +1,31 @@
 """What every personalization scheme promises the rounds and the trainers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad_and_value
 
 from fedbac import models
 from fedbac.contracts.common import calling, check_settings, difference, require
 from fedbac.core import trees
 from fedbac.core.answers import checked_start
-from fedbac.core.parts import Adjusting, Anatomy, Blending, LocalRun, Parts, Personalization, Phase, Scope, judged_parts
-from fedbac.core.schemes import checked_outcome, checked_phases, checked_start_of_clients
+from fedbac.core.parts import (
+    Adjusting,
+    Anatomy,
+    Blending,
+    LocalRun,
+    Params,
+    Parts,
+    Personalization,
+    Phase,
+    Scope,
+    Stepping,
+    judged_parts,
+)
+from fedbac.core.schemes import checked_outcome, checked_phases, checked_start_of_clients, checked_step
 from fedbac.errors import ConfigError, PolicyError
 
 OWNERS: Mapping[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
@@ -21,6 +33,8 @@ SHAPE, NUM_CLASSES = (1, 4, 4), 3
 NETWORK = models.Perceptron(hidden=(6, 5, 4))
 COUNT_CK = np.array([[4, 0, 1], [0, 0, 3], [2, 2, 2], [0, 9, 1], [0, 0, 0], [5, 0, 0], [1, 1, 0]])
 """Examples of clients by class: some lack classes, one has none at all."""
+NUM_CLIENTS, NUM_STEPS, BATCH, RATE = len(COUNT_CK), 2, 4, 0.1
+TRIED = f"{NUM_STEPS} steps of {NUM_CLIENTS} clients on {BATCH} examples each"
 
 
 def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None = None) -> None:
@@ -36,7 +50,9 @@ def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None =
     if scheme.terms is None:
         _check_predict(who, scheme, anatomy, parts, build(0))
     if isinstance(scheme, Adjusting):
-        _check_hooks(who, scheme, parts, len(phases))
+        _check_hooks(who, scheme, parts, len(phases), build(0))
+    if isinstance(scheme, Stepping):
+        _check_step(who, scheme, parts, build(0))
     if isinstance(scheme, Blending):
         _check_blended(who, scheme, parts)
 
@@ -101,11 +117,73 @@ def _check_predict(who: str, scheme: Any, anatomy: Anatomy, parts: Parts, networ
     require(good, f"{who}: predict() must return a row of logits for each example, as a network does")
 
 
-def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int) -> None:
+class Rehearsal:
+    """``LocalSteps`` on made-up examples, another batch of them for every client and step."""
+
+    def __init__(self, network: nn.Module, clients: Collection[int]) -> None:
+        self.network, self.clients, self.step = network, list(clients), 0
+        self.rate_C, self.loss_C = torch.full((len(clients),), RATE), torch.zeros(len(clients))
+
+    def batches(self, share: float = 1.0) -> Iterator[None]:
+        """Go through two batches."""
+        for self.step in range(NUM_STEPS):
+            yield
+
+    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
+        """Return the gradient of each client's batch."""
+        found, losses = [], []
+        for row, client in enumerate(self.clients):
+            generator = torch.Generator().manual_seed(100 * client + self.step)
+            x = torch.randn((BATCH, *SHAPE), generator=generator)
+            y = torch.randint(NUM_CLASSES, (BATCH,), generator=generator)
+
+            def loss(params: Params, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return nn.functional.cross_entropy(functional_call(self.network, params, (x,)), y)
+
+            gradient, value = grad_and_value(loss)(trees.take(network_C, row))
+            found.append(gradient)
+            losses.append(value)
+        self.loss_C = torch.stack(losses)
+        return {name: value for name, value in trees.stack(found).items() if names is None or name in names}
+
+    def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
+        """Return weights after a step of plain SGD."""
+        return value_C | {name: value_C[name] - RATE * slope for name, slope in gradient_C.items()}
+
+
+def _check_step(who: str, scheme: Any, parts: Parts, network: nn.Module) -> None:
+    """Hold steps to keep shapes, write to nothing they are given, give finite numbers, and keep clients apart."""
+
+    def stepped(clients: list[int]) -> Parts:
+        now_C = received_C = {part: trees.select(p, np.array(clients)) for part, p in everybody.items()}
+        local = Rehearsal(network, clients)
+        for local.step in range(NUM_STEPS):
+            with calling(who, f"step(), tried as {TRIED},", now=now_C, received=received_C):
+                now_C = checked_step(scheme, scheme.step(now_C, received_C, local), now_C)
+        return now_C
+
+    everybody = _for_clients(parts, NUM_CLIENTS)
+    together = stepped(list(range(NUM_CLIENTS)))
+    _check_finite(who, f"step(), tried as {TRIED},", together)
+    for part, params in stepped([1]).items():
+        for name, value in params.items():
+            same = torch.allclose(value[0], together[part][name][1], rtol=1e-3, atol=1e-5)
+            require(
+                same,
+                f"{who}: step(), tried as {TRIED}, made something else of {name} of part {part!r} for client 1 alone "
+                "than beside the others; it must use each client's own row only",
+            )
+
+
+def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int, network: nn.Module) -> None:
     """Hold hooks to keep shapes, write to nothing they are given, and give finite numbers."""
     steps_FC = np.tile(COUNT_CK.sum(1), (num_phases, 1))
-    run = LocalRun(COUNT_CK, 0.1, steps_FC, travel_FC=0.1 * steps_FC, left_FC=0.99**steps_FC)
-    received_C = _for_clients(parts, len(COUNT_CK))
+
+    def local() -> Rehearsal:
+        return Rehearsal(network, range(NUM_CLIENTS))
+
+    run = LocalRun(COUNT_CK, travel_FC=RATE * steps_FC, left_FC=0.99**steps_FC, local=local)
+    received_C = _for_clients(parts, NUM_CLIENTS)
     with calling(who, "before()", received=received_C):
         start = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
     started_C = start.parts

@@ -1,6 +1,6 @@
 """The parts of a client's model: who owns them, which weights they hold, how they predict together and are trained."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -122,20 +122,42 @@ class Predicting(Protocol):
         """Return the logits."""
 
 
+class LocalSteps(Protocol):
+    """Gradients on the clients' own examples, for a scheme that learns from them by itself; stacks, a row for each."""
+
+    rate_C: Tensor
+    """Each one's learning rate."""
+    loss_C: Tensor
+    """The mean loss of each one's batch, where a gradient was last taken."""
+
+    def batches(self, share: float = 1.0) -> Iterator[None]:
+        """Go before training through the batches of a random share of everybody's examples: the same ones each time.
+
+        Who has fewer batches has gradients of 0 while others go on.
+        """
+
+    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
+        """Return the gradient of the mean loss of everybody's batch at these weights, clipped as the task says.
+
+        Of all weights, or of those that are named.
+        """
+
+    def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
+        """Return weights of a part after one step of the task's optimizer, with weight decay and its own momentum."""
+
+
 @dataclass(frozen=True)
 class LocalRun:
     """What a scheme may know of the clients in a training; rows of phases, columns of clients."""
 
     count_CK: IntArray
     """Their training examples of each class."""
-    rate: float
-    """The learning rate of the round."""
-    steps_FC: IntArray
-    """Batches that each visits in a phase; none where the phase rests."""
     travel_FC: FloatArray
     """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
     left_FC: FloatArray
     """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
+    local: Callable[[], LocalSteps]
+    """Returns gradients on their examples, for a scheme that takes some before training."""
     round: int = 1
     edge_round: int = 0
     edge_rounds: int = 1
@@ -171,6 +193,18 @@ class Adjusting(Protocol):
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
         """Return the parts that are to be averaged and kept otherwise than they were trained."""
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """A personalization that takes the steps of local training itself. It has one phase: what moves, and how long."""
+
+    def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
+        """Return the parts that one step on everybody's current batch changes; those who have one are the rows.
+
+        Plain arithmetic on stacks that writes nothing in place, as hooks are. The loss of the first gradient is
+        reported.
+        """
 
 
 @runtime_checkable

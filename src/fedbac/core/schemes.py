@@ -17,6 +17,7 @@ from fedbac.core.parts import (
     Pull,
     Scope,
     Start,
+    Stepping,
 )
 from fedbac.core.queries import Moment
 from fedbac.errors import PolicyError
@@ -34,6 +35,9 @@ def checked_phases(scheme: Any) -> tuple[Phase, ...]:
     _require(good, f"{who}: phases() must return a tuple of at least one Phase, not {phases!r}")
     for number, phase in enumerate(phases):
         _check_phase(f"{who}: phase {number} of phases()", scheme, phase, networks)
+    if isinstance(scheme, Stepping):
+        plain = len(phases) == 1 and not phases[0].pull and not phases[0].taught
+        _require(plain, f"{who}: it has step(), so phases() must return one Phase, without pulls and not taught")
     ends = {0, *(rounds for phase in phases for rounds in (phase.last, phase.until_last) if rounds is not None)}
     for left in ends:
         running = [phase for phase in phases if phase.runs(Moment(1, left + 1))]
@@ -83,6 +87,15 @@ def checked_outcome(scheme: Any, answer: Any, trained_C: Parts) -> Parts:
     return {part: answer.get(part, trained_C[part]) for part in trained_C}
 
 
+def checked_step(scheme: Any, answer: Any, now_C: Parts) -> Parts:
+    """Return every part after a scheme's own ``step``."""
+    who = f"method.personalization {scheme.kind!r}: step()"
+    _check_adjusted(who, scheme, answer, now_C)
+    still = sorted(set(answer) - moving_parts(scheme))
+    _require(not still, f"{who} changes {', '.join(still)}, which the phase of phases() does not move")
+    return {**now_C, **answer}
+
+
 def _check_adjusted(who: str, scheme: Any, answer: Any, like_C: Parts) -> None:
     by_name = isinstance(answer, Mapping)
     _require(by_name, f"{who} must return parts by name, not a {type(answer).__name__}")
@@ -127,9 +140,9 @@ def _check_parts(who: str, scheme: Any) -> None:
             f"{who}: part {name!r} must name its network, or a tuple of different ones, not {part.network!r}",
         )
         _require(
-            part.networks or isinstance(scheme, Adjusting),
+            part.networks or isinstance(scheme, Adjusting | Stepping),
             f"{who}: part {name!r} belongs to no network, so nothing changes it; name its network, or write before() "
-            "and after()",
+            "and after(), or step()",
         )
 
 

@@ -1,9 +1,13 @@
-"""Torch on one thread: small tensors gain nothing from more, and results must not depend on the number of cores."""
+"""How torch works here: on one thread, by seeds of ours, through kernels that repeat their bits.
+
+Small tensors gain nothing from more threads, and results must not depend on the number of cores.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextmanager
@@ -28,3 +32,18 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
             with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+@contextmanager
+def kernels(exact: bool) -> Iterator[None]:
+    """Choose the libraries' kernels: those that repeat their bits, in float32, or the fastest."""
+    products = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = not exact
+    try:
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=exact, allow_tf32=not exact),
+            sdpa_kernel(SDPBackend.MATH),  # attention whose gradients are sums in a fixed order
+        ):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = products

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedbac.core import trees
-from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, predicting
+from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, Stepping, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.data import class_counts
+from fedbac.local.own_steps import OwnSteps
 
 
 def adjusted(trainer: Trainer, scheme: Personalization) -> Trainer:
@@ -78,10 +80,10 @@ class AdjustedTrainer:
         self.trainer.close()
 
     def _order(self, request: Train, received_C: Parts, start: Start) -> Train:
-        """Return the request in terms of networks alone; a part that starts as received stays where it is."""
+        """Return the request in terms of what is trained; a part that starts as received stays where it is."""
         bank, row_C, each = {}, {}, np.arange(len(request.clients))
         for part, spec in self.scheme.parts.items():
-            if not spec.networks:
+            if not spec.networks and not isinstance(self.scheme, Stepping):
                 continue
             kept = start.parts[part] is received_C[part]
             bank[part] = request.bank[part] if kept else start.parts[part]
@@ -92,6 +94,12 @@ class AdjustedTrainer:
         }
         scales = {**request.rate_scale, **scales}
         return replace(request, bank=bank, row_C=row_C, rate_scale=scales, shift=start.shift)
+
+    @cached_property
+    def own(self) -> OwnSteps:
+        """Takes gradients for ``before``, where it wants some; on a CPU of one client after another."""
+        network: nn.Module = self.trainer.network  # type: ignore[attr-defined]
+        return OwnSteps(network, self.scheme, self.examples, self.device, together=self.device.type == "cuda")
 
     def _run(self, request: Train) -> LocalRun:
         examples, training = self.examples, self.examples.training
@@ -106,14 +114,13 @@ class AdjustedTrainer:
         rate, momentum, decay = request.learning_rate, training.momentum, training.weight_decay
         return LocalRun(
             count_CK=class_counts(examples.dataset.dealt_by[0], mine, examples.dataset.dealt_by[2]),
-            rate=rate,
-            steps_FC=steps_FC,
             travel_FC=np.vectorize(lambda steps: rate * reach(int(steps), momentum), otypes=[float])(steps_FC),
             left_FC=np.vectorize(lambda steps: decayed(int(steps), rate, momentum, decay), otypes=[float])(steps_FC),
             round=request.round,
             edge_round=request.edge_round,
             edge_rounds=request.edge_rounds,
             share=request.share,
+            local=lambda: self.own.before(request),
         )
 
 

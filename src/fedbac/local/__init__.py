@@ -10,7 +10,7 @@ from torch import nn
 
 from fedbac import gpu, native
 from fedbac.config.experiment import Runtime
-from fedbac.core.parts import Anatomy, Personalization
+from fedbac.core.parts import Anatomy, Personalization, Stepping
 from fedbac.core.requests import Trainer
 from fedbac.core.threads import one_thread
 from fedbac.errors import ConfigError
@@ -18,6 +18,7 @@ from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
 from fedbac.local.kernel import NativeTrainer, layers_of
 from fedbac.local.loop import LoopTrainer
+from fedbac.local.own_steps import HandedOver
 from fedbac.local.pool import PoolTrainer
 from fedbac.local.stages import obstacle, stages_of
 from fedbac.local.vmapped import VmapTrainer
@@ -29,9 +30,25 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     """Return the trainer that fits the machine and the network.
 
     Where our kernels know the network they train it, on a GPU as on a CPU. Others go through torch: all clients at once
-    on a GPU, one process per core on a CPU.
+    on a GPU, one process per core on a CPU. So are those that take the steps of their scheme, whatever the network.
     """
     check_device(runtime)
+    if not isinstance(scheme, Stepping):
+        return _fitting(network, scheme, examples, runtime)
+    if runtime.trainer == "native":
+        raise _no_kernel(f"personalization {scheme.kind!r} takes steps of its own")
+    learner = judge = _fitting(network, scheme, examples, runtime)
+    if isinstance(judge, NativeTrainer | FusedTrainer):
+        learner = _fitting(network, scheme, examples, runtime.model_copy(update={"trainer": "torch"}))
+    handed_over = HandedOver(learner, judge)
+    log.info(
+        "personalization %r takes its own steps: clients train through %s in float32, and %s evaluates",
+        scheme.kind, handed_over.path, judge.path,
+    )  # fmt: skip
+    return handed_over
+
+
+def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
     layers = layers_of(network, examples.dataset.x_train.shape[1:])
     reason = _reason(network, scheme, examples, layers)
     known = layers if reason is None else None

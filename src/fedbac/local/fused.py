@@ -58,7 +58,7 @@ class FusedTrainer:
     ) -> None:
         self.path = "cuda-fused"
         self.device = device
-        self.examples, self.plan = examples, plan
+        self.examples, self.plan, self.network = examples, plan, network
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, examples.training)
         self.like: Params = {name: value.detach() for name, value in network.named_parameters()}

@@ -27,7 +27,7 @@ class NativeTrainer:
         self, network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers, threads: int
     ) -> None:
         self.path = f"native-{native.default_instruction_set()}"
-        self.examples = examples
+        self.examples, self.network = examples, network
         self.layers = layers
         self.threads = threads
         self.anatomy = Anatomy(scheme, network)

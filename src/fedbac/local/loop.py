@@ -18,6 +18,7 @@ from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Tally
 from fedbac.local.networks import present
+from fedbac.local.own_steps import own_steps
 from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
 from fedbac.local.teaching import at_rest, lesson
 from fedbac.models import duplicate
@@ -151,8 +152,9 @@ class LoopTrainer:
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples) -> None:
         self.examples = examples
-        self.scheme = scheme
+        self.scheme, self.network = scheme, network
         self.anatomy = Anatomy(scheme, network)
+        self.own = own_steps(network, scheme, examples, self.device, together=False)
         self.stages = stages_of(self.anatomy, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
         self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network
@@ -169,7 +171,9 @@ class LoopTrainer:
         """Nothing to release."""
 
     def train_one(self, request: Train, index: int) -> Learned:
-        """Run LocalSGD for one client of a request."""
+        """Run LocalSGD for one client of a request, or the steps of the scheme."""
+        if self.own is not None:
+            return only(self.own.train([request.part(slice(index, index + 1))])[0])
         at = (request.clients[index], request.round, request.edge_round)
         start = {part: trees.take(stack, int(request.row_C[part][index])) for part, stack in request.bank.items()}
         networks = present(self.anatomy, request.bank)
@@ -353,6 +357,15 @@ def recall(
         return logits[places[network]] if z is x else run(network, networks[places[network]][1], z)
 
     return apply
+
+
+def only(alone: Trained) -> Learned:
+    """Return the outcome of a request's only client."""
+    momentum = None if alone.momentum is None else {part: trees.take(v, 0) for part, v in alone.momentum.items()}
+    square = None if alone.square_C is None else float(alone.square_C[0])
+    epoch_E = None if alone.epoch_CE is None else alone.epoch_CE[0]
+    parts = {part: trees.take(params, 0) for part, params in alone.parts_C.items()}
+    return Learned(parts, float(alone.loss_C[0]), momentum, square, epoch_E)
 
 
 def gather(outcomes: Sequence[Learned]) -> Trained:

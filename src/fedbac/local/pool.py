@@ -65,7 +65,7 @@ class PoolTrainer:
     device = torch.device("cpu")
 
     def __init__(self, network: nn.Module, scheme: Personalization, examples: Examples, workers: int) -> None:
-        self.examples = examples
+        self.examples, self.network = examples, network
         self.anatomy = Anatomy(scheme, network)
         self.workers = workers
         self.alone = LoopTrainer(network, scheme, examples)

@@ -7,28 +7,27 @@ a round is a row of replays, without a Python call per layer.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.threads import seeded
+from fedbac.core.threads import kernels, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of
 from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
+from fedbac.local.own_steps import own_steps
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
 from fedbac.local.visits import Visits
@@ -66,6 +65,7 @@ class VmapTrainer:
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
+        self.own = own_steps(self.network, scheme, examples, device, together=True)
         self.visits = Visits(examples)
         size = sum(4 * value.numel() for value in weights(network).values())
         copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
@@ -86,7 +86,7 @@ class VmapTrainer:
 
         look = vmap(lambda params: functional_call(self.many, params, (x,)), randomness="different")
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
-        with hooks, _kernels("float32"), seeded(0, self.device):
+        with hooks, kernels(exact=True), seeded(0, self.device):
             # The result is held until all is counted: a place that was freed would be counted once for two.
             result = look(own) if len(x) else None
         del result
@@ -98,6 +98,8 @@ class VmapTrainer:
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests in one stack, each at the moment and the rate of its own request."""
+        if self.own is not None:
+            return self.own.train(requests)
         jobs = [(request, c) for request in requests for c in range(len(request.clients))]
         sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
         order = np.argsort([-size for size in sizes], kind="stable")
@@ -112,7 +114,7 @@ class VmapTrainer:
         self.many.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
-        with _kernels(self.precision), seeded(seed, self.device):
+        with kernels(self.precision == "float32"), seeded(seed, self.device):
             for number, stage in enumerate(stages):
                 stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):
@@ -141,7 +143,7 @@ class VmapTrainer:
         for numbers in together.values():
             groups = [self.examples.groups(requests[r]) for r in numbers]
             flat = [group for mine in groups for group in mine]
-            with _kernels("float32"):
+            with kernels(exact=True):
                 loss_VG, accuracy_VG = self._measure(requests[numbers[0]], flat)
             begin = 0
             for r, mine in zip(numbers, groups, strict=True):
@@ -208,21 +210,6 @@ class VmapTrainer:
     def close(self) -> None:
         """Let go of buffers and graphs."""
         self.stack = None
-
-
-@contextmanager
-def _kernels(precision: Precision) -> Iterator[None]:
-    """Choose the libraries' kernels: in float32 those that repeat their bits, otherwise the fastest."""
-    exact, products = precision == "float32", torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = not exact
-    try:
-        with (
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=exact, allow_tf32=not exact),
-            sdpa_kernel(SDPBackend.MATH),  # attention whose gradients are sums in a fixed order
-        ):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = products
 
 
 def _rows(tree: Parts, rows: np.ndarray) -> Parts:

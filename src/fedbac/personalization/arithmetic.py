@@ -1,4 +1,4 @@
-"""What the hooks of several schemes compute."""
+"""What several schemes compute."""
 
 import torch
 from torch import Tensor

@@ -46,6 +46,7 @@ METHODS: dict[str, Preset] = {
     "ditto-edges": personal.ditto_edges,
     "apfl": personal.apfl,
     "apfl-edges": personal.apfl_edges,
+    "pfedme": personal.pfedme,
     "fedrep": personal.fedrep,
     "fedrep-clients": personal.fedrep_clients,
     "fedper": personal.fedper,

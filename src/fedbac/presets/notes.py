@@ -29,13 +29,10 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
+FORMER = "Results recorded so far, and pages made from them, are of a former version without gradients of its own."
 APFL_DIFFERENCES = (
-    "A client's blend uses the shared network as it was received. The original trains both in the same steps.",
-    "The blend itself is trained, at α² times the learning rate, which moves the personal network by α times the rate. "
-    "Clipping and weight decay apply to the blend.",
-    "α learns once a round, from the mean gradient of the local training: the constant gradient that would have moved "
-    "the blend as far. The original uses the gradient of the first batch. Below α = 0.1 the gradient is that of the "
-    "shared network.",
+    "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
+    FORMER,
 )
 
 PAPER = (
@@ -232,6 +229,11 @@ NOTES: dict[str, Note] = {
     "apfl-edges": Note(
         APFL, "Every edge predicts with a mix of its own network and the shared one.", (EDGES_OWN, *APFL_DIFFERENCES)
     ),
+    "pfedme": Note(
+        "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
+        "A shared network, and one of each client's own that is held near it and that it follows.",
+        ("Rounds have the task's epochs, not 20 batches.", "Only those selected train; in the authors' code all do."),
+    ),
     "fedrod": Note(
         "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022",
         "One body under a generic head, trained with the balanced softmax, and beside it a head of each edge's own.",
@@ -246,11 +248,7 @@ NOTES: dict[str, Note] = {
         "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated "
         "Learning, 2023",
         "Every edge starts from a mix of its own network and the shared one, weight by weight in the last layer.",
-        (
-            EDGES_OWN,
-            "The mix learns from the mean gradient of a round's local training, with as many steps. The original "
-            "trains it before local training, on a sample of the data, and in the first round until it converges.",
-        ),
+        (EDGES_OWN, "It predicts with the mix of the last training; the original first learns a new one.", FORMER),
     ),
     "fed-cam": Note(
         FED_CAM,

@@ -1,7 +1,7 @@
 """Presets that give edges or clients a part of the model of their own."""
 
 from fedbac.config.experiment import Method, Task
-from fedbac.personalization import AdaptiveStart, Interpolated, Personal, PersonalHead, TwoHeads
+from fedbac.personalization import AdaptiveStart, Interpolated, MoreauEnvelope, Personal, PersonalHead, TwoHeads
 
 
 def ditto(task: Task) -> Method:
@@ -38,6 +38,11 @@ def apfl(task: Task) -> Method:
 def apfl_edges(task: Task) -> Method:
     """APFL on edges: every edge predicts with a mix of its own network and the one for all."""
     return Method(name="apfl-edges", personalization=Interpolated(owner="edge"))
+
+
+def pfedme(task: Task) -> Method:
+    """pFedMe: every client's own network is held near the one for all, which follows them."""
+    return Method(name="pfedme", personalization=MoreauEnvelope())
 
 
 def fedrod(task: Task) -> Method:

@@ -1,0 +1,307 @@
+"""Steps that a scheme takes itself: gradients of mini-batches for its arithmetic, one client at a time or all at once.
+
+Clients lie in one stack, those with the most steps first, so that those who still have a batch are a prefix of it.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedbac.core import trees
+from fedbac.core.parts import Params, Parts, Personalization, Stepping
+from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
+from fedbac.core.rng import torch_seed
+from fedbac.core.schemes import checked_step
+from fedbac.core.settings import BoolArray, IntArray
+from fedbac.core.threads import kernels, seeded
+from fedbac.errors import ConfigError
+from fedbac.local.adamw import adamw_of, adamw_step, corrections
+from fedbac.local.batches import BatchTable, Job
+from fedbac.local.examples import Examples
+from fedbac.local.folding import for_many
+from fedbac.local.losses import Losses
+from fedbac.local.stages import Stage
+from fedbac.local.visits import Visits
+from fedbac.models import duplicate
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Examples as the network sees them, their labels, and which of them count."""
+Found = tuple[Params, Tensor, Tensor]
+"""By client: a gradient, the mean loss, and the sum of squared losses."""
+
+
+class OwnSteps:
+    """Trains clients by the steps of their scheme, and takes gradients for its hooks."""
+
+    def __init__(
+        self, network: nn.Module, scheme: Personalization, examples: Examples, device: torch.device, together: bool
+    ) -> None:
+        if any(True for _ in network.buffers()):
+            raise ConfigError(
+                f"network: personalization {scheme.kind!r} takes gradients itself, which one with buffers (such as "
+                "batch normalization) does not allow; use group normalization"
+            )
+        self.scheme, self.examples, self.device, self.together = scheme, examples, device, together
+        here = duplicate(network) if device.type == "cpu" else copy.deepcopy(network).to(device)
+        self.network = (for_many(here) if together else here).train()
+        """With ``together`` one call serves all clients; else each has its own, so that no bit depends on others."""
+        self.visits = Visits(examples)
+
+    @cached_property
+    def source(self) -> tuple[Tensor, Tensor]:
+        """The examples and labels, where the work is done."""
+        examples, labels = self.examples.source("train")
+        return examples.to(self.device), labels.to(self.device)
+
+    def before(self, request: Train) -> "Steps":
+        """Return gradients for the clients of a request before they train."""
+        return Steps(self, [(request, c) for c in range(len(request.clients))], 1)
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Train the clients of all requests in one stack, each at the moment and the rate of its own request."""
+        assert isinstance(self.scheme, Stepping)
+        jobs = [(request, c) for request in requests for c in range(len(request.clients))]
+        sizes = [self.examples.shards.train[request.clients[c]].size for request, c in jobs]
+        order = np.argsort([-size for size in sizes], kind="stable")
+        (phase,) = self.scheme.phases()
+        steps = Steps(self, [jobs[j] for j in order], phase.epochs or self.examples.training.epochs)
+        banks = [
+            {part: trees.select(rows, request.row_C[part]) for part, rows in request.bank.items()}
+            for request in requests
+        ]
+        now = self._joined(banks, order)
+        given = [request.momentum for request in requests if request.momentum is not None]
+        steps.velocity = self._joined(given, order) if given else {}
+        steps.shift = self._joined([request.shift for request in requests], order)
+        received, ended = now, []
+        while steps.turn():
+            if steps.active < trees.count(next(iter(now.values()))):  # who has no batch left keeps still
+                rest, going = slice(steps.active, None), slice(0, steps.active)
+                ended.append((_rows(now, rest), _rows(steps.velocity, rest)))
+                now, received = _rows(now, going), _rows(received, going)
+                steps.velocity, steps.second, steps.shift = (
+                    _rows(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
+                )
+            now = checked_step(self.scheme, self.scheme.step(now, received, steps), now)
+        ended.append((now, steps.velocity))
+        rank, losses, out, begin = np.argsort(order), steps.losses(), [], 0
+        parts = self._joined([one for one, _ in reversed(ended)])
+        momenta = self._joined([one for _, one in reversed(ended)]) if given else {}
+        for request in requests:
+            rows = rank[begin : begin + len(request.clients)]
+            begin += len(request.clients)
+            mine, momentum = ({part: trees.select(tree[part], rows) for part in tree} for tree in (parts, momenta))
+            out.append(losses.of(request, rows, mine, momentum if given else None))
+        return out
+
+    def _joined(self, stacks: Sequence[Parts], order: IntArray | None = None) -> Parts:
+        joined = {part: trees.join([trees.to(one[part], self.device) for one in stacks]) for part in stacks[0]}
+        return joined if order is None else {part: trees.select(rows, order) for part, rows in joined.items()}
+
+
+def own_steps(
+    network: nn.Module, scheme: Personalization, examples: Examples, device: torch.device, together: bool
+) -> OwnSteps | None:
+    """Return who takes the steps of a scheme, where it has some of its own."""
+    return OwnSteps(network, scheme, examples, device, together) if isinstance(scheme, Stepping) else None
+
+
+class Steps:
+    """The ``LocalSteps`` of some clients: at each turn those who still have a batch."""
+
+    def __init__(self, own: OwnSteps, jobs: Sequence[Job], epochs: int) -> None:
+        self.own, self.jobs, self.epochs = own, jobs, epochs
+        self.table = BatchTable(own.examples, jobs, [Stage(None, (), epochs, {})], own.visits)
+        rates = np.array([request.rates(0)[c] for request, c in jobs])
+        self.rate_C = self.rate_J = trees.onto(rates, own.device, torch.float32)
+        self.loss_C = torch.zeros(len(jobs), device=own.device)
+        self.velocity: Parts = {}
+        self.second: Parts = {}
+        """The second moments of AdamW, whose first are in place of velocities."""
+        self.shift: Parts = {}
+        """What is added to gradients of parts, after clipping."""
+        self.taken: dict[str, int] = {}
+        """How many steps each part has taken."""
+        self.step, self.active, self.looks, self.unreported = -1, len(jobs), 0, False
+        self.count_C = np.zeros(len(jobs), dtype=np.int64)
+        self.seen: list[Batch] = []
+        """The batches of this step: all clients' as one, or each client's."""
+        self.sums = [
+            torch.zeros(size, dtype=torch.float64, device=own.device)
+            for size in (len(jobs), len(jobs), len(jobs) * epochs)
+        ]
+        """Losses, their squares, and losses by epoch."""
+
+    def turn(self) -> bool:
+        """Go on to the next batch; False if nobody has one."""
+        if self.step + 1 >= self.table.num_steps:
+            return False
+        self.active = self.table.active(0, self.step + 1)
+        self._look(self.step + 1, self.table.count[0, self.step + 1, : self.active])
+        self.unreported = True
+        return True
+
+    def batches(self, share: float = 1.0) -> Iterator[None]:
+        """Go through the batches of a random share of everybody's examples: the first of those visited in training."""
+        limit_C = np.maximum((share * self.table.used).astype(np.int64), 1)
+        for step in range(self.table.num_steps):
+            count_C = np.minimum(
+                self.table.count[0, step], np.maximum(limit_C - step * self.own.examples.batch_room, 0)
+            )
+            if not count_C.any():
+                return
+            self._look(step, count_C)
+            yield
+
+    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
+        """Return the gradient of the mean loss of everybody's batch, clipped as the task says."""
+        wanted = network_C if names is None else names
+        moving, still = ({n: v for n, v in network_C.items() if (n in wanted) == moves} for moves in (True, False))
+        take = self._together if self.own.together else self._each
+        with kernels(exact=True):
+            found, loss_C, square_C = take(moving, still)
+        self._note(loss_C, square_C)
+        clip = self.own.examples.training.clip_norm
+        if clip is not None:
+            scale_C = (clip / (torch.linalg.vector_norm(trees.rows(found), dim=1) + 1e-6)).clamp(max=1.0)
+            found = {name: value * _column(scale_C, value) for name, value in found.items()}
+        return found
+
+    def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
+        """Return weights after one step of the task's optimizer: SGD, v ← m·v + g + d·w, w ← w − η·v, or AdamW."""
+        training, moved = self.own.examples.training, dict(value_C)
+        adam, self.taken[part] = adamw_of(training), self.taken.get(part, 0) + 1
+        velocity, second = self.velocity.setdefault(part, {}), self.second.setdefault(part, {})
+        for name, slope in gradient_C.items():
+            value, rate, before = value_C[name], _column(self.rate_C, slope), velocity.get(name)
+            push = slope + self.shift[part][name] if name in self.shift.get(part, {}) else slope
+            before = torch.zeros_like(slope) if before is None else before
+            if adam is None:
+                velocity[name] = training.momentum * before + (push + training.weight_decay * value)
+                moved[name] = value - rate * velocity[name]
+            else:
+                velocity[name], second[name] = before, second.get(name, torch.zeros_like(slope))
+                moved[name], moments = value.clone(), (before, second[name])
+                corrected = corrections(adam, self.taken[part])
+                adamw_step(adam, moved[name], moments, push, training.weight_decay, rate, corrected)
+        return moved
+
+    def losses(self) -> Losses:
+        """Return the losses of the clients, in the order of the jobs."""
+        used_J = np.maximum(self.table.used, 1)
+        loss_J, square_J, epoch_JE = (total.cpu().numpy() for total in self.sums)
+        mean_JE = epoch_JE.reshape(-1, self.epochs) / used_J[:, None]
+        return Losses(loss_J / (self.epochs * used_J), square_J / (self.epochs * used_J), mean_JE)
+
+    def _look(self, step: int, count_C: IntArray) -> None:
+        """Bring the batches of a step: all as one, padded, or each as it is."""
+        rows, room = len(count_C), np.arange(self.own.examples.batch_room)
+        self.step, self.count_C, self.rate_C, self.loss_C = step, count_C, self.rate_J[:rows], self.loss_C[:rows]
+        if self.own.together:
+            self.seen = [self._batch((step, slice(0, rows)), room < count_C[:, None])]
+        else:
+            self.seen = [self._batch((step, c, slice(0, n)), room[:n] < n) for c, n in enumerate(count_C.tolist())]
+
+    def _batch(self, at: tuple[int | slice, ...], counts: BoolArray) -> Batch:
+        (source, labels), table, augment = self.own.source, self.table, self.own.examples.augment
+        index = trees.onto(table.index[0, *at], self.own.device)
+        x = source[index]
+        if augment is not None and table.offset is not None and table.flip is not None:
+            x = augment.apply(x, *(trees.onto(drawn[0, *at], self.own.device) for drawn in (table.offset, table.flip)))
+        return self.own.examples.normalize(x), labels[index], trees.onto(counts, self.own.device, torch.float32)
+
+    def _together(self, moving: Params, still: Params) -> Found:
+        """Take the gradients of all clients by one call for each layer."""
+
+        def loss(moving: Params, still: Params, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+            lost = judge.loss(functional_call(self.own.network, {**still, **moving}, (x,)), y, "none")
+            return (lost * counts).sum() / counts.sum().clamp(min=1), (lost.square() * counts).sum()
+
+        leaves, judge = _leaves(moving), self.own.examples.loss
+        with self._seeded():
+            loss_C, square_C = vmap(loss, randomness="different")(leaves, still, *self.seen[0])
+        has_C = trees.onto(self.count_C > 0, self.own.device)
+        found = _gradient(loss_C.sum(), leaves)  # of each client's loss by its own weights
+        found = {name: torch.where(_column(has_C, value), value, 0.0) for name, value in found.items()}
+        return found, loss_C.detach(), square_C.detach()
+
+    def _each(self, moving: Params, still: Params) -> Found:
+        """Take the gradient of one client after another."""
+        found, losses, squares = [], [], []
+        for c, (x, y, _) in enumerate(self.seen):
+            leaves = _leaves(trees.take(moving, c))
+            with self._seeded(self.jobs[c]):
+                logits = functional_call(self.own.network, {**trees.take(still, c), **leaves}, (x,)) if len(y) else None
+            lost_B = torch.zeros(1) if logits is None else self.own.examples.loss.loss(logits, y, "none")
+            loss = lost_B.mean()
+            found.append(_gradient(loss, leaves) if loss.requires_grad else trees.zeros(leaves))
+            losses.append(loss.detach())
+            squares.append(lost_B.detach().square().sum())
+        return trees.stack(found), torch.stack(losses), torch.stack(squares)
+
+    def _seeded(self, *jobs: Job) -> AbstractContextManager[None]:
+        """Let layers such as dropout draw by the client's own stream; for many at once, by one for all."""
+        request, clients = self.jobs[0][0], [request.clients[c] for request, c in jobs]
+        address = (request.round, request.edge_round, *clients, self.looks)
+        return seeded(torch_seed(self.own.examples.seed, "dropout", *address), self.own.device)
+
+    def _note(self, loss_C: Tensor, square_C: Tensor) -> None:
+        """Remember the losses; those of a step's first gradient are reported."""
+        count_C = trees.onto(self.count_C, self.own.device)
+        self.loss_C = torch.where(count_C > 0, loss_C, self.loss_C)
+        self.looks += 1
+        if self.unreported:
+            rows, self.unreported = len(count_C), False
+            lost_C = torch.where(count_C > 0, loss_C.double() * count_C, 0.0)
+            epoch_C = self.step // np.maximum(self.table.per_epoch[:rows], 1)
+            self.sums[0][:rows] += lost_C
+            self.sums[1][:rows] += square_C
+            self.sums[2][trees.onto(np.arange(rows) * self.epochs + epoch_C, self.own.device)] += lost_C
+
+
+class HandedOver:
+    """Trains by one trainer, which takes the scheme's own steps, and evaluates by the one that is quickest at that."""
+
+    def __init__(self, learner: Any, judge: Trainer) -> None:
+        self.learner, self.judge = learner, judge
+        self.path, self.device = f"{learner.path}-own-steps", learner.device
+        self.network, self.examples = learner.network, learner.examples
+        self.bytes_per_client: int = getattr(learner, "bytes_per_client", 0)
+
+    def train(self, requests: Sequence[Train]) -> list[Trained]:
+        """Train the clients of all requests."""
+        trained: list[Trained] = self.learner.train(requests)
+        return trained
+
+    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
+        """Evaluate the models of all requests."""
+        return self.judge.evaluate(requests)
+
+    def close(self) -> None:
+        """Release both."""
+        for trainer in {self.learner, self.judge}:
+            trainer.close()
+
+
+def _leaves(params: Params) -> Params:
+    return {name: value.detach().requires_grad_() for name, value in params.items()}
+
+
+def _gradient(loss: Tensor, leaves: Params) -> Params:
+    values = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, values, strict=True))
+
+
+def _rows(tree: Parts, rows: slice) -> Parts:
+    return {part: {name: value[rows] for name, value in params.items()} for part, params in tree.items()}
+
+
+def _column(value_C: Tensor, like: Tensor) -> Tensor:
+    return value_C.reshape(-1, *[1] * (like.dim() - 1))
