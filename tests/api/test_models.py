@@ -38,6 +38,7 @@ SCHEMES = {
     "fedrod": "two_heads",
     "fedala": "adaptive_start",
     "scaffold": "control_variates",
+    "feddyn": "dynamic_pull",
     "mtgc": "group_corrections",
     "pfedme": "moreau_envelope",
 }

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
-from fedbac import ControlVariates, DynamicPull, Flat, GroupCorrections, Hierarchical, Method, Random
+from fedbac import ControlVariates, Dynamic, DynamicPull, Flat, GroupCorrections, Hierarchical, Method, Random
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Params, Personalization
+from fedbac.errors import ConfigError
 from fedbac.federation import Federation
+from fedbac.runs.configure import configure
 from tests.support import PLAIN_SGD, Played, deal, distance, play, prepare
 from tests.trainers.reference import DATA, PATHS, make, naive_batches
 
@@ -154,23 +156,42 @@ def test_mtgc(path: str, training: Training, edge_rounds: int) -> None:
 
 
 @every_path
-def test_clients_of_feddyn(path: str) -> None:
-    """θ_i by ∇F_i − h_i + α(θ − θ^t), and h_i ← h_i − α(θ_i − θ^t); here the server takes the mean."""
-    run = played(path, Method(name="m", topology=Flat(), personalization=DynamicPull(alpha=0.3)), UNEQUAL)
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_feddyn(path: str, fraction: float) -> None:
+    """Acar and others, Algorithm 1: θ_i by ∇F_i − h_i + α(θ − θ^t), h_i ← h_i − α(θ_i − θ^t); at the server
+    h ← h − α Σ_i (n_i/n)(θ_i − θ^t) over those that trained, and θ ← their mean − h/α."""
+    run = played(
+        path,
+        Method(
+            name="m",
+            topology=Flat(),
+            selection=Random(fraction=fraction),
+            personalization=DynamicPull(alpha=0.3),
+            step=Dynamic(alpha=0.3),
+        ),
+        UNEQUAL,
+    )
     size_N = np.array([rows.size for rows in run.federation.shards.train], dtype=np.float64)
     x = flat(run.states[0].parts["global"])
-    own = [torch.zeros_like(x) for _ in size_N]
-    for t, state in enumerate(run.states[1:], 1):
-        total = torch.zeros_like(x)
-        for i, size in enumerate(size_N):
-            h = own[i]
-            y, _ = Local(run, t)(x, i, held_back(x, h))
-            own[i] = h - 0.3 * (y - x)
-            total += size / size_N.sum() * y
-        x = total
+    own, drift = [torch.zeros_like(x) for _ in size_N], torch.zeros_like(x)
+    for t, (record, state) in enumerate(zip(run.records, run.states[1:], strict=True), 1):
+        (chosen,) = record["selected"]
+        moved, mean = torch.zeros_like(x), torch.zeros_like(x)
+        for i in chosen:
+            y, _ = Local(run, t)(x, i, held_back(x, own[i]))
+            own[i] = own[i] - 0.3 * (y - x)
+            moved += size_N[i] / size_N.sum() * (y - x)
+            mean += size_N[i] / size_N[chosen].sum() * y
+        drift = drift - 0.3 * moved
+        x = mean - drift / 0.3
         close(state.parts["global"], x)
         for i, expected in enumerate(own):
             close(state.parts["own"], expected, i)
+
+
+def test_both_sides_of_feddyn_must_have_the_same_alpha() -> None:
+    with pytest.raises(ConfigError, match="same alpha"):
+        configure("feddyn", settings={"method.step.alpha": 0.1})
 
 
 # ------------------------------------------------------------------------------------------------- what follows

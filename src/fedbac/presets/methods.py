@@ -14,6 +14,7 @@ METHODS: dict[str, Preset] = {
     "fedavg": plain.fedavg,
     "fedprox": plain.fedprox,
     "scaffold": plain.scaffold,
+    "feddyn": plain.feddyn,
     "fedavgm": plain.fedavgm,
     "fedadam": plain.fedadam,
     "fedyogi": plain.fedyogi,

@@ -120,6 +120,16 @@ NOTES: dict[str, Note] = {
             "The server's step size is 1.",
         ),
     ),
+    "feddyn": Note(
+        reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, "
+        "2021",
+        summary="Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
+        "the mean h of all h_i, and goes on from the average of the clients minus h/α.",
+        differences=(
+            "Means are by data, not of clients alike; so is the share of those that took part, by which h moves.",
+            "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
+        ),
+    ),
     "mtgc": Note(
         reference="Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
         "Correction, 2024",

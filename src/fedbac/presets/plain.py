@@ -5,9 +5,9 @@ from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Task
 from fedbac.core.codecs import TopK
 from fedbac.models import LeNet5
-from fedbac.personalization import ControlVariates, GroupCorrections, Shared
+from fedbac.personalization import ControlVariates, DynamicPull, GroupCorrections, Shared
 from fedbac.selection import Random
-from fedbac.steps import Adam, Momentum, Yogi
+from fedbac.steps import Adam, Dynamic, Momentum, Yogi
 from fedbac.topology import Flat, Hierarchical
 
 
@@ -24,6 +24,11 @@ def fedprox(task: Task) -> Method:
 def scaffold(task: Task) -> Method:
     """SCAFFOLD: FedAvg whose clients correct their gradients by control variates."""
     return Method(name="scaffold", topology=Flat(), personalization=ControlVariates())
+
+
+def feddyn(task: Task) -> Method:
+    """FedDyn: FedAvg whose clients and server remember how far they drifted apart, and pull against it."""
+    return Method(name="feddyn", topology=Flat(), personalization=DynamicPull(alpha=0.01), step=Dynamic(alpha=0.01))
 
 
 def fedavgm(task: Task) -> Method:

@@ -71,12 +71,12 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
 def first_steps(method: Method, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
     """Return what the owners of parts, the cloud and clusters, remember for their steps before the first round.
 
-    Of a part only those weights are stepped that a gradient moves.
+    Of a part only those weights are stepped that a gradient moves; numbers that a scheme works out itself are not.
     """
     steps: dict[str, Parts] = {}
     for part, spec in method.personalization.parts.items() if method.step.active else ():
         mine = {name: value for name, value in parts[part].items() if name in trainable}
-        if mine and spec.scope in ("cloud", "cluster"):
+        if mine and spec.networks and spec.scope in ("cloud", "cluster"):
             rows_KD = trees.rows(mine)
             answer = consult("step", BEFORE, method.step.init, rows_KD)
             memory = checked_memory(method.step, "init()", answer, rows_KD)
