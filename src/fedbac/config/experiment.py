@@ -265,10 +265,9 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
             yield f"method.sharing {method.sharing.kind!r} teaches classes; task.loss must be cross_entropy for it"
     if getattr(method.personalization, "balanced", False) and task.loss.kind != "cross_entropy":
         yield f"method.personalization {kind!r} balances classes, which task.loss {task.loss.kind!r} has not; set false"
-    if method.step.kind == "dynamic" and getattr(method.step, "alpha", 0) != getattr(
-        method.personalization, "alpha", 0
-    ):
-        yield "method.step 'dynamic' is FedDyn's server: method.personalization must be dynamic_pull with the same alpha"
+    alphas = {getattr(policy, "alpha", None) for policy in (method.step, method.personalization)}
+    if method.step.kind == "dynamic" and len(alphas) > 1:
+        yield "method.step 'dynamic' is FedDyn's server; use personalization dynamic_pull with the same alpha"
     yield from _unanswerable(method)
     passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
     if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:

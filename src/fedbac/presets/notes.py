@@ -121,8 +121,8 @@ NOTES: dict[str, Note] = {
         ),
     ),
     "feddyn": Note(
-        reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, "
-        "2021",
+        reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
+        "Regularization, 2021",
         summary="Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
         "the mean h of all h_i, and goes on from the average of the clients minus h/α.",
         differences=(
