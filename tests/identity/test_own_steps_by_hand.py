@@ -101,6 +101,7 @@ def weights_of(played: Played, part: str = "global") -> Weights:
     return {name: value[0].cpu() for name, value in played.states[0].parts[part].items()}
 
 
+@pytest.mark.covering
 @through_torch
 @every_owner
 @every_training
@@ -127,6 +128,7 @@ def test_blends_learn_as_in_algorithm_1_of_apfl(
     agree(played, federated(start, {"global": "cloud", "personal": owner, "alpha": owner}, learn))
 
 
+@pytest.mark.covering
 @through_torch
 @every_owner
 @every_training
@@ -158,6 +160,7 @@ def test_personal_networks_solve_a_proximal_problem_as_in_algorithm_1_of_pfedme(
     agree(played, federated(start, {"global": "cloud", "personal": owner}, serve), close=3e-6)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @every_owner
 @every_training

@@ -79,7 +79,7 @@ class OwnSteps:
         now = self._joined(banks, order)
         given = [request.momentum for request in requests if request.momentum is not None]
         steps.velocity = self._joined(given, order) if given else {}
-        steps.shift = self._joined([request.shift for request in requests], order)
+        steps.shift = self._joined(_shifts(requests, banks), order)
         received, ended = now, []
         while steps.turn():
             if steps.active < trees.count(next(iter(now.values()))):  # who has no batch left keeps still
@@ -129,8 +129,8 @@ class Steps:
         """What is added to gradients of parts, after clipping."""
         self.taken: dict[str, int] = {}
         """How many steps each part has taken."""
-        self.step, self.active, self.looks, self.unreported = -1, len(jobs), 0, False
-        self.count_C = np.zeros(len(jobs), dtype=np.int64)
+        self.step, self.active, self.unreported = -1, len(jobs), False
+        self.count_C, self.looks_J = (np.zeros(len(jobs), dtype=np.int64) for _ in range(2))
         self.seen: list[Batch] = []
         """The batches of this step: all clients' as one, or each client's."""
         self.sums = [
@@ -237,7 +237,7 @@ class Steps:
         found, losses, squares = [], [], []
         for c, (x, y, _) in enumerate(self.seen):
             leaves = _leaves(trees.take(moving, c))
-            with self._seeded(self.jobs[c]):
+            with self._seeded(c):
                 logits = functional_call(self.own.network, {**trees.take(still, c), **leaves}, (x,)) if len(y) else None
             lost_B = torch.zeros(1) if logits is None else self.own.examples.loss.loss(logits, y, "none")
             loss = lost_B.mean()
@@ -246,17 +246,18 @@ class Steps:
             squares.append(lost_B.detach().square().sum())
         return trees.stack(found), torch.stack(losses), torch.stack(squares)
 
-    def _seeded(self, *jobs: Job) -> AbstractContextManager[None]:
+    def _seeded(self, client: int | None = None) -> AbstractContextManager[None]:
         """Let layers such as dropout draw by the client's own stream; for many at once, by one for all."""
-        request, clients = self.jobs[0][0], [request.clients[c] for request, c in jobs]
-        address = (request.round, request.edge_round, *clients, self.looks)
+        request, c = self.jobs[client or 0]
+        who = () if client is None else (request.clients[c],)
+        address = (request.round, request.edge_round, *who, int(self.looks_J[client or 0]))
         return seeded(torch_seed(self.own.examples.seed, "dropout", *address), self.own.device)
 
     def _note(self, loss_C: Tensor, square_C: Tensor) -> None:
         """Remember the losses; those of a step's first gradient are reported."""
         count_C = trees.onto(self.count_C, self.own.device)
         self.loss_C = torch.where(count_C > 0, loss_C, self.loss_C)
-        self.looks += 1
+        self.looks_J[: len(self.count_C)] += self.count_C > 0 if not self.own.together else 1
         if self.unreported:
             rows, self.unreported = len(count_C), False
             lost_C = torch.where(count_C > 0, loss_C.double() * count_C, 0.0)
@@ -297,6 +298,17 @@ def _leaves(params: Params) -> Params:
 def _gradient(loss: Tensor, leaves: Params) -> Params:
     values = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, values, strict=True))
+
+
+def _shifts(requests: Sequence[Train], banks: Sequence[Parts]) -> list[Parts]:
+    """Return what is added to gradients; nothing for the clients of requests without."""
+    wanted = {(p, n) for request in requests for p, params in request.shift.items() for n in params}
+    found: list[Parts] = [{part: {} for part, _ in sorted(wanted)} for _ in requests]
+    for shift, request, bank in zip(found, requests, banks, strict=True):
+        for part, name in sorted(wanted):
+            given = request.shift.get(part, {}).get(name)
+            shift[part][name] = torch.zeros_like(bank[part][name]) if given is None else given
+    return found
 
 
 def _rows(tree: Parts, rows: slice) -> Parts:
