@@ -136,13 +136,6 @@ PAIRS = (
     ),
     Pair("apfl", "apfl", APFL, Rival(APFLClient, APFLServer, options={"lam": 0.5})),
     Pair("apfl", "apfl", APFL, Rival(mended.LearningAPFL, options={"lam": 0.5}), change="v learns through the blend"),
-    Pair(
-        "apfl",
-        "apfl",
-        APFL,
-        Rival(mended.FrozenAPFL, options={"lam": 0.5}),
-        change="the same, w in the blend as received",
-    ),
     Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(FedRODClient)),
     Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(mended.ZeroHeadROD), change="p begins at zero"),
     Pair(
@@ -154,13 +147,6 @@ PAIRS = (
         change="the same, p trained before the rest",
     ),
     Pair("fedala", "fedala", (BY_CLIENTS,), Rival(FedALAClient)),
-    Pair(
-        "fedala",
-        "fedala",
-        (BY_CLIENTS,),
-        Rival(mended.MeanGradientALA),
-        change="W learns from the mean gradient of the training",
-    ),
 )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from fluke.algorithms.apfl import APFLClient
 from fluke.algorithms.ditto import DittoClient
-from fluke.algorithms.fedala import FedALAClient
 from fluke.algorithms.fedbabu import FedBABU
 from fluke.algorithms.fedrod import BalancedSoftmaxLoss, FedRODClient
 from torch import Tensor, nn
@@ -15,9 +14,6 @@ from torch.func import functional_call
 
 class LearningAPFL(APFLClient):
     """v learns through the blend and is not replaced by it; the blend with the network for all predicts (the paper)."""
-
-    frozen = False
-    """Whether w in the blend is the network received, or the one that is being trained."""
 
     def _blend(self, shared: nn.Module) -> dict[str, Tensor]:
         share = self.hyper_params.lam
@@ -30,14 +26,14 @@ class LearningAPFL(APFLClient):
         if self.optimizer is None:
             self.optimizer, self.scheduler = self._optimizer_cfg(self.model)
             self.pers_optimizer, self.pers_scheduler = self._optimizer_cfg(self.personalized_model)
-        received, loss_fn = deepcopy(self.model), self.hyper_params.loss_fn
+        loss_fn = self.hyper_params.loss_fn
         for _ in range(self.hyper_params.local_epochs):
             for x, y in self.train_set:
+                blend = self._blend(self.model)  # both gradients are taken where the step begins
                 self.optimizer.zero_grad()
                 loss_fn(self.model(x), y).backward()
                 self.optimizer.step()
                 self.pers_optimizer.zero_grad()
-                blend = self._blend(received if self.frozen else self.model)
                 loss_fn(functional_call(self.model, blend, x), y).backward()
                 self.pers_optimizer.step()
         return 0.0
@@ -46,12 +42,6 @@ class LearningAPFL(APFLClient):
         blended = deepcopy(self.model)
         blended.load_state_dict(self._blend(self.model))
         return evaluator.evaluate(self._last_round, blended, test_set, device=self.device)
-
-
-class FrozenAPFL(LearningAPFL):
-    """The same with the network received in the blend, as in ours."""
-
-    frozen = True
 
 
 class PulledSGD(torch.optim.SGD):
@@ -128,27 +118,3 @@ class HeadFirstROD(FedRODClient):
 
 class ZeroHeadFirstROD(ZeroHeadROD, HeadFirstROD):
     """Both, as in ours."""
-
-
-class MeanGradientALA(FedALAClient):
-    """W learns from the mean gradient of local training, after it, as in ours; for SGD without momentum and decay."""
-
-    def adaptive_local_aggregation(self, server_model: nn.Module) -> None:
-        if self.weights is None:
-            self.weights = [torch.ones_like(value) for value in self.model.head.parameters()]
-        own, shared = self.model.head.parameters(), server_model.head.parameters()
-        self.away = [(there - here).detach() for here, there in zip(own, shared, strict=True)]
-        self.model.encoder.load_state_dict(server_model.encoder.state_dict())
-        for value, away, weight in zip(self.model.head.parameters(), self.away, self.weights, strict=True):
-            value.data.add_(weight * away)
-
-    def fit(self, override_local_epochs: int = 0) -> float:
-        start = [value.detach().clone() for value in self.model.head.parameters()]
-        loss = super().fit(override_local_epochs)
-        if self.weights is not None:
-            scale = self.hyper_params.eta / self._optimizer_cfg.optimizer_cfg.lr
-            for weight, away, before, after in zip(
-                self.weights, self.away, start, self.model.head.parameters(), strict=True
-            ):
-                weight.sub_(scale * (before - after.detach()) * away).clamp_(0, 1)
-        return loss

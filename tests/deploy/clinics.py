@@ -58,10 +58,11 @@ class Clinic:
         return first
 
 
-def make_clinic(folder: Path, transport: Literal["grpc", "nvflare"]) -> Clinic:
+def make_clinic(folder: Path, transport: Literal["grpc", "nvflare"], method: str = "fed-bac", **more: Any) -> Clinic:
     """Make a federation of two edges with two clients each, on free ports of this machine."""
-    experiment = configure("fed-bac", "fashion-mnist-mini", rounds=ROUNDS, settings=SMALL)
-    sliver = configure("fed-bac", "fashion-mnist-mini", rounds=ROUNDS, settings=SMALL | SLIVER)
+    settings = SMALL | {f"method.personalization.{name}": value for name, value in more.items()}
+    experiment = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings)
+    sliver = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings | SLIVER)
     cut_data(sliver, assemble(sliver), folder / "data")
     cloud, *edges = ({"address": f"127.0.0.1:{port}", "listen": f"127.0.0.1:{port}"} for port in free_ports(3))
     config = FederationConfig(

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,19 @@ class OverGrpc(Story):
 
 
 @pytest.mark.timeout(600)
-def test_the_first_rounds_over_grpc_are_the_simulators(tmp_path: Path) -> None:
-    story = OverGrpc(make_clinic(tmp_path / "federation", "grpc"), tmp_path)
-    expected = story.clinic.simulated(2)
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fed-bac", {}),
+        *(
+            pytest.param(method, {"owner": "edge"}, marks=pytest.mark.full)  # clients that take gradients themselves
+            for method in ("apfl", "fedala", "pfedme")
+        ),
+    ],
+)
+def test_the_first_rounds_over_grpc_are_the_simulators(method: str, more: dict[str, Any], tmp_path: Path) -> None:
+    story = OverGrpc(make_clinic(tmp_path / "federation", "grpc", method, **more), tmp_path)
+    expected = story.clinic.simulated(3)
     with story.trial.running():
         story.rounds_are(expected)
 
