@@ -127,14 +127,13 @@ def test_a_rule_that_holds_all_clients_gives_the_same_bits_in_any_chunks_and_tak
     rules = dict.fromkeys(scheme.parts, Krum(multi=True))
     asked = [replace(request, rules=rules) for request in questions(federation, scheme)]
     found = []
+    one = client_bytes(Averaged(asked[0].train.bank, {}, np.zeros(0, dtype=bool), np.zeros(0)))
     for clients, sizes in ((100.0, [12]), (9.1, [6, 6]), (4.1, [2] * 6)):
         trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), 1000)
-        one = client_bytes(Averaged(asked[0].train.bank, {}, np.zeros(0, dtype=bool), np.zeros(0)))
         found.append(Chunks(trainer, clients * one, 1).average(asked))
         assert trainer.sizes == sizes
     assert same(found[1], found[0])
     assert same(found[2], found[0])
-    trainer = Narrow(LoopTrainer(federation.network, scheme, federation.examples), 99)
     plain = Chunks(trainer, None, 1).average([replace(request, rules={}) for request in asked])
     assert distance(plain[0].bank, found[0][0].bank) > 0
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedbac import engines
+from fedbac.aggregation import Median
 from fedbac.config.columns import Links
 from fedbac.config.experiment import Evaluation, Experiment, Runtime
 from fedbac.core.codecs import TopK
@@ -21,6 +22,7 @@ from fedbac.rounds import cloud
 from fedbac.rounds.beginning import start
 from fedbac.rounds.orders import TrainOrder, TrainReport
 from fedbac.sharing import TowardsMean
+from fedbac.steps import Momentum
 from fedbac.topology import Hierarchical
 from tests.engines.queueing import Diary, Queueing, edges_of, loop, played, playing, setting
 from tests.schemes import Personal
@@ -30,6 +32,7 @@ WORLD = World(availability=0.8, dropout=0.3, deadline=1.0)
 EARLY: dict[str, dict[str, Any]] = {
     "plain": {},
     "judged at edges": {"evaluation": Evaluation(point="edge_model")},
+    "the cloud combines and steps otherwise": {"cloud_aggregation": Median(), "step": Momentum(learning_rate=0.5)},
 }
 AFTER_LEARNING: dict[str, dict[str, Any]] = {"a mix is judged": {"sharing": TowardsMean(share=0.3)}}
 AFTER_MOVES: dict[str, dict[str, Any]] = {"judged with new clusters": {"evaluation": Evaluation(point="post_reassign")}}
@@ -37,6 +40,7 @@ IN_TURN: dict[str, dict[str, Any]] = {
     "updates compressed": {"links": Links(client_up=TopK(keep=0.3))},
     "averages compressed": {"links": Links(cloud_up=TopK(keep=0.3))},
     "two rounds of edges": {"topology": Hierarchical(edge_rounds=2)},
+    "edges hold all clients": {"aggregation": Median()},
 }
 VARIANTS = {**EARLY, **AFTER_LEARNING, **AFTER_MOVES, **IN_TURN}
 NUM_ROUNDS = 6

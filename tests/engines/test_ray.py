@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 INPUTS = Inputs(dataset=toy(size=8))
-ROBUST = ("method.cloud_aggregation=median", "method.step=momentum")
+ROBUST = ("method.aggregation=median", "method.step=momentum")
 EXPERIMENT = configure(
     "fed-bac",
     worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}),

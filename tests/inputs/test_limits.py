@@ -32,8 +32,10 @@ from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy
 from fedbac.engines import room
 from fedbac.errors import ConfigError, NotEnoughMemoryError
+from fedbac.federation import assemble
 from fedbac.local import VmapTrainer
 from fedbac.personalization import AdaptiveStart, Shared
+from fedbac.runs.configure import Inputs
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
@@ -184,6 +186,20 @@ def test_who_compresses_links_is_told_that_they_take_room(monkeypatch: pytest.Mo
         with pytest.raises(NotEnoughMemoryError, match=said) as caught:
             fedbac.run("hierfavg", "demo", dataset=toy(), settings=settings)
         assert ("links" in str(caught.value)) == bool(setting)
+
+
+def test_room_is_asked_for_what_an_aggregation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients that an edge selects, and what they changed; the mean holds nobody."""
+    data, shards, _ = fedbac.data.planted_groups(3, 4, 2, train=12, validation=2, test=12)
+    one = 4 * (8 * 32 + 32 + 32 * data.num_classes + data.num_classes)
+    for rule, held in (("mean", 0), ("median", 2 * 3 * 2 * one)):
+        settings = ["task.network={kind: mlp}", f"method.aggregation={rule}", "method.selection.fraction=0.5"]
+        experiment = fedbac.configure("hierfavg", "demo", settings=settings, inputs=Inputs(data, shards))
+        federation = assemble(experiment, dataset=data, shards=shards)
+        assert room.held_bytes(experiment, federation) == held
+        monkeypatch.setattr(room, "free_memory", lambda device: one + 1)
+        with pytest.raises(NotEnoughMemoryError, match=r"or method\.aggregation=mean") if held else nullcontext():
+            room.check_room(experiment, federation)
 
 
 def test_a_batch_has_room_for_what_clients_hold_not_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

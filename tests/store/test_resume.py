@@ -126,6 +126,8 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "fedprox": {"global": 1},
             "ditto": {"global": 1, "personal": 12},
             "fedper": {"body": 1, "head": 4},
+            "fedadam": {"global": 1},
+            "ifca": {"cluster": 3},
             "cfl": {"cluster": 4},
             "apfl": {"global": 1, "personal": 12, "alpha": 12},
             "pfedme": {"global": 1, "personal": 12},
@@ -137,6 +139,8 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "singletons": {"body": 4, "head": 4},
         }[name]
     )
+    remembered = {path.split("/")[2] for path in found if path.startswith("steps/")}
+    assert remembered == {"fedadam": {"first", "second"}, "ifca": {"velocity"}}.get(name, set())
     if name == "ditto":  # what clients own is saved: each one's own once it has trained
         first = next(value for path, value in found.items() if path.startswith("parts/personal/"))
         trained = {client for record in run.records[:saved] for edge in record["selected"] for client in edge}

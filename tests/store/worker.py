@@ -37,7 +37,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "ditto": ("method.selection.fraction=0.5",),
     "fedper": (),
     "fedadam": ("method.selection.fraction=0.5", "method.aggregation=trimmed_mean"),
-    "ifca": ("method.clustering.period=3", "method.step=momentum", "method.aggregation=krum"),
+    "ifca": (
+        "method.clustering={kind: lowest_loss, num_clusters: 3, period: 2}",
+        "method.step=momentum",
+        "method.aggregation=krum",
+    ),
     "cfl": ("method.clustering={kind: cosine_splits, epsilon_1: 4, first_split: 5}",),
     "apfl": ("method.selection.fraction=0.5",),
     "pfedme": ("method.selection.fraction=0.5",),

@@ -37,12 +37,13 @@ def averages(
     rule = method.cloud_aggregation or method.aggregation
     parts, trained, steps = {}, {}, dict(state.steps)
     for part, stack in state.parts.items():
-        rows, weight_R, owner_R = _contributions(method, part, sites, [own[part] for own in held], reports)
+        own = [mine[part] for mine in held]
+        rows, weight_R, owner_R = _contributions(method, part, sites, own, reports)
         parts[part] = stack
         if part in moving:
             parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
         if part in moving and part in steps:
-            share_K = _shares(part, trees.count(stack), sites, [own[part] for own in held], reports)
+            share_K = _shares(part, trees.count(stack), sites, own, reports)
             parts[part], steps[part] = stepped(method.step, sent[part], parts[part], steps[part], share_K)
         if part in state.trained:
             owners = np.arange(state.trained[part].size)
