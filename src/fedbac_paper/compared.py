@@ -2,6 +2,8 @@
 
 fedbac compare --all --task devices --out runs/all
 python -m fedbac_paper.compared runs/all results/methods/compared.json
+
+Runs of some methods replace their rows, and the others stay.
 """
 
 import json
@@ -32,22 +34,29 @@ python -m fedbac_paper.compared runs/all results/methods/compared.json
 python tools/make_docs.py"""
 
 
-def kept(runs: Sequence[Run]) -> dict[str, Any]:
+def kept(runs: Sequence[Run], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is kept of a comparison: of each run its method with all settings, and the numbers of the table."""
-    first = runs[0].config
-    return {
-        "task": TASK,
-        "machine": first["machine"],
-        "seconds": sum(run.summary["seconds"] for run in runs),
-        "methods": {
-            run.summary["method"]: {
-                "settings": run.config["experiment"]["method"],
-                "trainer": run.config["trainer"],
-                **{key: run.summary[key] for key in KEPT},
-            }
-            for run in runs
-        },
+    rows = {
+        run.summary["method"]: {
+            "settings": run.config["experiment"]["method"],
+            "trainer": run.config["trainer"],
+            "machine": run.config["machine"],
+            **{key: run.summary[key] for key in KEPT},
+        }
+        for run in runs
     }
+    return {"task": TASK, "methods": dict(sorted({**before.get("methods", {}), **rows}.items()))}
+
+
+def times(found: Mapping[str, Any]) -> str:
+    """Return how long the methods took, by machine."""
+    from fedbac.report.table import duration  # the report draws, so it is slow to import
+
+    by_machine: dict[str, list[float]] = {}
+    for row in found["methods"].values():
+        by_machine.setdefault(row["machine"], []).append(row["seconds"])
+    told = [f"{len(each)} took {duration(sum(each))} together on {machine}" for machine, each in by_machine.items()]
+    return ", and ".join(told)
 
 
 def outdated(found: Mapping[str, Any]) -> list[str]:
@@ -59,8 +68,6 @@ def outdated(found: Mapping[str, Any]) -> list[str]:
 
 def section(results: Path) -> list[str]:
     """Return what docs/methods.md says of all methods on one task; nothing before they were compared."""
-    from fedbac.report.table import duration  # the report draws, so it is slow to import
-
     file = results / "compared.json"
     if not file.exists():
         return []
@@ -77,8 +84,7 @@ def section(results: Path) -> list[str]:
         f"ranking. The task `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the embedded "
         f"data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, and "
         f"{task.rounds} rounds. "
-        f"{own} of the {len(found['methods'])} methods use our own kernels. All of them together took "
-        f"{duration(found['seconds'])} on {found['machine']}.",
+        f"{own} of the {len(found['methods'])} methods use our own kernels. Of them, {times(found)}.",
         "",
         '<details markdown="1">',
         "<summary>All methods, the most accurate first</summary>",
@@ -148,7 +154,8 @@ def main() -> None:
     folder, file = map(Path, sys.argv[1:])
     runs = [fedbac.load(path.parent) for path in sorted(folder.glob("*/config.yaml"))]
     make_folder(file.parent)
-    write_whole(file, json.dumps(kept(runs), indent=1) + "\n")
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    write_whole(file, json.dumps(kept(runs, before), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_it_is_that_of_pytorch(path: str, name: str, option: str) -> None:
     federation = setting(SCHEMES[name], **{"optimizer": ADAM} | CASES[option])
     asked = [replace(request, learning_rate=0.02) for request in requests(federation, SCHEMES[name])]
     for trained, request in zip(make(path, federation, SCHEMES[name]).train(asked), asked, strict=True):
-        check(trained, federation, SCHEMES[name], request, close=1e-6)
+        check(trained, federation, SCHEMES[name], request, close=1e-5 if path == "vmap-cuda" else 1e-6)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -44,7 +44,7 @@ def test_a_shift_is_part_of_the_gradient_whose_moments_it_keeps(path: str) -> No
     federation = setting(SCHEMES["shared"], optimizer=ADAM, clip_norm=0.4)
     asked = shifted([replace(r, learning_rate=0.02) for r in requests(federation, SCHEMES["shared"])], "global")
     for trained, request in zip(make(path, federation, SCHEMES["shared"]).train(asked), asked, strict=True):
-        check(trained, federation, SCHEMES["shared"], request, close=1e-6)
+        check(trained, federation, SCHEMES["shared"], request, close=1e-5 if path == "vmap-cuda" else 1e-6)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -43,7 +43,9 @@ class LocalData:
             if str(x.dtype) not in NUMBERS:
                 raise DeployError(f"x_{split} is {kind_of(x)}; give one of {', '.join(NUMBERS)}")
             if y.ndim != 1 or y.dtype != np.int64:
-                raise DeployError(f"y_{split} must hold one whole number for each example; clients of a federation learn classes")
+                raise DeployError(
+                    f"y_{split} must hold one whole number for each example; clients of a federation learn classes"
+                )
             check_arrays(split, x, y, num_classes=MOST_CLASSES)
 
     @property
