@@ -34,7 +34,7 @@ from fedbac.engines import room
 from fedbac.errors import ConfigError, NotEnoughMemoryError
 from fedbac.federation import assemble
 from fedbac.local import VmapTrainer
-from fedbac.personalization import AdaptiveStart, Shared
+from fedbac.personalization import Shared
 from fedbac.runs.configure import Inputs
 from fedbac.runs.naming import shortened
 from fedbac.runs.store import RunFolder
@@ -161,7 +161,7 @@ COMPRESSED = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), c
         ("ditto", {"links": COMPRESSED}),
         ("fed-bac", {"links": COMPRESSED}),
         ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
-        ("fedala", {"personalization": AdaptiveStart(owner="client", top_layers=2)}),  # parts of no network
+        ("scaffold", {}),  # parts of no network
         ("fed-bac", {"step": Adam()}),
     ],
 )
