@@ -62,7 +62,7 @@ MUTANTS = {
         "deploy/asking.py", "answers.keys() - reasons.keys() - self._rejoined", "answers.keys() - reasons.keys()",
         REJOINED,
     ),
-    "unfit before it rejoined": Mutant("deploy/asking.py", " and n not in self._rejoined", "", REJOINED),
+    "unfit before it rejoined": Mutant("deploy/asking.py", " if name not in self._rejoined}", "}", REJOINED),
     "rejoined for ever": Mutant("deploy/asking.py", "self._rejoined -= set(new)", "pass", REJOINED),
 }  # fmt: skip
 
