@@ -80,6 +80,7 @@ def _kind(path: str, cls: type[Settings]) -> Group:
 
 BY_UPDATES = ("cosine_splits", "agglomerative", "kmeans")
 CORRECTED = ("control_variates", "group_corrections", "dynamic_pull")
+MIXED = ("interpolated", "adaptive_start", "moreau_envelope")
 BY_DEVICES = ("oort", "cs_ucb", "cocs", "resource_score")
 """Kinds with a page of their own, since one page for the whole column would be too long."""
 PAGES: dict[str, tuple[str, list[Group]]] = {
@@ -114,7 +115,11 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
     "sharing": ("what clusters give each other", _kinds("sharing", SHARING)),
     "personalization": (
         "which networks predict, and who owns them",
-        _kinds("personalization", PERSONALIZATION, CORRECTED),
+        _kinds("personalization", PERSONALIZATION, CORRECTED + MIXED),
+    ),
+    "personalization-mixed": (
+        "networks of one's own, mixed with the shared one",
+        _kinds("personalization", PERSONALIZATION, MIXED, taken=True),
     ),
     "personalization-corrected": (
         "one network for all, by corrected gradients",

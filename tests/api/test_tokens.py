@@ -82,10 +82,12 @@ def test_networks_that_cannot_read_tokens_are_refused_before_training() -> None:
         Dataset.from_arrays("words", data.x_train - 1, data.y_train, data.x_test, data.y_test)
 
 
-def test_regression_is_refused_in_words() -> None:
+def test_numbers_are_labels_of_another_loss() -> None:
     data = sentences()
-    with pytest.raises(ConfigError, match=r"y_train is float64; labels must be classes.*regression is out of scope"):
+    with pytest.raises(ConfigError, match=r"a label is float32 \(1,\) in y_train but int64 \(\) in y_test"):
         Dataset.from_arrays("prices", data.x_train, data.y_train * 1.5, data.x_test, data.y_test)
     pairs: Any = [(np.zeros(3, np.float32), 2.5)]
-    with pytest.raises(ConfigError, match=r"train label 0 is 2\.5; labels must be classes.*regression is out of scope"):
-        Dataset.from_torch("prices", pairs, pairs)
+    prices = Dataset.from_torch("prices", pairs, pairs)
+    assert prices.labels == "numbers"
+    with pytest.raises(ConfigError, match="use squared_error"):
+        fedbac.run("hierfavg", dataset=prices, rounds=1)

@@ -186,7 +186,7 @@ def test_a_network_of_ones_own_may_have_other_layers() -> None:
     check_personalization(Additive(), linear)
     with pytest.raises(
         AssertionError,
-        match=r"^method.personalization 'personal_head': part 'body' would have no layers.* only 1; use a deeper",
+        match=r"^method.personalization 'personal_head': part 'body' would have no layers.* only 1 that are not frozen",
     ):
         check_personalization(PersonalHead(head_layers=2), linear)
     stacked = Additive().init(lambda index: linear(), {"cloud": 1, "cluster": 2})["cluster"]

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,10 @@ def test_a_kernel_that_is_absent_or_broken_is_missing_with_a_reason(kernel_at: A
     kernel_at(broken)
     assert str(broken) in (native.missing() or "")
     assert not native.available()
+
+
+@pytest.mark.parametrize("library", [SimpleNamespace(), SimpleNamespace(fedbac_layout=lambda: 7)])
+def test_a_kernel_of_another_layout_is_refused_instead_of_called(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_path", lambda: ROOT)
+    monkeypatch.setattr(native, "_library", lambda: library)
+    assert "another version of fedbac" in (native.missing() or "")

@@ -78,7 +78,7 @@ def test_not_everything_is_refused(given: tuple[Dataset, Shards]) -> None:
         except ConfigError:
             continue
         accepted += 1
-    assert accepted >= DRAWN // 10
+    assert accepted >= DRAWN // 20  # seven columns are drawn, and one that does not fit is enough
 
 
 @pytest.mark.parametrize("number", first(12, range(RUNS)))

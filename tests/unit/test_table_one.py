@@ -76,7 +76,7 @@ def test_what_could_not_be_found_is_marked() -> None:
 
 
 @NO_KERNEL
-def test_all_methods_but_those_with_teachers_use_the_native_kernel() -> None:
+def test_all_methods_use_the_native_kernel_but_those_with_teachers_or_gradients_of_their_own() -> None:
     inputs = Inputs(toy(size=16, train=300, test=60))
     task = tiny_task(num_edges=6, clients_per_edge=3, network=LeNet5())
     through_torch = set()
@@ -87,7 +87,7 @@ def test_all_methods_but_those_with_teachers_use_the_native_kernel() -> None:
         if not edges.path.startswith("native"):
             through_torch.add(name)
         edges.close()
-    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd"}
+    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd", "apfl", "apfl-edges", "pfedme"}
 
 
 def test_the_readme_counts_the_methods() -> None:

@@ -33,9 +33,12 @@ def missing() -> str | None:
     if _path() is None:
         return "it was not built when fedbac was installed; that takes GCC or Clang (pip install -v shows what failed)"
     try:
-        _library()
+        library = _library()
     except OSError as error:
         return f"it cannot be loaded: {error}"
+    layout = 1_000_000 * ctypes.sizeof(TrainCall) + ctypes.sizeof(EvaluateCall)
+    if not hasattr(library, "fedbac_layout") or library.fedbac_layout() != layout:
+        return "it was built for another version of fedbac; install fedbac again (in a checkout: pip install -e .)"
     return None
 
 
@@ -299,6 +302,8 @@ def _library() -> ctypes.CDLL:
     library.fedbac_instruction_set.argtypes = [c_int32]
     library.fedbac_instruction_set.restype = c_char_p
     library.fedbac_supported.argtypes = [c_int32]
+    if hasattr(library, "fedbac_layout"):
+        library.fedbac_layout.restype = c_int64
     library.fedbac_num_parameters.argtypes = [POINTER(c_int32)]
     library.fedbac_num_parameters.restype = c_int64
     library.fedbac_train.argtypes = [POINTER(TrainCall)]

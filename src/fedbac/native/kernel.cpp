@@ -330,6 +330,11 @@ int enter(const Call& call, void (*work)(const Call&, const InstructionSet&, con
 
 #define FEDBAC_EXPORT extern "C" __attribute__((visibility("default")))
 
+// What the calls are laid out like. Who was written for another layout must not call: the kernel would read astray.
+FEDBAC_EXPORT std::int64_t fedbac_layout() {
+  return std::int64_t{1000000} * sizeof(fedbac::fedbac_train_call) + sizeof(fedbac::fedbac_evaluate_call);
+}
+
 // The name of an instruction set that was compiled in, best first, or null past the last one.
 FEDBAC_EXPORT const char* fedbac_instruction_set(std::int32_t set) {
   return set >= 0 && set < fedbac::num_instruction_sets ? fedbac::instruction_sets[set].name : nullptr;
