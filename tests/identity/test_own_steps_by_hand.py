@@ -88,10 +88,11 @@ class Client:
         return {n: g * min(1.0, self.training.clip_norm / (float(norm) + 1e-6)) for n, g in gradient.items()}
 
     def gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        return self.clipped(grad(self.loss)(weights, x, y))
+        found: Weights = grad(self.loss)(weights, x, y)
+        return found
 
     def sgd(self, of: str, weights: Weights, gradient: Weights) -> Weights:
-        for n, g in gradient.items():
+        for n, g in self.clipped(gradient).items():
             push = g + self.training.weight_decay * weights[n]
             self.velocity[of][n] = self.training.momentum * self.velocity[of].get(n, 0.0) + push
         return {n: value - self.rate * self.velocity[of][n] for n, value in weights.items()}
@@ -144,7 +145,7 @@ def test_personal_networks_solve_a_proximal_problem_as_in_algorithm_1_of_pfedme(
         w = theta = got["global"]
         for x, y in me.batches:
             for _ in range(3):
-                slope = me.gradient(theta, x, y)
+                slope = me.clipped(me.gradient(theta, x, y))
                 theta = {n: theta[n] - 0.2 * (slope[n] + 3.0 * (theta[n] - w[n])) for n in w}
             w = {n: w[n] - me.rate * 3.0 * (w[n] - theta[n]) for n in w}
         return {"global": w, "personal": theta}
@@ -186,7 +187,6 @@ def test_starts_are_mixed_as_in_algorithm_1_of_fedala(
                 start = {n: v[n] + mix[n] * (w[n] - v[n]) if n in mix else w[n] for n in w}
                 top = {n: start[n] for n in HEAD}
                 slope, loss = grad_and_value(lambda top, s=start, x=x, y=y: me.loss({**s, **top}, x, y))(top)
-                slope = me.clipped(slope)
                 mix = {n: (mix[n] - 5.0 * slope[n] * (w[n] - v[n])).clamp(0, 1) for n in HEAD}
             losses.append(float(loss))
             settled = len(losses) > 10 and torch.tensor(losses[-10:]).std(correction=0) < SETTLED

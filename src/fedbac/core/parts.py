@@ -137,13 +137,16 @@ class LocalSteps(Protocol):
         """
 
     def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
-        """Return the gradient of the mean loss of everybody's batch at these weights, clipped as the task says.
+        """Return the gradient of the mean loss of everybody's batch at these weights: of all, or of those named."""
 
-        Of all weights, or of those that are named.
-        """
+    def clipped(self, gradient_C: Params) -> Params:
+        """Return a gradient as the task clips those of a network."""
 
     def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
-        """Return weights of a part after one step of the task's optimizer, with weight decay and its own momentum."""
+        """Return weights of a part after one step of the task's optimizer.
+
+        It clips the gradient, by the norm of this part alone, and has weight decay and the part's own momentum.
+        """
 
 
 @dataclass(frozen=True)

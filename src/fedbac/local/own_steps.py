@@ -161,25 +161,28 @@ class Steps:
             yield
 
     def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
-        """Return the gradient of the mean loss of everybody's batch, clipped as the task says."""
+        """Return the gradient of the mean loss of everybody's batch."""
         wanted = network_C if names is None else names
         moving, still = ({n: v for n, v in network_C.items() if (n in wanted) == moves} for moves in (True, False))
         take = self._together if self.own.together else self._each
         with kernels(exact=True):
             found, loss_C, square_C = take(moving, still)
         self._note(loss_C, square_C)
-        clip = self.own.examples.training.clip_norm
-        if clip is not None:
-            scale_C = (clip / (torch.linalg.vector_norm(trees.rows(found), dim=1) + 1e-6)).clamp(max=1.0)
-            found = {name: value * _column(scale_C, value) for name, value in found.items()}
         return found
+
+    def clipped(self, gradient_C: Params) -> Params:
+        """Return each client's gradient, shortened to the norm that the task allows."""
+        if (most := self.own.examples.training.clip_norm) is None:
+            return gradient_C
+        scale_C = (most / (torch.linalg.vector_norm(trees.rows(gradient_C), dim=1) + 1e-6)).clamp(max=1.0)
+        return {name: slope * _column(scale_C, slope) for name, slope in gradient_C.items()}
 
     def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
         """Return weights after one step of the task's optimizer: SGD, v ← m·v + g + d·w, w ← w − η·v, or AdamW."""
         training, moved = self.own.examples.training, dict(value_C)
         adam, self.taken[part] = adamw_of(training), self.taken.get(part, 0) + 1
         velocity, second = self.velocity.setdefault(part, {}), self.second.setdefault(part, {})
-        for name, slope in gradient_C.items():
+        for name, slope in self.clipped(gradient_C).items():
             value, rate, before = value_C[name], _column(self.rate_C, slope), velocity.get(name)
             push = slope + self.shift[part][name] if name in self.shift.get(part, {}) else slope
             before = torch.zeros_like(slope) if before is None else before

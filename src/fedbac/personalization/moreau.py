@@ -56,7 +56,7 @@ class MoreauEnvelope(Settings):
         """Solve for θ approximately, then move w to it (Algorithm 1, lines 7 and 8)."""
         shared, own = now_C["global"], now_C["personal"]
         for _ in range(self.inner_steps):
-            slope = local.gradient(own)
+            slope = local.clipped(local.gradient(own))
             own = {
                 name: value - self.inner_rate * (slope[name] + self.strength * (value - shared[name]))
                 for name, value in own.items()
