@@ -42,8 +42,8 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core.settings import FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 
 CLIENTS, ROUNDS, EARLY, EPOCHS, TUNING = 20, 15, 3, 2, 2
 """``EARLY``: the rounds of the short runs; ``TUNING``: the last rounds, in which FedBABU fine-tunes."""

@@ -19,8 +19,8 @@ from fedbac import Runtime, configure
 from fedbac.engines import connect
 from fedbac.federation import assemble
 from fedbac.local import num_cores
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 
 ENGINES = {
     "one process, one core": Runtime(device="cpu", workers=1),

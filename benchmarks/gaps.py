@@ -18,9 +18,9 @@ from fedbac.clustering.merging import LEAST_UNIT
 from fedbac.core.settings import BoolArray, FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import MeasureOrder, Wanted
+from fedbac.rounds.messages import MeasureOrder, Wanted
+from fedbac.rounds.start import start
 
 
 def gaps(loss_MM: FloatArray, num_classes: int) -> dict[str, FloatArray]:

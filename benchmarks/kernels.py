@@ -24,10 +24,10 @@ from fedbac import Dataset, configure
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.gpu.driver import current_stream, pointers
+from fedbac.local.batches import VisitTable
+from fedbac.local.buffers import Sums
 from fedbac.local.fused import FusedTrainer, Moves
 from fedbac.local.networks import Fleet
-from fedbac.local.room import Sums
-from fedbac.local.visits import VisitTable
 from fedbac.presets.tasks import TASKS
 from fedbac.runs.configure import Inputs
 from fedbac.runs.play import play

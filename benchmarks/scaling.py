@@ -27,8 +27,8 @@ from fedbac.core import aggregation, trees
 from fedbac.engines import Simulator
 from fedbac.federation import assemble
 from fedbac.local import describe, make_trainer
-from fedbac.rounds import averaging, cloud
-from fedbac.rounds.beginning import start
+from fedbac.rounds import cloud
+from fedbac.rounds.start import start
 from fedbac.runs.configure import Inputs
 
 LOCAL = ("training", "measuring")
@@ -89,7 +89,7 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
         clock.watch("selection", type(experiment.method.selection), verb)
         clock.watch("clustering", type(experiment.method.clustering), verb)
     clock.watch("aggregation", aggregation.EdgeAverage, "add")
-    clock.watch("aggregation", averaging, "average_by_owner")
+    clock.watch("aggregation", cloud, "average_by_owner")
     total, trained, sent = 0.0, 0, {}
     state = start(experiment, parties.build, parties.sites)
     state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})

@@ -28,9 +28,9 @@ from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
 from fedbac.models import Build, Custom, NetworkChoice, Perceptron, UserNetwork, builder
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.holdings import holdings
+from fedbac.rounds.rows import holdings
+from fedbac.rounds.start import start
 from tests.emulator import NO_COMPILER, EmulatedModule
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedbac.api.rows import rows
+from fedbac.api.results import rows
 from fedbac.report import figures, save_figures, table
 from fedbac.report.document import document
 from fedbac.report.following import Follower

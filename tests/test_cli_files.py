@@ -19,7 +19,7 @@ import yaml
 import fedbac as package
 from fedbac.cli import reporting, running
 from fedbac.cli.terminal import out
-from fedbac.runs.provenance import written
+from fedbac.runs.summary import written
 from tests.made_up_runs import fake, renamed
 from tests.test_cli import SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # a fixture

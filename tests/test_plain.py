@@ -21,8 +21,8 @@ from fedbac.federation import assemble
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.models import LeNet5, Perceptron
 from fedbac.personalization import Additive
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 from fedbac.selection import Thompson
 
 NUM_EDGES, CLIENTS_PER_EDGE = 4, 3

@@ -17,7 +17,7 @@ from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
 from fedbac.losses import fault
-from fedbac.rounds.orders import Site
+from fedbac.rounds.messages import Site
 
 Normalization = tuple[NDArray[np.float32], NDArray[np.float32]] | None
 

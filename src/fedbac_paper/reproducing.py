@@ -11,8 +11,7 @@ from fedbac.cli.terminal import out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.errors import ConfigError, DataNotFoundError, unknown
 from fedbac.runs import sweep
-from fedbac.runs.configure import Inputs
-from fedbac.runs.readiness import check_ready
+from fedbac.runs.configure import Inputs, check_ready
 from fedbac.runs.stopping import Stop
 from fedbac.runs.sweep import Point
 from fedbac_paper.artefact import Artefact

@@ -16,7 +16,7 @@ from fedbac.deploy.enrolment import Enrolled
 from fedbac.deploy.settings import DeploySettings
 from fedbac.federation import assemble
 from fedbac.local import Examples
-from fedbac.rounds.scores import by_clients
+from fedbac.rounds.record import by_clients
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
 from fedbac.runs.store import Run

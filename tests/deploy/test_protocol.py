@@ -22,7 +22,7 @@ from fedbac.deploy.protocol.codec import MAPPINGS, UNIONS, Reader, declared, lab
 from fedbac.deploy.protocol.messages import MESSAGES, received, sent
 from fedbac.deploy.wire import Message, WireError, decode
 from fedbac.errors import PolicyError
-from fedbac.rounds.orders import Reading, TrainOrder
+from fedbac.rounds.messages import Reading, TrainOrder
 from tests.deploy.mutants import mutant
 from tests.deploy.small import small
 

@@ -14,8 +14,8 @@ from fedbac.engines.prefetch import QueueingTrainer
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Additive
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 from fedbac.selection import Thompson
 from tests.support import Record, poisoned, prepare, without
 

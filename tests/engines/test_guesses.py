@@ -18,7 +18,7 @@ from fedbac.engines import Prefetching
 from fedbac.engines.chunks import Chunks, average_of
 from fedbac.engines.prefetch import Guess, Later, Queued, WrongGuessError, later, once, same_questions
 from fedbac.personalization import Additive
-from fedbac.rounds.beginning import start
+from fedbac.rounds.start import start
 from tests.engines.queueing import DATA, SHARDS, Diary, Queueing, edges_of, loop, setting
 from tests.engines.test_chunks import questions, same
 from tests.schemes import Layered, Personal

@@ -19,8 +19,8 @@ from fedbac.core.world import World
 from fedbac.engines import Prefetching, Simulator, connect
 from fedbac.personalization import Additive
 from fedbac.rounds import cloud
-from fedbac.rounds.beginning import start
-from fedbac.rounds.orders import TrainOrder, TrainReport
+from fedbac.rounds.messages import TrainOrder, TrainReport
+from fedbac.rounds.start import start
 from fedbac.sharing import TowardsMean
 from fedbac.steps import Momentum
 from fedbac.topology import Hierarchical

@@ -20,9 +20,9 @@ from fedbac.core import trees
 from fedbac.data import toy
 from fedbac.errors import ConfigError
 from fedbac.federation import assemble
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import MeasureOrder, TrainOrder, Wanted
+from fedbac.rounds.messages import MeasureOrder, TrainOrder, Wanted
+from fedbac.rounds.start import start
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play

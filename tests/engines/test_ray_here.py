@@ -17,8 +17,8 @@ from fedbac.config.experiment import Runtime
 from fedbac.data import toy
 from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import assemble
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
 from tests.engines.test_ray import timeless

@@ -30,8 +30,8 @@ from fedbac.config.training import AdamW, Training
 from fedbac.core.policies import SelectionPolicy, Trusting
 from fedbac.core.settings import Settings
 from fedbac.data.catalog import SOURCES
-from fedbac.rounds.orders import Site
-from fedbac.rounds.survey import clients_to_ask
+from fedbac.rounds.measure import clients_to_ask
+from fedbac.rounds.messages import Site
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.plan import REVISIONS, SALT, Pass, experiment_of
 

@@ -20,9 +20,9 @@ from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import MeasureOrder, TrainOrder, Wanted
+from fedbac.rounds.messages import MeasureOrder, TrainOrder, Wanted
+from fedbac.rounds.start import start
 from fedbac.selection import Random
 from fedbac.sharing import Apart
 from tests.support import (

@@ -36,7 +36,7 @@ from fedbac.federation import assemble
 from fedbac.local import VmapTrainer
 from fedbac.personalization import Shared
 from fedbac.runs.configure import Inputs
-from fedbac.runs.naming import shortened
+from fedbac.runs.folders import shortened
 from fedbac.runs.store import RunFolder
 from fedbac.runs.sweep import grid
 from fedbac.steps import Adam

@@ -15,10 +15,9 @@ from torch import nn
 from fedbac.errors import EngineError
 from fedbac.local import LoopTrainer, PoolTrainer, pool
 from fedbac.personalization import Shared
-from fedbac.runs import crew, sweep
-from fedbac.runs.crew import Crew
-from fedbac.runs.store import RunFolder
-from fedbac.runs.tail import Tail
+from fedbac.runs import sweep
+from fedbac.runs.pool import Crew
+from fedbac.runs.store import RunFolder, Tail
 from tests.processes import LINUX, workers
 from tests.support import deal, federate
 from tests.test_cli import COMMAND
@@ -75,7 +74,7 @@ def live(folder: str) -> None:
 def test_a_run_that_always_kills_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "RESTARTS", 0)
+    monkeypatch.setattr(pool, "RESTARTS", 0)
     team = Crew(1)
     try:
         bad, good = team.submit(die, str(tmp_path)), team.submit(live, str(tmp_path))

@@ -23,8 +23,7 @@ from fedbac.errors import CheckpointError, ConfigError, RunFolderError, RunInUse
 from fedbac.runs.configure import Inputs, configure, runtime_in
 from fedbac.runs.play import finish, play
 from fedbac.runs.stopping import Interrupted, Stop, interrupting
-from fedbac.runs.store import RunFolder, differences
-from fedbac.runs.tail import Tail
+from fedbac.runs.store import RunFolder, Tail, differences
 from tests.covering import first
 from tests.made_up_runs import fake
 from tests.store import worker

@@ -15,8 +15,8 @@ from fedbac.core.parts import Parts
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
+from fedbac.local.batches import LANES, Visits, VisitTable, shared_out
 from fedbac.local.scoring import Layout
-from fedbac.local.visits import LANES, Visits, VisitTable, shared_out
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question

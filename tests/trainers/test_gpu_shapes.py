@@ -11,7 +11,7 @@ from fedbac.core.parts import Personalization
 from fedbac.data import Augment, Dataset
 from fedbac.federation import Federation
 from fedbac.gpu import Plan
-from fedbac.local import LoopTrainer, fused, visits
+from fedbac.local import LoopTrainer, batches, fused
 from fedbac.native import Layers
 from fedbac.personalization import Additive, Shared
 from tests.emulator import NO_COMPILER
@@ -143,7 +143,7 @@ def test_lanes_change_no_bit(path: str, scheme: Personalization, monkeypatch: py
     start = {part: trees.take(params, 0) for part, params in parts.items()}
     asked, found = [order((0, 1, 2), start), order((3, 4), start)], []
     for lanes in (1, 2, 8):
-        monkeypatch.setattr(visits, "LANES", lanes)
+        monkeypatch.setattr(batches, "LANES", lanes)
         monkeypatch.setattr(fused, "LANES", lanes)
         found.append(on_gpu(path, federation, scheme).train(asked))
     for one, two, many in zip(*found, strict=True):

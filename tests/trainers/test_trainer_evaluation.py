@@ -22,8 +22,8 @@ from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, NativeTrainer, VmapTrainer
 from fedbac.local.kernel import layers_of
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
 from tests.schemes import Layered, Personal
 from tests.support import NO_KERNEL, ON_GPU, deal, federate, on_gpu, on_test, prepare, question
 

@@ -6,7 +6,7 @@ import pytest
 from fedbac.core.requests import Train
 from fedbac.core.settings import IntArray
 from fedbac.local import Examples
-from fedbac.local.visits import Visits
+from fedbac.local.batches import Visits
 from tests.trainers.reference import setting
 
 

@@ -12,7 +12,7 @@ from fedbac.core.requests import Average
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
 from fedbac.rounds.edge import serve
-from fedbac.rounds.orders import Site, TrainOrder
+from fedbac.rounds.messages import Site, TrainOrder
 from tests.unit.tiny import tiny_task
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from fedbac import AGGREGATION, METHODS, SELECTION, STEP, configure
 from fedbac.cli import lists
-from fedbac.config.plugins import plugins, say_hidden
+from fedbac.config.choices import plugins, say_hidden
 from fedbac.errors import ConfigError
 from fedbac.presets.methods import known
 

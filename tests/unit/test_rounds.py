@@ -32,10 +32,10 @@ from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray
 from fedbac.errors import PolicyError
 from fedbac.models import builder
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.edge import serve
-from fedbac.rounds.orders import Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import Site, TrainOrder, TrainReport
+from fedbac.rounds.start import start
 from tests.unit.tiny import ScriptedEdges, scripted_rounds, tiny_run, tiny_task
 
 FIELDS = {

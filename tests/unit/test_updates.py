@@ -9,8 +9,7 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
 
 from fedbac import Agglomerative, Ask, Gram, KMeans, Moment, NoState
-from fedbac.clustering.matching import matched
-from fedbac.clustering.updates import widest_gap
+from fedbac.clustering.updates import matched, widest_gap
 from fedbac.core.geometry import coordinates, cosines, distances, known
 from fedbac.core.policies import Assignment, ClusterPolicy
 from fedbac.core.queries import Evidence

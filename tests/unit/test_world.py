@@ -5,13 +5,12 @@ import pytest
 
 from fedbac.config.experiment import Method
 from fedbac.core.rng import stream
-from fedbac.core.world import EQUAL, World
+from fedbac.core.world import EQUAL, World, attend, extended
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
-from fedbac.rounds.attendance import attend, extended
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.metrics import total_bytes
+from fedbac.rounds.start import start
 from fedbac.selection import Random
 from fedbac.topology import Flat, Hierarchical
 from tests.support import PLAIN_SGD, StubTrainer, play, prepare

@@ -15,9 +15,9 @@ from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.data import Dataset, toy
 from fedbac.models import builder
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+from fedbac.rounds.start import start
 
 
 def tiny_task(**changes: Any) -> Task:

@@ -18,6 +18,7 @@ from fedbac.runs import play as playing
 from fedbac.runs.configure import (
     Changes,
     Inputs,
+    check_ready,
     common_file,
     configure,
     experiment_in,
@@ -25,11 +26,9 @@ from fedbac.runs.configure import (
     reached,
     refuse_another,
 )
-from fedbac.runs.readiness import check_ready
 from fedbac.runs.store import Run as StoredRun
-from fedbac.runs.store import RunFolder
+from fedbac.runs.store import RunFolder, Tail
 from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, run_all
-from fedbac.runs.tail import Tail
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path

@@ -1,21 +1,125 @@
 """Runs to look at in Python: short on a line, a table in a notebook, a frame, a figure, and models that predict."""
 
+import io
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fedbac.api import saving
-from fedbac.api.rows import Per, rows
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
 from fedbac.data import Dataset, Shards
-from fedbac.errors import ConfigError, visible
+from fedbac.errors import ConfigError, quoted, visible
+from fedbac.files import write_whole
 from fedbac.models import UserNetwork
 from fedbac.runs.configure import Inputs
 from fedbac.runs.models import Models, Predictor
 from fedbac.runs.play import saved_models
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
+
+Row = dict[str, Any]
+Per = Literal["round", "edge"]
+
+PLAIN = (
+    "accuracy", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_weighted", "accuracy_global", "loss",
+    "active_clusters", "moves", "simulated_seconds", "seconds",
+)  # fmt: skip
+"""Numbers of a record that are columns as they are."""
+
+
+def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -> list[Row]:
+    """Return the rows of runs, which their labels tell apart."""
+    if per not in ("round", "edge"):
+        raise ConfigError(f"per: {quoted(per)} is neither 'round' nor 'edge'")
+    make = _of_round if per == "round" else _of_edges
+    found = []
+    for run, label in zip(runs, labels, strict=True):
+        experiment = run.config["experiment"]
+        who = {"run": label, "method": experiment["method"]["name"], "seed": experiment["seed"]}
+        for record in run.records:
+            found += [who | row for row in make(run, record)]
+    return found
+
+
+def _of_round(run: StoredRun, record: Row) -> list[Row]:
+    numbers = {key: record.get(key) for key in PLAIN}
+    counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
+    selected = sum(map(len, record.get("selected", ())))
+    moved = {f"bytes_{purpose}": _bytes(record, purpose) for purpose in ("train", "evaluate", "control")}
+    notes = {f"note_{name}": value for name, value in record.get("notes", {}).items()}
+    return [{"round": record["round"], **numbers, "num_selected": selected, **counts, **moved, **notes}]
+
+
+def _of_edges(run: StoredRun, record: Row) -> list[Row]:
+    """Return a row per edge; where clients are clustered one by one, or all meet at one site, edges have no cluster."""
+    accuracy, labels, selected = record["accuracy_per_edge"], record["assignment"], record.get("selected", ())
+    of_edges = run.config["experiment"]["method"].get("unit", "edge") == "edge" and len(labels) == len(accuracy)
+    return [
+        {
+            "round": record["round"],
+            "edge": edge,
+            "accuracy": value,
+            "cluster": labels[edge] if of_edges else None,
+            "num_selected": len(selected[edge]) if len(selected) == len(accuracy) else None,
+        }
+        for edge, value in enumerate(accuracy)
+    ]
+
+
+def _bytes(record: Row, purpose: str) -> int:
+    return sum(int(by.get(purpose, 0)) for tier in record["bytes"].values() for by in tier.values())
+
+
+def save(model: Predictor, example: Tensor, path: Path) -> Path:
+    """Write a model into a file, by its suffix."""
+    ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+    if path.suffix not in ways:
+        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
+    write_whole(path, ways[path.suffix](model, example))
+    return path
+
+
+def pandas() -> Any:
+    """Return pandas, which is an extra."""
+    try:
+        import pandas as found
+    except ImportError as error:
+        raise ConfigError("frames need pandas, which is not installed: pip install 'fedbac[frames]'") from error
+    return found
+
+
+def _weights(model: Predictor, example: Tensor) -> bytes:
+    return to_safetensors({name: value.contiguous() for name, value in model.state_dict().items()})
+
+
+def _program(model: Predictor, example: Tensor) -> bytes:
+    several = torch.cat([example, example])  # a dimension of 1 would be taken for fixed
+    program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return bytes(content.getvalue())
+
+
+def _onnx(model: Predictor, example: Tensor) -> bytes:
+    try:
+        import onnx  # noqa: F401 (torch needs it)
+    except ImportError as error:
+        raise ConfigError("ONNX needs a package that is not installed: pip install onnx") from error
+    content: Any = io.BytesIO()  # torch says that it wants a path
+    axes = {"examples": {0: "batch"}, "logits": {0: "batch"}}
+    with warnings.catch_warnings():  # of torch, about its own exporters
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (example,), content, dynamo=False,
+            input_names=["examples"], output_names=["logits"], dynamic_axes=axes,
+        )  # fmt: skip
+    return bytes(content.getvalue())
+
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +184,7 @@ class Run(StoredRun):
         fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
         models = self._models(Inputs(**again))
-        return saving.save(models.of(edge, client), models.example, Path(path))
+        return save(models.of(edge, client), models.example, Path(path))
 
     def _models(self, inputs: Inputs) -> Models:
         if self.models is None:
@@ -134,7 +238,7 @@ class Runs(Sequence[Run]):
 
 
 def _frame(runs: Sequence[Run], labels: Sequence[str], per: Per) -> "DataFrame":
-    found: DataFrame = saving.pandas().DataFrame(rows(runs, labels, per))
+    found: DataFrame = pandas().DataFrame(rows(runs, labels, per))
     return found
 
 

@@ -68,7 +68,7 @@ def export(
 
 
 def _csv(runs: Sequence["Run"], per: Per) -> str:
-    from fedbac.api.rows import rows
+    from fedbac.api.results import rows
 
     found = rows(runs, _labels(runs), per.value)
     text = io.StringIO()
@@ -81,8 +81,7 @@ def _csv(runs: Sequence["Run"], per: Per) -> str:
 def _write_parquet(runs: Sequence["Run"], per: Per, file: Path | None) -> None:
     if file is None:
         raise ConfigError("--out: a parquet file cannot be printed; name the file")
-    from fedbac.api.rows import rows
-    from fedbac.api.saving import pandas
+    from fedbac.api.results import pandas, rows
 
     frame = pandas().DataFrame(rows(runs, _labels(runs), per.value))
     try:

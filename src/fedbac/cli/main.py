@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import deploying, exporting, federating, lists, reporting, running, watching
+from fedbac.cli import deploying, exporting, federating, lists, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -45,7 +45,7 @@ for command in (
     reproduce,
     running.resume,
     reporting.report,
-    watching.watch,
+    reporting.watch,
     exporting.export,
     lists.methods,
     lists.show,

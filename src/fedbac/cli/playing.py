@@ -16,9 +16,8 @@ from fedbac.errors import Error, visible
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Interrupted, Stop
-from fedbac.runs.store import Run
+from fedbac.runs.store import Run, Tail
 from fedbac.runs.sweep import Laid, Point
-from fedbac.runs.tail import Tail
 
 FEW = 10
 """Up to so many runs have a line each; more share one."""

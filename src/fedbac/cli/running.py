@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbac.cli.reporting import conclude, conclude_sweep, run_folders
+from fedbac.cli.reporting import LiveOption, conclude, conclude_sweep, run_folders, shown_live
 from fedbac.cli.terminal import (
     DEVICE_HELP,
     ENGINE_HELP,
@@ -32,11 +32,10 @@ from fedbac.cli.terminal import (
     method_names,
     say_if_runs_take_turns,
 )
-from fedbac.cli.watching import LiveOption, shown_live
 from fedbac.core.settings import MOST_JOBS
 from fedbac.errors import ConfigError
 from fedbac.presets import DEFAULT_TASK
-from fedbac.runs.naming import shortened
+from fedbac.runs.folders import shortened
 
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
@@ -68,8 +67,7 @@ def run(
     """Run one method on one task. The same command resumes an interrupted run."""
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
-    from fedbac.runs.configure import Inputs, configure, is_file, reached, runtime_in
-    from fedbac.runs.readiness import check_ready
+    from fedbac.runs.configure import Inputs, check_ready, configure, is_file, reached, runtime_in
     from fedbac.runs.store import RunFolder
     from fedbac.runs.sweep import Point, lay_out
 
@@ -117,8 +115,7 @@ def compare(
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.presets import methods
-    from fedbac.runs.configure import Inputs
-    from fedbac.runs.readiness import check_ready
+    from fedbac.runs.configure import Inputs, check_ready
     from fedbac.runs.sweep import grid, lay_out
 
     if bool(names) == everything:
@@ -179,8 +176,7 @@ def sweep(
     from fedbac.cli.playing import play_all
     from fedbac.config.experiment import Runtime
     from fedbac.local import num_cores
-    from fedbac.runs.configure import Inputs
-    from fedbac.runs.readiness import check_ready
+    from fedbac.runs.configure import Inputs, check_ready
     from fedbac.runs.sweep import grid, lay_out
 
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
@@ -212,8 +208,7 @@ def resume(
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""
     from fedbac.cli.playing import play_all
-    from fedbac.runs.configure import Inputs, experiment_in, reached
-    from fedbac.runs.readiness import check_ready
+    from fedbac.runs.configure import Inputs, check_ready, experiment_in, reached
     from fedbac.runs.sweep import Point, lay_out
 
     points, runtimes, inputs = [], [], Inputs(data_folder=data_folder)

@@ -1,17 +1,46 @@
-"""Fields that hold one of several registered kinds, or any object of the user's that follows the protocol."""
+"""Fields whose value is chosen by its kind, and the kinds and methods that other packages bring by entry points."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from fedbac.config.plugins import plugins
-from fedbac.core.protocols import lacking
+from fedbac.core.policies import lacking
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted, unknown
+
+GROUP = "fedbac.methods"
+
+log = logging.getLogger("fedbac")
+
+
+@cache
+def plugins() -> dict[str, Callable[[Any], Any]]:
+    """Return the presets that installed packages announce; one that cannot be loaded is left out, with a warning."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for entry in entry_points(group=GROUP):
+        try:
+            preset = entry.load()
+        except Exception as error:  # whatever a stranger's module does when it is imported
+            log.warning("method %r of %s cannot be loaded: %s", entry.name, entry.value, error)
+            continue
+        if isinstance(preset, type) or not callable(preset):
+            log.warning("method %r: %s is no function from a task to a Method", entry.name, entry.value)
+        else:
+            found[entry.name] = preset
+    return found
+
+
+@cache
+def say_hidden(names: frozenset[str]) -> None:
+    """Say once which methods of other packages cannot be chosen."""
+    for name in sorted(names):
+        log.warning("method %r of another package is left out: fedbac has one of that name; rename it", name)
 
 
 class Choice:

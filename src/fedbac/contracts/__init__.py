@@ -9,11 +9,11 @@ from typing import Any
 
 from fedbac.contracts.clustering import check_clustering
 from fedbac.contracts.combining import check_aggregation, check_step
+from fedbac.contracts.common import check_topology
 from fedbac.contracts.links import check_transform
 from fedbac.contracts.personalization import check_personalization
 from fedbac.contracts.selection import check_selection
 from fedbac.contracts.sharing import check_sharing
-from fedbac.contracts.topology import check_topology
 
 __all__ = [
     "check",

@@ -12,8 +12,8 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_combination, consult
 from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import Aggregation
+from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.threads import one_thread
 
 BLOCK = 64
 """Clients of an edge that are summed in one product."""

@@ -26,7 +26,7 @@ from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.wire import WireError
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
-from fedbac.rounds.orders import Site
+from fedbac.rounds.messages import Site
 
 MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28

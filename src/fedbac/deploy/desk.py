@@ -19,9 +19,8 @@ from fedbac.deploy.keepsakes import Keepsakes
 from fedbac.deploy.protocol.packing import Shelf
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
-from fedbac.rounds.holdings import Holding
-from fedbac.rounds.memory import Remembered, first_memory
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.rows import Holding, Remembered, first_memory
 
 OF_SITES = ("client_down", "cloud_up")
 """The links of which a site is the sender, and so remembers what they do."""

@@ -26,7 +26,7 @@ from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transport import Children
 from fedbac.deploy.wire import Message, WireError, decode
 from fedbac.errors import TooFewSitesError, quoted
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport
 
 AGAIN, LONGEST = 0.5, 10.0
 """Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""

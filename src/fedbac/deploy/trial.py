@@ -19,7 +19,7 @@ from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
 from fedbac.errors import DeployError
 from fedbac.federation import Federation
 from fedbac.files import make_folder, remove, replacing
-from fedbac.rounds.scores import by_clients
+from fedbac.rounds.record import by_clients
 
 PATIENCE = 10.0
 """Seconds that a site has to end by itself."""

@@ -7,7 +7,7 @@ from fedbac.engines.room import check_room
 from fedbac.engines.simulator import Simulator
 from fedbac.federation import Federation
 from fedbac.local import make_trainer
-from fedbac.rounds.orders import Edges
+from fedbac.rounds.messages import Edges
 
 
 def connect(experiment: Experiment, federation: Federation, runtime: Runtime) -> Edges:

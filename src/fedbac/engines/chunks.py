@@ -13,7 +13,7 @@ from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Trained, Trainer
-from fedbac.core.shortage import out_of_memory
+from fedbac.core.runtime import out_of_memory
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.local import num_cores
 

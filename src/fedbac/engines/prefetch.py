@@ -22,15 +22,15 @@ from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Train, Trained, Trainer
 from fedbac.core.rng import Rng
+from fedbac.core.runtime import out_of_memory
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.shortage import out_of_memory
 from fedbac.core.state import State
 from fedbac.engines.chunks import average_of, averaged, without_networks
 from fedbac.engines.simulator import Simulator
 from fedbac.local import one_thread
 from fedbac.rounds.cloud import Ordered, Record, Round
-from fedbac.rounds.common import Common
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.rounds.plan import Common
 
 T = TypeVar("T")
 

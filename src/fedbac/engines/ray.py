@@ -23,7 +23,7 @@ from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
 from fedbac.local import Examples, make_trainer
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
 
 try:
     import ray

@@ -9,9 +9,9 @@ from fedbac.core.parts import Parts
 from fedbac.engines.chunks import GIB, free_memory
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Assembled
-from fedbac.rounds.beginning import first_steps, owners_of
-from fedbac.rounds.common import combined_parts
-from fedbac.rounds.memory import remembered
+from fedbac.rounds.plan import combined_parts
+from fedbac.rounds.rows import remembered
+from fedbac.rounds.start import first_steps, owners_of
 
 
 def check_room(experiment: Experiment, federation: Assembled) -> None:

@@ -9,9 +9,9 @@ from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.chunks import GIB, Chunks
 from fedbac.local import one_thread
-from fedbac.rounds.common import Common
 from fedbac.rounds.edge import serve
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.plan import Common
 
 
 class Simulator:

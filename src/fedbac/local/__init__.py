@@ -12,7 +12,7 @@ from fedbac import gpu, native
 from fedbac.config.experiment import Runtime
 from fedbac.core.parts import Anatomy, Personalization, Stepping
 from fedbac.core.requests import Trainer
-from fedbac.core.threads import one_thread
+from fedbac.core.runtime import one_thread
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac.local.convolution import convolve
-from fedbac.local.products import normalize, product
+from fedbac.local.layers import convolve, normalize, product
 from fedbac.models import duplicate
 
 Rule = Callable[..., Tensor | tuple[Tensor, ...]]

@@ -15,14 +15,13 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import Launch, Plan
-from fedbac.local.arguments import Arguments, Rule, buffers_type
+from fedbac.local.batches import LANES, Visits, VisitTable
+from fedbac.local.buffers import Arguments, Room, Rule, Sums, buffers_type
 from fedbac.local.examples import Examples, rates
 from fedbac.local.losses import kept
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
-from fedbac.local.room import Room, Sums
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
-from fedbac.local.visits import LANES, Visits, VisitTable
 from fedbac.native import Layers
 
 LEAST_ROOM = 64

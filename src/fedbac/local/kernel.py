@@ -15,7 +15,7 @@ from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.losses import Losses
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.stages import Stage, places, span, stages_now, stages_of
-from fedbac.native.interruptible import interruptible
+from fedbac.native.calls import interruptible
 
 
 class NativeTrainer:

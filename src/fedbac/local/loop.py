@@ -11,8 +11,8 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
+from fedbac.core.runtime import one_thread, seeded
 from fedbac.core.settings import FloatArray
-from fedbac.core.threads import one_thread, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.examples import Examples, cells, rates

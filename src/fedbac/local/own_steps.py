@@ -18,17 +18,16 @@ from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.rng import torch_seed
+from fedbac.core.runtime import kernels, seeded
 from fedbac.core.schemes import checked_step
 from fedbac.core.settings import BoolArray, IntArray
-from fedbac.core.threads import kernels, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
-from fedbac.local.batches import BatchTable, Job
+from fedbac.local.batches import BatchTable, Job, Visits
 from fedbac.local.examples import Examples
 from fedbac.local.folding import for_many
 from fedbac.local.losses import Losses
 from fedbac.local.stages import Stage
-from fedbac.local.visits import Visits
 from fedbac.models import duplicate
 
 Batch = tuple[Tensor, Tensor, Tensor]

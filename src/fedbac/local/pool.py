@@ -1,9 +1,15 @@
 """The loop trainer in one single-threaded process per core; in this one alone while there is little to do."""
 
 import logging
+import os
 import pickle
+import shutil
+import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -16,11 +22,48 @@ from torch import nn
 from fedbac.core import signals, trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.core.signals import SIGNALS
 from fedbac.errors import EngineError, OutputError
 from fedbac.files import write_whole
 from fedbac.local.examples import Examples
 from fedbac.local.loop import Learned, LoopTrainer, gather
-from fedbac.local.processes import RESTARTS, start_pool
+
+RESTARTS = 2
+"""How often work is begun again whose process died; work that kills its process every time must end some day."""
+LOOK_SECONDS = 0.5
+"""How often a worker looks whether its parent is still there."""
+
+
+def start_pool(workers: int, begin: Callable[..., None] | None = None, *words: Any, litter: Path | None = None) -> Any:
+    """Return an executor of worker processes, each of which calls ``begin`` with these words first.
+
+    The words must be few: what does not fit into a pipe would keep the parent waiting while a process starts, and for
+    ever if it dies meanwhile. ``litter`` is a folder that workers remove if the parent dies.
+    """
+    from loky import ProcessPoolExecutor  # starts slowly and is not always needed
+
+    resource_tracker.ensure_running()  # else it begins with the first process, and ends the blocking of signals
+    return ProcessPoolExecutor(
+        max_workers=workers, timeout=60, initializer=_begin_worker, initargs=(os.getpid(), litter, begin, words)
+    )
+
+
+def _begin_worker(parent: int, litter: Path | None, begin: Callable[..., None] | None, words: tuple[Any, ...]) -> None:
+    for number in SIGNALS:  # the parent's to handle: it saves first, and tells workers to stop
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent, litter), daemon=True).start()
+    if begin is not None:
+        begin(*words)
+
+
+def _end_with(parent: int, litter: Path | None) -> None:
+    """End this process, wherever it is, once its parent is gone: nobody waits for its work, and it holds locks."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    if litter is not None:
+        shutil.rmtree(litter, ignore_errors=True)
+    os._exit(1)
+
 
 Packed = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""

@@ -19,18 +19,17 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
+from fedbac.core.runtime import kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.threads import kernels, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of
-from fedbac.local.batches import BatchTable
+from fedbac.local.batches import BatchTable, Visits
 from fedbac.local.examples import Examples, cells, rates
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
 from fedbac.local.own_steps import own_steps
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import stages_now, stages_of
-from fedbac.local.visits import Visits
 from fedbac.models import weights
 
 EVALUATION_BATCH = 2048

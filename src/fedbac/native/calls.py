@@ -1,6 +1,9 @@
-"""The structs by which the kernel is called: those of ``network.hpp``."""
+"""How the kernel is called: with the structs of ``network.hpp``, and so that a signal ends it at once."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, c_void_p
+from typing import TypeVar
 
 
 class ImagesArgument(Structure):
@@ -38,3 +41,21 @@ class EvaluateCall(Structure):
         ("num_pairs", c_int64), ("pair_model", POINTER(c_int64)), ("pair_group", POINTER(c_int64)),
         ("loss", POINTER(c_double)), ("correct", POINTER(c_int64)), ("stop", POINTER(c_int32)),
     ]  # fmt: skip
+
+
+Result = TypeVar("Result")
+
+
+def interruptible(work: Callable[[c_int32], Result]) -> Result:
+    """Return ``work(stop)``, done in another thread while this one waits.
+
+    Python's signal handlers run on the main thread, and not while it is in the kernel; here it only waits. When a
+    handler raises, ``stop`` tells the kernel to end after the samples in hand, and what it computed is lost.
+    """
+    stop = c_int32(0)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            return thread.submit(work, stop).result()
+        except BaseException:
+            stop.value = 1
+            raise

@@ -2,10 +2,8 @@
 
 from fedbac.personalization.adaptive_start import AdaptiveStart
 from fedbac.personalization.corrected import ControlVariates, DynamicPull, GroupCorrections
-from fedbac.personalization.interpolated import Interpolated
 from fedbac.personalization.joint import Additive, PerCluster, Shared
-from fedbac.personalization.moreau import MoreauEnvelope
-from fedbac.personalization.personal import Personal
+from fedbac.personalization.personal import Interpolated, MoreauEnvelope, Personal
 from fedbac.personalization.split import LateHead, PersonalHead
 from fedbac.personalization.two_heads import TwoHeads
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from fedbac.config.choices import plugins, say_hidden
 from fedbac.config.experiment import Method, Task
-from fedbac.config.plugins import plugins, say_hidden
 from fedbac.errors import ConfigError, unknown
 from fedbac.presets import additive, blending, clustered, personal, plain, selecting
 

@@ -14,10 +14,9 @@ from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.world import EQUAL
-from fedbac.rounds.attendance import Attendance, attend, everybody, extended
-from fedbac.rounds.common import Common
-from fedbac.rounds.orders import (
+from fedbac.core.world import EQUAL, Attendance, attend, everybody, extended
+from fedbac.rounds.measure import Survey, clients_to_ask, survey, survey_own, weighted
+from fedbac.rounds.messages import (
     MeasureOrder,
     MeasureReport,
     Order,
@@ -28,7 +27,7 @@ from fedbac.rounds.orders import (
     TrainReport,
     Wanted,
 )
-from fedbac.rounds.survey import Survey, clients_to_ask, survey, survey_own, weighted
+from fedbac.rounds.plan import Common
 
 NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""

@@ -1,19 +1,22 @@
 """Names, files and settings → an experiment, checked before any work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbac import data
 from fedbac.config.experiment import Experiment, Method, Runtime, Task
 from fedbac.config.explain import Change, changes_of, override, parse
 from fedbac.config.text import read_yaml
 from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, unknown
+from fedbac.local import check_device
 from fedbac.models import Custom, UserNetwork
 from fedbac.presets import DEFAULT_TASK, methods, tasks
 from fedbac.runs.store import RunFolder, differences, read_config
+from fedbac.runs.tracking import check_tracker
 
 SHOWN_DIFFERENCES = 3
 
@@ -210,3 +213,12 @@ def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
 def _refuse_lost_data(config: Mapping[str, Any], source: Path, with_data: bool) -> None:
     if config.get("data", {}).get("given_in_python") and not with_data:
         raise ConfigError(f"{source}: the data of this run were given in Python; give them again with dataset=...")
+
+
+def check_ready(experiments: Iterable[Experiment], runtime: Runtime, inputs: Inputs) -> None:
+    """Refuse runs whose device, tracker or data are not here; each data set is looked for once."""
+    if runtime.engine == "simulator":
+        check_device(runtime)
+    check_tracker(runtime.track)
+    if inputs.dataset is None and runtime.engine != "federation":  # whose data are elsewhere
+        data.check(dict.fromkeys(experiment.task.dataset for experiment in experiments), inputs.data_folder)

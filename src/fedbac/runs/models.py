@@ -17,10 +17,10 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_pa
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
-from fedbac.rounds.exchange import judged
-from fedbac.rounds.members import Members
-from fedbac.rounds.orders import Site
-from fedbac.rounds.scores import by_clients
+from fedbac.rounds.messages import Site
+from fedbac.rounds.mix import judged
+from fedbac.rounds.record import by_clients
+from fedbac.rounds.rows import Members
 
 
 class Predictor(nn.Module):

@@ -15,15 +15,14 @@ from fedbac.engines import Prefetching, check_room, connect
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
 from fedbac.models import frozen_sha256
-from fedbac.rounds.beginning import start
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.orders import Edges
+from fedbac.rounds.messages import Edges
+from fedbac.rounds.start import start
 from fedbac.runs.configure import Inputs, experiment_in, refuse_federation
 from fedbac.runs.models import Models, models_of
-from fedbac.runs.provenance import written
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
-from fedbac.runs.summary import summarize
+from fedbac.runs.summary import summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
 from fedbac.version import __version__
 

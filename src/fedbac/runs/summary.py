@@ -1,11 +1,19 @@
-"""The summary of a run: a function of its configuration and its records, and so never taken from a file."""
+"""What a run's folder says of it as a whole: where it comes from, and its summary, a function of its records."""
 
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from fedbac.errors import ConfigError
 from fedbac.rounds import metrics
+from fedbac.version import __version__
 
 NEEDED: dict[str, type] = {
     "seed": int,
@@ -40,3 +48,22 @@ def summarize(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]
         "finished": len(records) == task["rounds"],
         **metrics.summarize(records, task["targets"], judge["last_rounds"], judge["target_patience"]),
     }
+
+
+def written() -> dict[str, str]:
+    """Return the facts of this moment and this process."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+        "fedbac": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _command() -> str:
+    """Return the command as it was typed, without the folders that its program is in."""
+    program = Path(sys.argv[0] if sys.argv else "")
+    name = program.parent.name if program.name == "__main__.py" else program.name  # python -m
+    return shlex.join([name or "python", *sys.argv[1:]])

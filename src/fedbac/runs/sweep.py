@@ -19,14 +19,12 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.errors import ConfigError, FederationError, quoted
 from fedbac.files import remove_empty
 from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
-from fedbac.runs.crew import Crew
-from fedbac.runs.listing import list_again, list_runs, listed
-from fedbac.runs.naming import shortened
+from fedbac.runs.folders import list_again, list_runs, listed, shortened
 from fedbac.runs.play import play_folder
-from fedbac.runs.provenance import written
+from fedbac.runs.pool import Crew
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder
-from fedbac.runs.tail import Tail
+from fedbac.runs.store import Run, RunFolder, Tail
+from fedbac.runs.summary import written
 
 POLL_SECONDS = 0.2
 MOST_POINTS = 10_000

@@ -2,8 +2,14 @@
 
 from fedbac.sharing.apart import Apart
 from fedbac.sharing.blends import Blend, BlendState, LeaveOneOut, Similar, SimilarState
-from fedbac.sharing.mean import MeanThenApart, OnceOverfitted, OverfittingState, TowardsMean
-from fedbac.sharing.predicting import LeaningState, PredictTowardsMean
+from fedbac.sharing.mean import (
+    LeaningState,
+    MeanThenApart,
+    OnceOverfitted,
+    OverfittingState,
+    PredictTowardsMean,
+    TowardsMean,
+)
 from fedbac.sharing.teachers import Distill, DistillAdaptive, DistillAdaptiveState, DistillState
 
 __all__ = [

@@ -10,8 +10,8 @@ import numpy as np
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Accuracy, Evidence, Gram, Moment, Query, Slope, Split
 from fedbac.core.settings import FloatArray, NonNegative, Settings
+from fedbac.sharing.apart import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 from fedbac.sharing.mean import also_judged
-from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
 
 class BlendState(NamedTuple):

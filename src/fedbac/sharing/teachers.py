@@ -7,8 +7,8 @@ import numpy as np
 from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Moment, Query
 from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone, Settings
+from fedbac.sharing.apart import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 from fedbac.sharing.mean import also_judged, towards_mean
-from fedbac.sharing.weights import Share, cluster_cosines, data_shares, latest_cosines, member_shares
 
 OCCUPIED, MEAN = Loss("occupied", "train"), Loss("mean", "train")
 

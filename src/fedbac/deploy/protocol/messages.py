@@ -27,7 +27,7 @@ from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
 from fedbac.deploy.wire import Message, WireError, encode
 from fedbac.errors import quoted
-from fedbac.rounds.orders import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
 
 Names = AnyNumber[tuple[str, ...]]
 Had = Mapping[str, Names]

@@ -13,7 +13,7 @@ from fedbac.core.rng import Rng, stream
 from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import EQUAL
-from fedbac.rounds.orders import Site
+from fedbac.rounds.messages import Site
 
 
 def combined_parts(method: Method) -> frozenset[str]:

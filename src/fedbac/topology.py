@@ -1,8 +1,22 @@
-"""Three tiers: clients meet at their edge, edges meet at the cloud."""
+"""Column "Architecture" of Table I: who is attached to whom, and how often tiers meet."""
 
 from typing import ClassVar, Literal
 
 from fedbac.core.settings import Epochs, Settings
+
+__all__ = ["Flat", "Hierarchical"]
+
+
+class Flat(Settings):
+    """One site that holds everybody; edges of the task are groups of test data and nothing else."""
+
+    kind: Literal["flat"] = "flat"
+    edge_rounds: ClassVar[int] = 1
+    tiers: ClassVar[int] = 2
+
+    def sites(self, num_edges: int) -> tuple[tuple[int, ...], ...]:
+        """Return all edges as one site."""
+        return (tuple(range(num_edges)),)
 
 
 class Hierarchical(Settings):

@@ -20,9 +20,8 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.rng import stream
 from fedbac.core.state import State
-from fedbac.rounds.members import Members, num_clients
-from fedbac.rounds.memory import first_memory
-from fedbac.rounds.orders import Site
+from fedbac.rounds.messages import Site
+from fedbac.rounds.rows import Members, first_memory, num_clients
 
 BEFORE = "the beginning"
 

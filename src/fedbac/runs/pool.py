@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbac.core import signals
 from fedbac.errors import EngineError
-from fedbac.local.processes import RESTARTS, start_pool
+from fedbac.local.pool import RESTARTS, start_pool
 
 log = logging.getLogger("fedbac")
 

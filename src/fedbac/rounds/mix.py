@@ -1,17 +1,21 @@
-"""How clusters share what they know: what members are sent, and what they predict with."""
+"""How clusters share what they know: what members are sent, learn from, and predict with."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_exchange, consult
+from fedbac.core.links import Link
 from fedbac.core.parts import Personalization
-from fedbac.core.policies import Exchange
+from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Evidence, Query
+from fedbac.core.requests import Teachers
 from fedbac.core.settings import FloatArray
 from fedbac.core.state import State
-from fedbac.rounds.members import Members
+from fedbac.rounds.rows import Members
 
 
 def evidence_of(
@@ -58,3 +62,27 @@ def judged(experiment: Experiment, members: Members, state: State) -> State:
         return state
     mix_KJ = exchanged(experiment, members, state).judged_KJ
     return mixed(experiment.method.personalization, state, mix_KJ)
+
+
+@dataclass(frozen=True)
+class Faculty:
+    """The teachers of all members: whole networks, mixed from those of clusters."""
+
+    part: str
+    """Whose networks they are."""
+    teachers: Teachers
+
+    def at(self, m: int, members: Members, link: Link) -> Teachers:
+        """Return the teachers of a site's clients, and send it those that one of them has."""
+        mine, clients = members.at(m), members.sites[m].clients
+        rows = mine if members.unit == "client" else mine * len(clients)
+        used = np.flatnonzero((self.teachers.weight_CT[mine] > 0).any(0))
+        link.send("down", "evaluate", {self.part: trees.select(self.teachers.bank, used)})
+        return replace(self.teachers, weight_CT=self.teachers.weight_CT[rows], share_C=self.teachers.share_C[rows])
+
+
+def teachers(scheme: Personalization, state: State, teaching: Teaching) -> Faculty:
+    """Make the teachers that a sharing policy wants."""
+    part = next(part for part, spec in scheme.parts.items() if spec.scope == "cluster")
+    bank = trees.blend(state.parts[part], teaching.mix_TJ)
+    return Faculty(part, Teachers(bank, teaching.weight_NT, teaching.share_N, teaching.temperature))

@@ -1,8 +1,4 @@
-"""Rules that a few liars cannot move far. Each child counts once, whatever it claims to hold.
-
-f is the number of children that may lie: ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋. So of two children nobody is
-left out. The definitions are those of the library byzfl.
-"""
+"""How an owner combines what its children changed: by the mean, or by a rule that a few liars cannot move far."""
 
 import math
 from typing import Annotated, ClassVar, Literal
@@ -12,6 +8,21 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbac.core.settings import Positive, Settings
+
+__all__ = ["GeometricMedian", "Krum", "Mean", "Median", "TrimmedMean"]
+
+
+class Mean(Settings):
+    """Eqs. 1, 5 and 6: Σ_i (n_i / n) Δ_i. Children are added up as they come, so that none of them is held."""
+
+    kind: Literal["mean"] = "mean"
+    needs: ClassVar[Literal["sum", "all"]] = "sum"
+
+    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+        """Return the weighted mean."""
+        share_C = weight_C.double() / weight_C.double().sum()
+        return (share_C[:, None] * change_CD).sum(0).to(change_CD.dtype)
+
 
 COLUMNS = 1 << 16
 """Weights that are sorted at a time: what sorting takes besides is several times their size."""

@@ -1,7 +1,4 @@
-"""How torch works here: on one thread, by seeds of ours, through kernels that repeat their bits.
-
-Small tensors gain nothing from more threads, and results must not depend on the number of cores.
-"""
+"""How torch works here: on one thread, by seeds of ours, by kernels that repeat their bits; and if memory is short."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,3 +44,18 @@ def kernels(exact: bool) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = products
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says so, or came of one that does; torch and the GPU's driver do it by a RuntimeError."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if (
+            isinstance(cause, MemoryError | torch.OutOfMemoryError)
+            or "allocate memory" in text
+            or "out of memory" in text
+        ):
+            return True
+        cause = cause.__context__
+    return False

@@ -1,0 +1,182 @@
+"""Whose rows of the parts a site works with: members, the rows they hold, and what links remember of them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.codecs import Chains, nothing_left, remembering
+from fedbac.core.links import DIRECTIONS, TIERS, Link
+from fedbac.core.parts import Params, Part, Parts, Personalization, Scope
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.rounds.messages import Site
+
+T = TypeVar("T", int, tuple[int, ...])
+
+
+class Holding(NamedTuple):
+    """The rows of one part that a site holds during a round."""
+
+    owner_R: IntArray
+    """The owner of each row: its place in the cloud's stack."""
+    row_N: IntArray
+    """The row that each client of the site uses."""
+
+
+def holdings(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, Holding]:
+    """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
+    shared = np.zeros(len(site.clients), dtype=np.int64)
+    each, together = np.arange(len(site.clients)), label_C.size > 0 and bool((label_C == label_C[0]).all())
+    by_scope = {
+        "cloud": Holding(np.array([0]), shared),
+        "cluster": Holding(label_C[:1], shared) if together else Holding(*np.unique(label_C, return_inverse=True)),
+        "edge": Holding(np.array([site.index]), shared),
+        "client": Holding(np.array(site.clients), each),
+    }
+    return {part: by_scope[spec.scope] for part, spec in parts.items()}
+
+
+def distinct(values: Iterable[T]) -> tuple[list[T], IntArray]:
+    """Return the different values in order, and the place of each among them: for a few, faster than numpy.unique."""
+    given = list(values)
+    different = sorted(set(given))
+    place = {value: number for number, value in enumerate(different)}
+    return different, np.array([place[value] for value in given], dtype=np.int64)
+
+
+def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str, IntArray]]:
+    """Return only those rows of a bank that models use, each once, and where every model finds its own."""
+    kept: Parts = {}
+    places: dict[str, IntArray] = {}
+    for part, rows in row_V.items():
+        used, places[part] = distinct(rows.tolist())
+        kept[part] = trees.select(bank[part], np.array(used, dtype=np.int64))
+    return kept, places
+
+
+def rows_of(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:
+    """Return a site's rows of a part; sites with the same rows get the same object, and an engine makes use of that."""
+    if (key := (part, own.owner_R.tobytes())) not in known:
+        known[key] = trees.select(bank[part], own.owner_R)
+    return known[key]
+
+
+Unit = Literal["edge", "client"]
+
+
+class Members:
+    """The members of clusters, and where each of them is.
+
+    A site is the member of its own number; a client is too.
+    """
+
+    def __init__(self, unit: Unit, sites: Sequence[Site]) -> None:
+        self.unit, self.sites = unit, sites
+        if unit == "edge":
+            self.size_N = np.array([site.size for site in sites])
+        else:
+            self.size_N = np.zeros(num_clients(sites), dtype=np.int64)
+            for site in sites:
+                self.size_N[list(site.clients)] = site.size_N
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.size_N.size
+
+    def at(self, m: int) -> list[int]:
+        """Return the members at a site, in the order of its clients."""
+        return [m] if self.unit == "edge" else list(self.sites[m].clients)
+
+    def holdings(self, parts: Mapping[str, Part], label_N: IntArray) -> list[dict[str, Holding]]:
+        """Return what every site holds of each part."""
+        return [holdings(parts, site, self.labels(label_N, m)) for m, site in enumerate(self.sites)]
+
+    def labels(self, label_N: IntArray, m: int) -> IntArray:
+        """Return the cluster of each client of a site."""
+        if self.unit == "edge":
+            return np.full(len(self.sites[m].clients), label_N[m])
+        return label_N[list(self.sites[m].clients)]
+
+
+def num_clients(sites: Sequence[Site]) -> int:
+    """Return how many clients there are; they are numbered from 0."""
+    return 1 + max(client for site in sites for client in site.clients)
+
+
+def given_another(label_N: IntArray, origin_KJ: FloatArray | None) -> BoolArray:
+    """Return which members find another network in their cluster, though they may never have left it."""
+    if origin_KJ is None:
+        return np.zeros(label_N.size, dtype=bool)
+    changed_K: BoolArray = (origin_KJ != np.eye(len(origin_KJ))).any(axis=1)
+    return changed_K[label_N]
+
+
+Memory = dict[str, Parts]
+"""By the name of a link that compresses; rows are owners, or clients for what clients have left."""
+
+
+AT_SITES = ("client_down", "client_up", "cloud_up")
+"""The links whose senders are a site and its clients."""
+
+
+def first_memory(chains: Chains, scheme: Personalization, parts: Parts, site: Site) -> Memory:
+    """Return what the links of a site remember before the first round: everybody has the initial networks."""
+    memory: Memory = {}
+    for name, passing in _passing(chains, scheme).items():
+        mine = {part: stack for part, stack in parts.items() if part in passing}
+        if name == "client_up":
+            each = np.zeros(len(site.clients), dtype=np.int64)
+            mine = {part: trees.select(stack, each) for part, stack in mine.items()}
+        memory[name] = mine if name in ("client_down", "cloud_down") else nothing_left(mine)
+    return memory
+
+
+def remembered(
+    chains: Chains, scheme: Personalization, owners: Mapping[Scope, int], sites: Sequence[Site]
+) -> Counter[str]:
+    """Return how many rows of each part the links of all sites remember."""
+    rows: Counter[str] = Counter()
+    for name, passing in _passing(chains, scheme).items():
+        for part in passing:
+            every = owners[scheme.parts[part].scope]
+            rows[part] += sum(len(site.clients) if name == "client_up" else every for site in sites)
+    return rows
+
+
+def _passing(chains: Chains, scheme: Personalization) -> dict[str, frozenset[str]]:
+    """Return the parts that pass each link that compresses."""
+    passing = {
+        f"{tier}_{direction}": Link(tier, scheme).passing[direction] for tier in TIERS for direction in DIRECTIONS
+    }
+    return {name: passing[name] for name in remembering(chains)}
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The memory of a site's links during a round: only the rows that the site holds."""
+
+    whole: Memory
+    held: Mapping[str, Holding]
+
+    def of(self, name: str) -> Parts:
+        """Return what a link remembers of the rows that are held; nothing if it does not compress."""
+        found = self.whole.get(name, {})
+        if name == "client_up":
+            return found
+        return {part: trees.select(stack, self.held[part].owner_R) for part, stack in found.items()}
+
+    def with_(self, changed: Mapping[str, Parts]) -> Memory:
+        """Return the memory after the round."""
+        after = dict(self.whole)
+        for name, parts in changed.items():
+            if name not in after:
+                continue
+            after[name] = {
+                part: parts[part] if name == "client_up" else trees.put(stack, self.held[part].owner_R, parts[part])
+                for part, stack in after[name].items()
+            }
+        return after
