@@ -19,8 +19,8 @@ import torch
 from deploying.records import Watch
 from deploying.sites import made, whole_memory
 
+from fedbac.deploy.roles.status import read_status
 from fedbac.deploy.settings import CLOUD, DeploySettings
-from fedbac.deploy.status import read_status
 from fedbac.deploy.trial import Trial
 from fedbac.local import describe
 from fedbac.runs.configure import configure

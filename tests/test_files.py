@@ -28,10 +28,10 @@ WRITING = re.compile(
 MAY_WRITE = {
     "fedbac/files.py",
     "fedbac/runs/records.py",
-    "fedbac/deploy/pipes.py",
+    "fedbac/deploy/transports/pipes.py",
     "fedbac/deploy/trial.py",
-    "fedbac/deploy/nvflare/hosting.py",
-    "fedbac/deploy/nvflare/project.py",
+    "fedbac/deploy/transports/nvflare/hosting.py",
+    "fedbac/deploy/transports/nvflare/project.py",
 }
 """The writer; the log of rounds, which grows a line a round; pipes, which are no files; logs of processes; arrays of a
 trial, through the writer; and folders that NVFlare made, which are moved."""

@@ -59,11 +59,11 @@ MUTANTS = {
         "rounds/cloud.py", " if self.method.topology.tiers == 3 else 0", "", CLOUD_SECONDS
     ),
     "ready before it rejoined": Mutant(
-        "deploy/asking.py", "answers.keys() - reasons.keys() - self._rejoined", "answers.keys() - reasons.keys()",
+        "deploy/roles/calls.py", "answers.keys() - reasons.keys() - self._rejoined", "answers.keys() - reasons.keys()",
         REJOINED,
     ),
-    "unfit before it rejoined": Mutant("deploy/asking.py", " if name not in self._rejoined}", "}", REJOINED),
-    "rejoined for ever": Mutant("deploy/asking.py", "self._rejoined -= set(new)", "pass", REJOINED),
+    "unfit before it rejoined": Mutant("deploy/roles/calls.py", " if name not in self._rejoined}", "}", REJOINED),
+    "rejoined for ever": Mutant("deploy/roles/calls.py", "self._rejoined -= set(new)", "pass", REJOINED),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedbac.deploy.trial import Trial
 
-PRELOADED = ["fedbac.cli.main", "fedbac.deploy.cloud", "fedbac.deploy.edge", "fedbac.report"]
+PRELOADED = ["fedbac.cli.main", "fedbac.deploy.roles.cloud", "fedbac.deploy.roles.edge", "fedbac.report"]
 
 
 class Born:

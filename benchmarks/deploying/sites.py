@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedbac.config.experiment import Experiment
-from fedbac.deploy.kits import FederationFolder
+from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.trial import Trial, cut_data
 from fedbac.federation import assemble

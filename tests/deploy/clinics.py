@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from fedbac.config.experiment import Experiment
-from fedbac.deploy.kits import FederationFolder
+from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.trial import Trial, cut_data, free_ports
 from fedbac.federation import assemble

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedbac.deploy.kits import FederationFolder
+from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
-from fedbac.deploy.edge import Edge
-from fedbac.deploy.enrolment import Enrolled, enrol
-from fedbac.deploy.remote import RemoteClients, RemoteEdges
+from fedbac.deploy.roles.edge import Edge
+from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
+from fedbac.deploy.roles.enrolment import Enrolled, enrol
+from fedbac.deploy.roles.trainer import Shop
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
-from fedbac.deploy.shop import Shop
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
 

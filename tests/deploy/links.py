@@ -13,13 +13,13 @@ from typing import Any
 
 import grpc
 
-from fedbac.deploy.authority import Authority
-from fedbac.deploy.credentials import Credentials
-from fedbac.deploy.frames import HEADER, Kind, framed
-from fedbac.deploy.grpc import GrpcChildren, GrpcParent
-from fedbac.deploy.grpc.common import METHOD, SITE
+from fedbac.deploy.pki.authority import Authority
+from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.settings import Role
-from fedbac.deploy.transport import Answer
+from fedbac.deploy.transports.base import Answer
+from fedbac.deploy.transports.frames import HEADER, Kind, framed
+from fedbac.deploy.transports.grpc import GrpcChildren, GrpcParent
+from fedbac.deploy.transports.grpc.common import METHOD, SITE
 
 HEARTBEAT = 2.0
 """Long enough that a busy machine makes nobody silent."""
@@ -138,8 +138,8 @@ PROGRAM = """
     bare.__path__ = [{source!r}]
     sys.modules["fedbac"] = bare
     from pathlib import Path
-    from fedbac.deploy.credentials import Credentials
-    from fedbac.deploy.grpc import GrpcChildren, GrpcParent
+    from fedbac.deploy.pki.credentials import Credentials
+    from fedbac.deploy.transports.grpc import GrpcChildren, GrpcParent
 """
 
 

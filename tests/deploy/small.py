@@ -12,7 +12,7 @@ import pytest
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards, toy
-from fedbac.deploy.enrolment import Enrolled
+from fedbac.deploy.roles.enrolment import Enrolled
 from fedbac.deploy.settings import DeploySettings
 from fedbac.federation import assemble
 from fedbac.local import Examples

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.cli.deploying import described
-from fedbac.deploy.status import read_status
+from fedbac.deploy.roles.status import read_status
 from fedbac.deploy.trial import Trial
 from fedbac.report.following import Follower
 from fedbac.runs.checkpoints import newest

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from filelock import FileLock
 
-from fedbac.deploy import authority
-from fedbac.deploy.authority import Authority, is_signed_by, read_identity, read_revoked
-from fedbac.deploy.kits import FederationFolder, Kit
+from fedbac.deploy.pki import authority
+from fedbac.deploy.pki.authority import Authority, is_signed_by, read_identity, read_revoked
+from fedbac.deploy.pki.kits import FederationFolder, Kit
 from fedbac.errors import DeployError
 from tests.deploy.folders import make
 

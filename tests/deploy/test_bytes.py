@@ -7,8 +7,8 @@ import pytest
 from fedbac import Perceptron
 from fedbac.core.links import Ledger
 from fedbac.data import toy
-from fedbac.deploy.counting import Counted
-from fedbac.deploy.wire import encode
+from fedbac.deploy.protocol.wire import encode
+from fedbac.deploy.transports.base import Counted
 from fedbac.federation import assemble
 from fedbac.runs.configure import Inputs, configure
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation, cut

@@ -19,14 +19,14 @@ import yaml
 from fedbac.cli.deploying import described
 from fedbac.cli.main import app
 from fedbac.config.experiment import Runtime
-from fedbac.deploy.client import run_client
-from fedbac.deploy.cloud import Cloud
-from fedbac.deploy.counting import Counted
-from fedbac.deploy.edge import run_edge
-from fedbac.deploy.kits import FederationFolder, Kit
 from fedbac.deploy.local_data import read_local
-from fedbac.deploy.remote import Remote
-from fedbac.deploy.status import read_status
+from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.roles.client import run_client
+from fedbac.deploy.roles.cloud import Cloud
+from fedbac.deploy.roles.edge import run_edge
+from fedbac.deploy.roles.edges import Remote
+from fedbac.deploy.roles.status import read_status
+from fedbac.deploy.transports.base import Counted
 from fedbac.deploy.trial import Trial
 from fedbac.errors import DeployError, OutputError
 from fedbac.runs.store import RunFolder
@@ -148,7 +148,7 @@ def test_an_expired_kit_says_what_to_do(fedbac: Shell, clinic: FederationFolder)
 def test_without_the_extra_a_sentence_says_what_to_install(
     fedbac: Shell, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "fedbac.deploy.kits", None)
+    monkeypatch.setitem(sys.modules, "fedbac.deploy.pki.kits", None)
     words = ["federation", "try", "clinic"] if command == ["try"] else command
     assert "pip install 'fedbac[deploy]'" in refused(fedbac, *words)
 
@@ -222,7 +222,7 @@ def test_waiting_for_the_first_round_is_no_trouble(
     fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
     kit = Kit.load(FederationFolder.load(tmp_path / "hospital").kit("cloud"))
     cloud = Cloud(kit, RunFolder(tmp_path / "run"), Runtime())
-    monkeypatch.setattr("fedbac.deploy.cloud.children_of", lambda *given: Counted(MemoryChildren({})))
+    monkeypatch.setattr("fedbac.deploy.roles.cloud.children_of", lambda *given: Counted(MemoryChildren({})))
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(cloud.stop, "wanted", True))
     with pytest.raises(DeployError, match="stopped before the first round"):
         next(cloud.play())
@@ -235,7 +235,7 @@ def test_a_client_that_begins_leaves_its_name_to_the_log(
     """Every line begins with it."""
     caplog.set_level("INFO", logger="fedbac")
     for name in ("Worker", "parent_of"):
-        monkeypatch.setattr(f"fedbac.deploy.client.{name}", MagicMock())
+        monkeypatch.setattr(f"fedbac.deploy.roles.client.{name}", MagicMock())
     run_client(Kit.load(clinic.kit("edge-0-client-0")), "mine.npz", threading.Event())
     assert caplog.messages == ["its data can be read; dialling edge-0 at 127.0.0.1:8444"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedbac.deploy.credentials import Credentials
-from fedbac.deploy.greeting import hello
-from fedbac.deploy.grpc import GrpcParent
-from fedbac.deploy.kits import FederationFolder
+from fedbac.deploy.pki.credentials import Credentials
+from fedbac.deploy.pki.kits import FederationFolder
+from fedbac.deploy.protocol.handshake import hello
+from fedbac.deploy.transports.grpc import GrpcParent
 from tests.deploy.clinics import make_clinic
 from tests.deploy.story import Story
 

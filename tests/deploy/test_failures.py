@@ -17,22 +17,21 @@ import pytest
 import torch
 
 from fedbac.config.experiment import Runtime
-from fedbac.deploy.edge import run_edge
-from fedbac.deploy.enrolment import enrol
-from fedbac.deploy.failures import Failure, SiteError
-from fedbac.deploy.frames import Assembler, Kind, Message, Outbox
-from fedbac.deploy.greeting import welcome
-from fedbac.deploy.grpc import children as grpc_children
-from fedbac.deploy.kits import FederationFolder, Kit
-from fedbac.deploy.linking import children_of
-from fedbac.deploy.nvflare.parent import NvflareParent
-from fedbac.deploy.nvflare.post import FAILED, Post
-from fedbac.deploy.pipes import OK, send
+from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.handshake import welcome
+from fedbac.deploy.protocol.wire import WireError, decode, encode
+from fedbac.deploy.roles.edge import run_edge
+from fedbac.deploy.roles.enrolment import enrol
+from fedbac.deploy.roles.worker import serve
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
-from fedbac.deploy.transport import Refusal
+from fedbac.deploy.transports.base import Refusal
+from fedbac.deploy.transports.connect import children_of
+from fedbac.deploy.transports.frames import Assembler, Kind, Message, Outbox
+from fedbac.deploy.transports.grpc import children as grpc_children
+from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
+from fedbac.deploy.transports.pipes import OK, send
 from fedbac.deploy.trial import free_ports
-from fedbac.deploy.wire import WireError, decode, encode
-from fedbac.deploy.worker import serve
 from fedbac.errors import ConfigError, DeployError
 from fedbac.runs.configure import configure
 from tests.deploy.links import EDGE, FIRST, PATIENCE, Hostile, Identities, child, edge, eventually

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
-from fedbac.deploy.kits import FederationFolder, Kit
+from fedbac.deploy.pki.kits import FederationFolder, Kit
 from tests.test_cli import Shell
 
 SIZES = ["--edges", "2", "--clients", "2,3"]
@@ -156,7 +156,7 @@ def test_commands_refuse_unknown_folders_and_sites(fedbac: Shell, tmp_path: Path
 
 
 def test_without_the_extra_a_sentence_says_what_to_install(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fedbac.deploy.kits", None)
+    monkeypatch.setitem(sys.modules, "fedbac.deploy.pki.kits", None)
     assert "pip install 'fedbac[deploy]'" in refused(fedbac, "show", "hospital")
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fedbac.deploy.frames import CHUNK, HEADER, Assembler, Budget, FrameError, Kind, Message, Outbox, framed
+from fedbac.deploy.transports.frames import CHUNK, HEADER, Assembler, Budget, FrameError, Kind, Message, Outbox, framed
 
 LIMIT = 3 * CHUNK
 
@@ -119,7 +119,7 @@ def test_an_outbox_copies_no_message_before_it_is_sent() -> None:
 
 def test_a_budget_is_a_burst_and_then_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("fedbac.deploy.frames.time.monotonic", lambda: now)
+    monkeypatch.setattr("fedbac.deploy.transports.frames.time.monotonic", lambda: now)
     budget = Budget(burst=3, per_second=2)
     assert [budget.spend() for _ in range(5)] == [True, True, True, False, False]
     now += 1

@@ -11,9 +11,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from fedbac.deploy.grpc.common import LARGEST_HELLO, ticks
-from fedbac.deploy.grpc.parent import GrpcParent
-from fedbac.deploy.transport import Refusal
+from fedbac.deploy.transports.base import Refusal
+from fedbac.deploy.transports.grpc.common import LARGEST_HELLO, ticks
+from fedbac.deploy.transports.grpc.parent import GrpcParent
 from fedbac.errors import DeployError
 from tests.deploy.links import (
     CHILDREN,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from fedbac.deploy.frames import CHUNK, HEADER, LARGEST_FRAME, Assembler, Kind, Message, framed
-from fedbac.deploy.grpc.common import LONGEST_FAILURE
+from fedbac.deploy.transports.frames import CHUNK, HEADER, LARGEST_FRAME, Assembler, Kind, Message, framed
+from fedbac.deploy.transports.grpc.common import LONGEST_FAILURE
 from tests.deploy.links import (
     FIRST,
     LIMIT,

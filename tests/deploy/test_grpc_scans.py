@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbac.deploy.grpc.listening import OTHER_FILES, room_for
+from fedbac.deploy.transports.grpc.listening import OTHER_FILES, room_for
 from tests.deploy.links import FIRST, SECOND, Identities, child
 from tests.deploy.scanning import complaint, scanned
 

@@ -15,10 +15,10 @@ import grpc
 import pytest
 from cryptography import x509
 
-from fedbac.deploy.credentials import Credentials
-from fedbac.deploy.frames import Assembler, Kind
-from fedbac.deploy.grpc import GrpcChildren, listening
-from fedbac.deploy.grpc.children import Link
+from fedbac.deploy.pki.credentials import Credentials
+from fedbac.deploy.transports.frames import Assembler, Kind
+from fedbac.deploy.transports.grpc import GrpcChildren, listening
+from fedbac.deploy.transports.grpc.children import Link
 from fedbac.errors import DeployError
 from tests.deploy.links import (
     CHILDREN,

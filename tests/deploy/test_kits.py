@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 import fedbac
-from fedbac.deploy.credentials import Credentials, Revoked
-from fedbac.deploy.edge import Edge
-from fedbac.deploy.kits import FederationFolder, Kit
+from fedbac.deploy.pki.credentials import Credentials, Revoked
+from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.protocol.wire import decode, encode
+from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.settings import FederationConfig, SiteConfig, read_settings
-from fedbac.deploy.wire import decode, encode
 from fedbac.errors import DeployError, OutputError
 from tests.deploy.folders import make, small
 from tests.deploy.in_memory import MemoryChildren
@@ -288,7 +288,7 @@ def test_an_edge_that_cannot_store_a_list_says_so_and_obeys_it(
     def read_only(path: Path, *_: object, **__: object) -> None:
         raise OutputError(f"{path}: it cannot be written (Read-only file system)")
 
-    monkeypatch.setattr("fedbac.deploy.kits.write_whole", read_only)
+    monkeypatch.setattr("fedbac.deploy.pki.kits.write_whole", read_only)
     edge, told = Edge(kit.site, tmp_path / "state", kit=kit), list[bytes]()
     edge.children = MemoryChildren({})
     monkeypatch.setattr(edge.children, "turn_away", told.append)

@@ -11,7 +11,7 @@ import pytest
 from fedbac.config.experiment import Experiment
 from fedbac.data import Partition, partition
 from fedbac.deploy.local_data import LocalData, from_arrays, read_local
-from fedbac.deploy.shop import Shop
+from fedbac.deploy.roles.trainer import Shop
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import CPU
 from tests.deploy.small import small

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac.deploy.remote import Interruption
-from fedbac.deploy.wire import Message, decode, encode
+from fedbac.deploy.protocol.wire import Message, decode, encode
+from fedbac.deploy.roles.edges import Interruption
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
 from tests.covering import first

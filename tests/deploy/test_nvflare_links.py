@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedbac.deploy import nvflare
-from fedbac.deploy.nvflare.children import NvflareChildren
-from fedbac.deploy.nvflare.orders import Outcome, SiteOrder, ask_to_stop, stop_asked
-from fedbac.deploy.nvflare.parent import NvflareParent
-from fedbac.deploy.nvflare.places import FOLDER
-from fedbac.deploy.nvflare.post import FAILED, Post
-from fedbac.deploy.nvflare.returning import Returning
-from fedbac.deploy.nvflare.trusting import END, Trust
-from fedbac.deploy.transport import Refusal
+from fedbac.deploy.transports import nvflare
+from fedbac.deploy.transports.base import Refusal
+from fedbac.deploy.transports.nvflare.children import END, NvflareChildren, Trust
+from fedbac.deploy.transports.nvflare.hosting import Outcome, SiteOrder, ask_to_stop, stop_asked
+from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
+from fedbac.deploy.transports.nvflare.project import FOLDER
+from fedbac.deploy.transports.nvflare.supervisor import Returning
 from fedbac.errors import ConfigError
 from tests.deploy.links import EDGE, FIRST, SECOND, Identities
 

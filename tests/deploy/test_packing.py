@@ -11,10 +11,10 @@ from fedbac import Perceptron
 from fedbac.core.codecs import Both, Chain, Codec, EightBits, Senders, Sent, TopK, passed
 from fedbac.core.links import DIRECTIONS, TIERS
 from fedbac.core.parts import Parts
-from fedbac.deploy.asking import FORGOTTEN, STRANGER
 from fedbac.deploy.protocol.messages import MESSAGES, read_train_request
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf, pack, stamp, unpacked
-from fedbac.deploy.wire import Message, WireError, decode, encode
+from fedbac.deploy.protocol.wire import Message, WireError, decode, encode
+from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.small import small

@@ -16,11 +16,11 @@ from fedbac.core.queries import Query, Statistic
 from fedbac.core.requests import Measured, Teachers, Trained
 from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Mark, Share, Some, Unchecked, Within
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.deploy import counting
 from fedbac.deploy.protocol import messages
 from fedbac.deploy.protocol.codec import MAPPINGS, UNIONS, Reader, declared, label, unmarked
 from fedbac.deploy.protocol.messages import MESSAGES, received, sent
-from fedbac.deploy.wire import Message, WireError, decode
+from fedbac.deploy.protocol.wire import Message, WireError, decode
+from fedbac.deploy.transports import base as counting
 from fedbac.errors import PolicyError
 from fedbac.rounds.messages import Reading, TrainOrder
 from tests.deploy.mutants import mutant

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbac.deploy.asking import Asking
-from fedbac.deploy.enrolment import stored
-from fedbac.deploy.failures import Failure, SiteError
-from fedbac.deploy.greeting import hello
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.messages import sent
-from fedbac.deploy.wire import encode
+from fedbac.deploy.protocol.wire import encode
+from fedbac.deploy.roles.calls import Asking
+from fedbac.deploy.roles.enrolment import stored
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren

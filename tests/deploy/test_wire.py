@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.deploy.wire import LENGTH, MOST_HEAD, PROTOCOL, WireError, decode, encode
+from fedbac.deploy.protocol.wire import LENGTH, MOST_HEAD, PROTOCOL, WireError, decode, encode
 from tests.covering import first
 from tests.deploy.fuzzing import Bench, Liars, bench
 from tests.deploy.small import small

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbac.deploy.nvflare.project import provision
+from fedbac.deploy.transports.nvflare.project import provision
 from tests.deploy.clinics import Clinic, make_clinic
 
 

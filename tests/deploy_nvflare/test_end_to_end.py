@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-from fedbac.deploy.kits import FederationFolder
-from fedbac.deploy.nvflare.job import SITES, write_job
-from fedbac.deploy.nvflare.places import ADMIN, ADMINISTRATOR
-from fedbac.deploy.nvflare.project import provision
+from fedbac.deploy.pki.kits import FederationFolder
+from fedbac.deploy.transports.nvflare.project import ADMIN, ADMINISTRATOR, SITES, provision, write_job
 from tests.deploy.clinics import Clinic, family
 from tests.deploy.story import Story
 

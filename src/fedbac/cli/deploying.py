@@ -18,7 +18,7 @@ from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
-    from fedbac.deploy.kits import Kit
+    from fedbac.deploy.pki.kits import Kit
 
 
 def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
@@ -74,7 +74,7 @@ def cloud(
     from fedbac.cli.reporting import conclude
     from fedbac.config.experiment import Runtime
     from fedbac.config.explain import parse
-    from fedbac.deploy.cloud import Cloud, run_folder
+    from fedbac.deploy.roles.cloud import Cloud, run_folder
 
     runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
     place = run_folder(kit, out_folder)
@@ -113,9 +113,9 @@ def _hosted_cloud(
 ) -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
-    from fedbac.deploy.cloud import run_folder
-    from fedbac.deploy.nvflare.orders import SiteOrder
-    from fedbac.deploy.nvflare.supervisor import Supervisor
+    from fedbac.deploy.roles.cloud import run_folder
+    from fedbac.deploy.transports.nvflare.hosting import SiteOrder
+    from fedbac.deploy.transports.nvflare.supervisor import Supervisor
     from fedbac.runs.configure import configure
     from fedbac.runs.stopping import Stop
 
@@ -132,8 +132,7 @@ def _hosted_cloud(
 
 def _host(kit: "Kit", data: str | None, state: Path | None, device: str, stop: threading.Event) -> None:
     """Have NVFlare run an edge or a client; its processes are elsewhere, so paths are said in full."""
-    from fedbac.deploy.nvflare.hosting import run_site
-    from fedbac.deploy.nvflare.orders import SiteOrder
+    from fedbac.deploy.transports.nvflare.hosting import SiteOrder, run_site
 
     source = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
     run_site(kit, SiteOrder(data=source, state=_in_full(state), device=device), stop)
@@ -147,7 +146,7 @@ def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:
     """Whether NVFlare runs the site; addresses are then those that it was given with its startup folder."""
     if kit.site.deploy.transport != "nvflare":
         return False
-    from fedbac.deploy import nvflare
+    from fedbac.deploy.transports import nvflare
 
     nvflare.require()
     for name, address in addresses.items():
@@ -173,7 +172,7 @@ def edge(
     kit = _kit(folder, "edge")
     from fedbac.config.experiment import Runtime
     from fedbac.config.explain import parse
-    from fedbac.deploy.edge import run_edge
+    from fedbac.deploy.roles.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
         if _run_by_nvflare(kit, listen=listen, parent=parent):
@@ -197,7 +196,7 @@ def client(
 ) -> None:
     """Run a client: train on its own data when its edge asks, until stopped. The data never leave it."""
     kit = _kit(folder, "client")
-    from fedbac.deploy.client import run_client
+    from fedbac.deploy.roles.client import run_client
 
     with _logged(kit), _until_stopped() as stop:
         if _run_by_nvflare(kit, parent=parent):
@@ -215,7 +214,7 @@ def status(
 
     It reads a file in the kit, so it works on the machine where the site runs.
     """
-    from fedbac.deploy.status import read_status
+    from fedbac.deploy.roles.status import read_status
 
     while True:
         lines = described(read_status(folder, state), time.time())
@@ -230,7 +229,7 @@ def status(
 
 def described(found: dict[str, Any], now: float) -> list[str]:
     """Return a status in words."""
-    from fedbac.deploy.status import STALE
+    from fedbac.deploy.roles.status import STALE
 
     age, doing = now - float(found.get("at", 0)), found.get("doing", "")
     over = doing in OVER or age > STALE
@@ -259,7 +258,7 @@ def _ago(seconds: float) -> str:
 
 def _kit(folder: Path, role: str) -> "Kit":
     try:
-        from fedbac.deploy.kits import Kit
+        from fedbac.deploy.pki.kits import Kit
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"

@@ -23,8 +23,8 @@ from fedbac.errors import ConfigError, quoted
 
 if TYPE_CHECKING:
     from fedbac.config.explain import Change
-    from fedbac.deploy.authority import Issued
-    from fedbac.deploy.kits import FederationFolder
+    from fedbac.deploy.pki.authority import Issued
+    from fedbac.deploy.pki.kits import FederationFolder
 
 MOST_DAYS = 3650
 HERE = ("127.0.0.1", "localhost", "[::1]")
@@ -215,7 +215,7 @@ def _check_days(days: int) -> None:
 
 def _federation_folder() -> "type[FederationFolder]":
     try:
-        from fedbac.deploy.kits import FederationFolder  # an extra
+        from fedbac.deploy.pki.kits import FederationFolder  # an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"
@@ -227,10 +227,10 @@ def _federation_folder() -> "type[FederationFolder]":
 def nvflare(folder: FolderArgument) -> None:
     """Make or renew NVFlare's startup folders in all kits, where deploy.transport is nvflare."""
     federation = _federation_folder().load(folder)
-    from fedbac.deploy.nvflare import require
+    from fedbac.deploy.transports.nvflare import require
 
     require()
-    from fedbac.deploy.nvflare.project import provision
+    from fedbac.deploy.transports.nvflare.project import provision
 
     kits = provision(federation)
     say("NVFlare's startup folders are in the kits. Copy these to their sites, and start those again:")

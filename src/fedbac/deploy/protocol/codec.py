@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbac.core.schema import LARGEST, Mark, Within
 from fedbac.core.state import flatten, unflatten
-from fedbac.deploy.wire import Message, WireError
+from fedbac.deploy.protocol.wire import Message, WireError
 from fedbac.errors import Error, quoted
 
 Json = dict[str, object]

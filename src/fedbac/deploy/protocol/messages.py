@@ -22,10 +22,10 @@ from fedbac.core.queries import Statistic
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.core.schema import AnyNumber, Some, Unchecked
 from fedbac.core.settings import IntArray
-from fedbac.deploy.charter import Charter
+from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
-from fedbac.deploy.wire import Message, WireError, encode
+from fedbac.deploy.protocol.wire import Message, WireError, encode
 from fedbac.errors import quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
 

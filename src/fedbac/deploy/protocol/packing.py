@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbac.core import trees
 from fedbac.core.codecs import Broadcast, Changes, Codec, Packed, Sent
 from fedbac.core.parts import Params, Parts
-from fedbac.deploy.wire import Message, WireError
+from fedbac.deploy.protocol.wire import Message, WireError
 from fedbac.errors import DeployError, quoted
 
 

@@ -1,0 +1,328 @@
+"""What every site must know to take part in a run: the experiment, what the data look like, and who is who."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from fedbac import models
+from fedbac.config.experiment import Experiment
+from fedbac.config.explain import parse
+from fedbac.core.codecs import Chain, Codec
+from fedbac.core.parts import Parts, Scope
+from fedbac.core.queries import Split
+from fedbac.data.datasets import normalization_of
+from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.wire import WireError
+from fedbac.errors import ConfigError, quoted
+from fedbac.federation import Normalization
+from fedbac.rounds.messages import Site
+
+MOST_TOKENS = 10_000_000
+MOST_NUMBERS = 2**28
+"""Numbers of one example."""
+MOST_EXAMPLES = 2**40
+MOST_PIXELS = 2**46
+"""Of one channel: the sum of their squares is a whole number of 63 bits."""
+RUN = re.compile("[0-9a-f]{16}")
+Whole = Field(ge=0, le=MOST_EXAMPLES)
+
+
+class Facts(BaseModel):
+    """What a client, or an edge with test data, says of its data: numbers, never an example."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    train: int = Whole
+    validation: int = Whole
+    test: int = Whole
+    shape: list[int] = Field(max_length=8)
+    dtype: str
+    classes: list[int] = Field(max_length=MOST_CLASSES)
+    """Examples of each class, for training and validation; of an edge, for testing."""
+    sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
+    """Per channel of images the sum, the sum of squares and the number of pixels, of training and validation data."""
+    largest_token: int | None = Field(ge=0, le=MOST_TOKENS)
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who owns which part: decides what is sent and what stays."""
+
+    scopes: Mapping[str, Scope]
+
+    def without(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts, but for those whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] not in kept}
+
+    def only(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] in kept}
+
+
+@dataclass(frozen=True)
+class Charter:
+    """The terms of a run, the same for everybody. Sites know it by its hash, and work under no other."""
+
+    run: str
+    """Which run: what owners keep of one is of no use to another."""
+    experiment: Experiment
+    shape: tuple[int, ...]
+    dtype: str
+    num_classes: int
+    largest_token: int | None
+    sums: tuple[tuple[int, ...], ...] | None
+    clients: tuple[tuple[int, ...], ...]
+    """Per edge, the numbers of its clients."""
+    size_N: tuple[int, ...]
+    validation_N: tuple[int, ...]
+    test_N: tuple[int, ...]
+    """Test examples of each client."""
+    test_M: tuple[int, ...]
+    """Test examples that each edge itself holds; 0 where its clients do."""
+    fingerprints: Mapping[str, str]
+    """By the name of a site, the hash of its data: a site whose data have changed takes no part."""
+
+    @cached_property
+    def text(self) -> str:
+        """The charter as it travels."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
+        plain["experiment"] = self.experiment.model_dump(mode="json")
+        return json.dumps(plain, sort_keys=True)
+
+    @cached_property
+    def id(self) -> str:
+        """Its hash."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:32]
+
+    @property
+    def owners(self) -> Owners:
+        """Who owns which part."""
+        return Owners({part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()})
+
+    def codec(self, link: str) -> Codec | None:
+        """Return how a link packs changes."""
+        return self.experiment.method.links.chains.get(link, Chain()).codec
+
+    @cached_property
+    def normalization(self) -> Normalization:
+        """Per-channel mean and deviation of all training images, whoever holds them."""
+        return None if self.sums is None else normalization_of(np.array(self.sums))
+
+    @cached_property
+    def build(self) -> models.Build:
+        """Makes the networks of the run."""
+        task, seed = self.experiment.task, self.experiment.seed
+        recipe = self.experiment.method.network or task.network
+        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen)
+
+    @property
+    def network(self) -> nn.Module:
+        """A network of the architecture, as a template."""
+        return self.build(0)
+
+    @property
+    def example(self) -> Tensor:
+        """An example of the right shape."""
+        return torch.from_numpy(self.blank())
+
+    def blank(self, count: int = 1) -> Any:
+        """Return so many examples that say nothing."""
+        return np.zeros((count, *self.shape), dtype=self.dtype)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Where clients meet."""
+        found = []
+        for index, edges in enumerate(self.experiment.method.topology.sites(len(self.clients))):
+            members = [client for edge in edges for client in self.clients[edge]]
+            found.append(
+                Site(
+                    index=index,
+                    clients=tuple(members),
+                    size_N=np.array(self.size_N)[members],
+                    validation_N=np.array(self.validation_N)[members],
+                    num_classes=self.num_classes,
+                    edge_N=np.repeat(edges, [len(self.clients[edge]) for edge in edges]),
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def first(self) -> Parts:
+        """All parts as they are before the first round, a row for each owner."""
+        scheme = self.experiment.method.personalization
+        num_clients = sum(map(len, self.clients))
+        num_members = len(self.sites) if self.experiment.method.unit == "edge" else num_clients
+        owners: dict[Scope, int] = {
+            "cloud": 1,
+            "cluster": self.experiment.method.clustering.clusters(num_members),
+            "edge": len(self.sites),
+            "client": num_clients,
+        }
+        return scheme.init(self.build, owners)
+
+    @cached_property
+    def template(self) -> Parts:
+        """One row of every part, for its shape."""
+        return self.experiment.method.personalization.init(
+            self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
+        )
+
+    def holds(self, site: Site) -> dict[Split, int]:
+        """Return how many examples there are at a site, by split."""
+        tests = sum(self.test_M[edge] for edge in site.edges) + sum(self.test_N[client] for client in site.clients)
+        return {"train": site.size, "validation": int(site.validation_N.sum()), "test": tests}
+
+    def epochs(self, phases: tuple[int, ...] | None) -> int:
+        """Return how many epochs clients train in some phases; in all, when not given."""
+        return sum(
+            self.experiment.task.training.epochs if phase.epochs is None else phase.epochs
+            for number, phase in enumerate(self.experiment.method.personalization.phases())
+            if phases is None or number in phases
+        )
+
+    def unknown(self, count: int) -> Parts:
+        """Return what stands in for the parts of so many clients where nobody but themselves has them."""
+        return {
+            part: {name: value.expand(count, *value.shape[1:]) for name, value in self.template[part].items()}
+            for part, spec in self.experiment.method.personalization.parts.items()
+            if spec.scope == "client"
+        }
+
+    def own(self, scope: Scope, owner: int, kept: Parts, received: Parts) -> Parts:
+        """Return the parts of one owner, a row each: as it has kept them, else as everybody's that they follow, else
+        as they were at first."""
+        found: Parts = {}
+        for part, spec in self.experiment.method.personalization.parts.items():
+            if spec.scope != scope:
+                continue
+            if part in kept:
+                found[part] = kept[part]
+            elif spec.follows is not None and spec.follows in received:
+                found[part] = {name: value[:1] for name, value in received[spec.follows].items()}
+            else:
+                found[part] = {name: value[owner : owner + 1] for name, value in self.first[part].items()}
+        return found
+
+
+def read_charter(text: str) -> Charter:
+    """Return the charter that a parent hands over."""
+    try:
+        plain = json.loads(text)
+        experiment = parse(Experiment, plain.pop("experiment"))
+        charter = Charter(
+            run=str(plain["run"]),
+            experiment=experiment,
+            shape=tuple(map(int, plain["shape"])),
+            dtype=str(plain["dtype"]),
+            num_classes=int(plain["num_classes"]),
+            largest_token=plain["largest_token"],
+            sums=None if plain["sums"] is None else tuple(tuple(map(int, row)) for row in plain["sums"]),
+            clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
+            size_N=tuple(map(int, plain["size_N"])),
+            validation_N=tuple(map(int, plain["validation_N"])),
+            test_N=tuple(map(int, plain["test_N"])),
+            test_M=tuple(map(int, plain["test_M"])),
+            fingerprints=dict(plain["fingerprints"]),
+        )
+        if not _possible(charter):
+            raise ValueError
+        return charter
+    except ConfigError as error:
+        raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise WireError("begin: it holds no charter") from error
+
+
+def _possible(charter: Charter) -> bool:
+    """Whether a federation of this kind can be; the name of a run becomes that of a folder."""
+    counts = (*charter.size_N, *charter.validation_N, *charter.test_N, *charter.test_M)
+    members = [client for clients in charter.clients for client in clients]
+    tokens, sums = charter.largest_token, charter.sums
+    return (
+        RUN.fullmatch(charter.run) is not None
+        and charter.dtype in NUMBERS
+        and are_sides(charter.shape)
+        and 0 < charter.num_classes <= MOST_CLASSES
+        and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
+        and (sums is None or (are_sums(sums) and len(sums) == charter.shape[0]))
+        and members == list(range(len(members)))
+        and tuple(map(len, charter.clients)) == charter.experiment.task.clients()
+        and len(charter.size_N) == len(charter.validation_N) == len(charter.test_N) == len(members)
+        and len(charter.test_M) == len(charter.clients)
+        and all(0 <= count <= MOST_EXAMPLES for count in counts)
+    )
+
+
+def are_sides(shape: Sequence[int]) -> bool:
+    """Whether an example can have this shape; a single number is none."""
+    return len(shape) > 0 and all(side > 0 for side in shape) and math.prod(shape) <= MOST_NUMBERS
+
+
+def are_sums(rows: Sequence[Sequence[int]]) -> bool:
+    """Whether these can be sums, sums of squares and numbers of the pixels of images, whose values go up to 255."""
+    return all(
+        len(row) == 3 and 0 < row[2] <= MOST_PIXELS and 0 <= row[0] <= row[1] <= 255 * row[0]
+        and row[0] <= 255 * row[2]
+        for row in rows
+    )  # fmt: skip
+
+
+def read_facts(said: Any) -> Facts:
+    """Return what a site says of its data."""
+    try:
+        facts = Facts.model_validate(said)
+    except ValidationError as error:
+        raise WireError(f"facts: {quoted(said)} says not what the data are") from error
+    good = facts.dtype in NUMBERS and are_sides(facts.shape) and (facts.sums is None or are_sums(facts.sums))
+    if not good or any(not 0 <= count <= MOST_EXAMPLES for count in facts.classes):
+        raise WireError(f"facts: {quoted(said)} cannot be")
+    return facts
+
+
+def added_up(sums: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...] | None:
+    """Return the sums of all holders of images; None if there are none."""
+    if not sums:
+        return None
+    return tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*sums, strict=True))
+
+
+class Together(BaseModel):
+    """What an edge says of all its clients together."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    classes: list[int] = Field(max_length=MOST_CLASSES)
+    sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
+
+
+def read_together(said: Mapping[str, Any], told: Sequence[Facts]) -> Together:
+    """Return the classes and sums of the clients of an edge, if they fit what it says of each."""
+    try:
+        found = Together.model_validate({name: said.get(name) for name in Together.model_fields})
+    except ValidationError as error:
+        raise WireError("facts: classes and sums of all clients are missing") from error
+    examples = sum(facts.train + facts.validation for facts in told)
+    if found.sums is not None and not are_sums(found.sums):
+        raise WireError("facts: the sums of images cannot be")
+    if min(found.classes, default=0) < 0 or sum(found.classes) != examples:
+        raise WireError(f"facts: classes must add up to the {examples} examples of all clients")
+    (dtype, shape), *others = {(facts.dtype, tuple(facts.shape)) for facts in told}
+    if not others:  # else they do not fit together, which is said in other words
+        pixels = examples * math.prod(shape[1:])
+        rows = [] if found.sums is None else found.sums
+        if len(rows) != (shape[0] if dtype == "uint8" else 0) or any(row[2] != pixels for row in rows):
+            raise WireError("facts: sums must be of every pixel of all images, channel by channel")
+    return found

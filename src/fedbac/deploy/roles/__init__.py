@@ -1,0 +1,1 @@
+"""What each site does: the cloud, edges and clients as programs of their own."""

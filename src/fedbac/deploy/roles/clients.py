@@ -1,0 +1,218 @@
+"""How a site reaches its clients: one request becomes a message to each, and their answers one result."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from fedbac.core import trees
+from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.codecs import Broadcast
+from fedbac.core.links import Link
+from fedbac.core.parts import Params
+from fedbac.core.queries import Moment
+from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained
+from fedbac.core.settings import IntArray
+from fedbac.deploy.protocol.charter import Charter
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.messages import (
+    evaluate_request,
+    fit_request,
+    read_evaluation,
+    read_update,
+    start_of,
+)
+from fedbac.deploy.protocol.wire import WireError, decode
+from fedbac.deploy.roles.calls import ask_twice
+
+log = logging.getLogger("fedbac")
+
+Answers = tuple[dict[int, bytes], dict[int, str]]
+"""By number: answers, and the reasons of those who gave none."""
+
+
+class TooFewClientsError(SiteError):
+    """Too few clients answered for a site to take part in a round."""
+
+
+class Reach(Protocol):
+    """A way to the clients of a site, and to the test data of its edges."""
+
+    def clients(self) -> frozenset[int]:
+        """Return the clients that are there now."""
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages and wait for the answers."""
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """The same for edges that hold test data."""
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Say which clients gave no answer that could be used, and why."""
+
+
+class Clients:
+    """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
+
+    def __init__(self, charter: Charter, reach: Reach) -> None:
+        self.charter, self.reach = charter, reach
+        self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
+        self.before: tuple[int, int] = (0, 0)
+        """What clients own is measured as they had it before this round and edge round."""
+
+    def average(self, request: Average) -> Averaged:
+        """Have clients train, and average what they come back with; one that does not has failed."""
+        train = request.train
+        told = self._trained(train, request.broadcast)
+        self.before = (train.round, train.edge_round + 1)
+        sent = self.owners.without(train.bank, "client")
+        average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
+        for one in told:
+            average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
+        squares = [one.square_C for one in told if one.square_C is not None]
+        epochs = [one.epoch_CE for one in told if one.epoch_CE is not None]
+        counted_C = np.where(average.healthy_C, request.size_C, 0)
+        own = self.owners.only(train.bank, "client")
+        return Averaged(
+            bank={part: average.bank[part] if part in average.bank else own[part] for part in train.bank},
+            weight=average.weight | {part: _weight(train.row_C[part], counted_C, own[part]) for part in own},
+            healthy_C=average.healthy_C,
+            loss_C=average.loss_C,
+            square_C=np.concatenate(squares) if squares else None,
+            epoch_CE=np.concatenate(epochs) if epochs else None,
+            kept={part: trees.join([one.parts_C[part] for one in told]) for part in request.keep},
+        )
+
+    def evaluate(self, request: Evaluate) -> Measured:
+        """Have clients, or edges that hold test data, measure; who gives no answer holds no examples."""
+        if request.level == "edge":
+            return self._asked_of_edges(request)
+        found = self._asked_of_clients(request)
+        if found and not any(measured.count_G.any() for measured in found):
+            raise TooFewClientsError(Failure.NONE_MEASURED)
+        num_models = 1 if request.paired else request.num_models
+        return (
+            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
+        )
+
+    def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
+        codec = self.charter.codec("client_up")
+        link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
+        up = link.passing["up"]
+        made: dict[tuple[int, ...], bytes] = {}
+        messages = {}
+        for place, client in enumerate(train.clients):
+            same = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
+            if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
+                made[same] = fit_request(train, place, self.charter, broadcast)
+            messages[client] = made[same]
+
+        def whole(client: int) -> bytes:
+            return fit_request(train, train.clients.index(client), self.charter)
+
+        answers, reasons = ask_twice(self.reach.ask, messages, whole)
+        num_epochs = self.charter.epochs(train.phases)
+        told = []
+        for place, client in enumerate(train.clients):
+            found = _lost_update(train, place, num_epochs)
+            if client in answers:
+                try:
+                    found = read_update(decode(answers[client], ("update",)), found, up, codec)
+                    found = replace(found, parts_C=link.with_twins(found.parts_C))
+                except WireError as error:
+                    reasons[client] = str(error)
+            told.append(found)
+        self.reach.note(reasons)
+        return told
+
+    def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
+        if request.paired:
+            messages = {owner: self._asked(request, place) for place, owner in enumerate(request.owners)}
+        else:
+            messages = dict.fromkeys(request.owners, self._asked(request, 0))
+        answers, reasons = self.reach.ask(messages)
+        num_models = 1 if request.paired else request.num_models
+        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
+        held = by_split[request.split]
+        found = []
+        for owner in request.owners:
+            measured = _lost_evaluation(num_models)
+            if owner in answers:
+                try:
+                    measured = read_evaluation(decode(answers[owner], ("evaluation",)), measured, held[owner])
+                except WireError as error:
+                    reasons[owner] = str(error)
+            found.append(measured)
+        self.reach.note(reasons)
+        return found
+
+    def _asked_of_edges(self, request: Evaluate) -> Measured:
+        """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
+        holders = [edge for edge in request.owners if self.charter.test_M[edge]]
+        others = [edge for edge in request.owners if edge not in holders]
+        clients = tuple(client for edge in others for client in self.charter.clients[edge])
+        answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
+        each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
+        told = dict(zip(clients, each, strict=True))
+        found, missed, nothing = [], 0, _lost_evaluation(request.num_models)
+        for edge in request.owners:
+            try:
+                if edge in others:
+                    found.append(_of_all([told[client] for client in self.charter.clients[edge]]))
+                else:
+                    message = decode(answers[edge], ("evaluation",))
+                    found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
+            except (KeyError, WireError) as error:
+                missed += 1
+                log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))
+                found.append(nothing)
+        if missed == len(found):
+            raise TooFewClientsError(Failure.NO_TESTS, missed)
+        return _side_by_side(found)
+
+    def _asked(self, request: Evaluate, place: int) -> bytes:
+        return evaluate_request(request, place, self.before, self.charter)
+
+
+_NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
+    weight_R = np.zeros(trees.count(rows), dtype=np.int64)
+    np.add.at(weight_R, row_C, counted_C)
+    return weight_R
+
+
+def _lost_update(request: Train, place: int, num_epochs: int) -> Trained:
+    """Return what stands for a client that did not come back: it does not count."""
+    square_C = np.full(1, np.nan) if "square" in request.keep else None
+    epoch_CE = np.full((1, num_epochs), np.nan) if "epochs" in request.keep else None
+    return Trained(start_of(request, place), np.full(1, np.nan), None, square_C, epoch_CE)
+
+
+def _lost_evaluation(num_models: int) -> Measured:
+    """Return what stands for an owner that did not answer."""
+    missing = np.full((num_models, 1), np.nan)
+    return Measured(missing, missing, np.zeros(1, dtype=np.int64))
+
+
+def _of_all(each: list[Measured]) -> Measured:
+    """Return what clients measured, each on its own data, as measured on all their data together."""
+    found = _side_by_side(each)
+    held = found.count_G > 0
+    count_G, total = found.count_G[held], int(found.count_G.sum())
+    if not total:
+        raise WireError("none of its clients that hold some answered")
+    loss_V = found.loss_VG[:, held] @ (count_G / total)
+    right_V = np.rint(found.accuracy_VG[:, held] * count_G).sum(1)  # whole numbers, which add up without rounding
+    return Measured(loss_V[:, None], (right_V / total)[:, None], np.array([total]))
+
+
+def _side_by_side(found: list[Measured]) -> Measured:
+    return Measured(
+        np.concatenate([one.loss_VG for one in found], axis=1),
+        np.concatenate([one.accuracy_VG for one in found], axis=1),
+        np.concatenate([one.count_G for one in found]),
+    )

@@ -1,0 +1,156 @@
+"""The cloud: takes its edges, and plays the run."""
+
+import logging
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.protocol.handshake import check_hello, welcome
+from fedbac.deploy.protocol.messages import sent
+from fedbac.deploy.roles.edges import Interruption, RemoteClients, RemoteEdges
+from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
+from fedbac.deploy.roles.status import Board
+from fedbac.deploy.transports.base import Children, Counted
+from fedbac.deploy.transports.connect import children_of
+from fedbac.errors import DeployError
+from fedbac.files import make_folder
+from fedbac.runs.checkpoints import newest
+from fedbac.runs.configure import configure
+from fedbac.runs.play import conduct
+from fedbac.runs.stopping import Stop
+from fedbac.runs.store import Run, RunFolder, differences
+
+log = logging.getLogger("fedbac")
+
+
+@dataclass
+class Cloud:
+    """One run of a federation, from its cloud."""
+
+    kit: Kit
+    folder: RunFolder
+    runtime: Runtime
+    rounds: int | None = None
+    listen: str | None = None
+    overwrite: bool = False
+    state: Path | None = None
+    """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
+    stop: Stop = field(default_factory=Stop)
+    remote: RemoteEdges | RemoteClients | None = None
+    list_sent: bytes = b""
+
+    def play(self) -> Generator[dict[str, Any], None, Run]:
+        """Wait for everybody, then play all rounds; yield each once it is safe on the disk."""
+        experiment = configure(self.kit.experiment_file, rounds=self.rounds)
+        before = None if self.overwrite or not self.folder.has_run() else stored(self.folder.path)
+        if before is not None:
+            _refuse_another(before.charter.experiment, experiment, self.folder)
+        with (
+            closing(children_of(self.kit, self._greet, self.listen)) as children,
+            closing(Board(self._state, lambda: self._look(children))) as board,
+        ):
+            self._board = board
+            played = 0 if before is None else newest(self.folder.checkpoints)
+            run = str(self.folder.path)
+            board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
+            try:
+                make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
+                deadline = self.kit.site.deploy.deadline
+                enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
+                board.say(doing="playing")
+                enrolled.save(self.folder.path)
+                playing = conduct(
+                    experiment,
+                    enrolled,
+                    self._connect(enrolled, children),
+                    self.runtime,
+                    folder=self.folder,
+                    overwrite=self.overwrite,
+                    stop=self.stop,
+                )
+                return (yield from self._followed(playing, board, children))
+            except Interruption as waited:
+                board.say(doing="stopped")
+                raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
+
+    def _followed(
+        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
+    ) -> Generator[dict[str, Any], None, Run]:
+        self._pass_list_on(children)
+        while True:
+            try:
+                record = next(playing)
+            except StopIteration as done:
+                run: Run = done.value
+                board.say(doing="finished" if not self.stop.wanted else "stopped")
+                return run
+            board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
+            self._pass_list_on(children)
+            yield record
+
+    def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
+        missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
+        rest = (enrolled.charter, children, self.kit.site.deploy, missed, lambda: self.stop.wanted)
+        flat = enrolled.charter.experiment.method.topology.tiers == 2
+        self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
+        return self.remote
+
+    @property
+    def _state(self) -> Path:
+        return self.state or self.kit.folder / "state"
+
+    def _greet(self, name: str, said: bytes) -> bytes:
+        check_hello(name, said)
+        if self.remote is not None:
+            self.remote.asking.rejoined(name)
+        return welcome(self.kit.site.name)
+
+    def _waiting(self, what: str, level: int = logging.INFO) -> None:
+        if self._board.said.get("doing") != what:
+            log.log(level, "%s", what)
+        self._board.say(doing=what)
+
+    def _look(self, children: Counted) -> dict[str, Any]:
+        now = time.time()
+        edges = {
+            name: {"present": name in children.present(), "seen": now - ago} for name, ago in children.seen().items()
+        }
+        clients, spoke = ({}, {}) if self.remote is None else (self.remote.present, self.remote.spoke)
+        return {
+            "site": self.kit.site.name,
+            "expected": list(self.kit.site.children),
+            "edges": edges,
+            "clients": clients,
+            "spoke": spoke,
+            "traffic": children.traffic(),
+        }
+
+    def _pass_list_on(self, children: Children) -> None:
+        """Hand a newer list of revoked certificates to the edges, which believe it for its signature."""
+        pem = self.kit.list_file.read_bytes() if self.kit.list_file.exists() else b""
+        if pem == self.list_sent:
+            return
+        message = sent("revoked", list=pem.decode())
+        _, reasons = children.call(dict.fromkeys(children.present(), message), self.kit.site.deploy.deadline)
+        if not reasons:
+            self.list_sent = pem
+
+
+def run_folder(kit: Kit, out: Path | None) -> RunFolder:
+    """Return where the cloud writes: beside its kit, unless told otherwise."""
+    return RunFolder(out or kit.folder / "run")
+
+
+def _refuse_another(began: Experiment, now: Experiment, folder: RunFolder) -> None:
+    if began.model_dump(mode="json") != now.model_dump(mode="json"):
+        found = "; ".join(differences(began.model_dump(mode="json"), now.model_dump(mode="json"))[:3])
+        raise DeployError(
+            f"{folder.path}: the run in this folder is another experiment ({found}); undo the change, choose another "
+            "--out, or replace the run with --overwrite"
+        )

@@ -1,0 +1,382 @@
+"""An edge: takes its clients, serves the cloud."""
+
+import logging
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.config.experiment import Runtime
+from fedbac.core.codecs import remembering
+from fedbac.core.parts import Parts
+from fedbac.core.queries import Statistic
+from fedbac.core.requests import Average, Request, Result
+from fedbac.core.settings import BoolArray
+from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.handshake import check_hello, check_welcome, hello, welcome
+from fedbac.deploy.protocol.messages import (
+    check_rows,
+    read_measure_request,
+    read_train_request,
+    received,
+    sent,
+)
+from fedbac.deploy.protocol.packing import ForgottenError, Shelf
+from fedbac.deploy.protocol.wire import Message, WireError, decode
+from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Asking, Silences
+from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
+from fedbac.deploy.roles.status import Board
+from fedbac.deploy.roles.trainer import Keepsakes, Shop
+from fedbac.deploy.settings import SiteConfig
+from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.connect import children_of, parent_of
+from fedbac.errors import quoted
+from fedbac.local import one_thread
+from fedbac.rounds.edge import serve
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.rows import Holding, Remembered, first_memory
+
+OF_SITES = ("client_down", "cloud_up")
+"""The links of which a site is the sender, and so remembers what they do."""
+
+
+class Desk:
+    """A site at work. What it owns stays here; what clients own stays with them."""
+
+    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
+        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
+        self.clients = Clients(charter, reach)
+        self.keepsakes = Keepsakes(state / charter.run)
+        self.shelf = Shelf(lambda: charter.first)
+        """The networks that the site was sent last."""
+        self.trained: tuple[int, Parts] = (0, {})
+        """The last round that was trained here, and the averages of it."""
+
+    def own(self, before: tuple[int, int], received: Parts) -> Parts:
+        """Return the parts that the site owns, and what stands for those of its clients."""
+        kept = self.keepsakes.before(before) or {"parts": {}}
+        own = self.charter.own("edge", self.site.index, kept["parts"], received)
+        return own | self.charter.unknown(len(self.site.clients))
+
+    def first_memory(self) -> Any:
+        """Return what the selection policy remembers before the first round, as a template."""
+        return self.charter.experiment.method.selection.init(len(self.site.clients))
+
+    def averages(self, round_: int) -> Parts:
+        """Return what the site itself averaged in a round; nothing if it was not there."""
+        return self.trained[1] if self.trained[0] == round_ else {}
+
+    def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
+        """Run a round with the clients that are there."""
+        present_N = self._present()
+        self.clients.before = (order.round, 0)
+        parts = self.charter.experiment.method.personalization.parts
+        memory = self._memory(order)
+        links = {name: memory.of(name) for name in memory.whole}
+        order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
+        report = self._drive(order, gone, present_N)
+        assert isinstance(report, TrainReport)
+        came = len(report.selected) - len(report.failed)
+        if came < min(self.min_clients, len(report.selected)):
+            raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
+        own = self.charter.owners.only(report.bank, "edge")
+        self.keepsakes.keep((order.round, 0), parts=own, links=memory.with_(report.links))
+        self.trained = (order.round, report.bank)
+        return report
+
+    def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
+        """Measure models after a round."""
+        self.clients.before = (round_ + 1, 0)
+        report = self._drive(order, gone, None)
+        assert isinstance(report, MeasureReport)
+        return report
+
+    def _memory(self, order: TrainOrder) -> Remembered:
+        """Return what the links of which the site is the sender remember from before a round."""
+        method = self.charter.experiment.method
+        held = {part: Holding(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
+        kept = self.keepsakes.before((order.round, 0))
+        if kept is not None:
+            names = [name for name in OF_SITES if name in remembering(method.links.chains)]
+            return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
+        first = first_memory(method.links.chains, method.personalization, self.charter.first, self.site)
+        memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
+        if order.round == 1:
+            return memory
+        # It was away, or lost its memory: what clients have is unknown, so they are sent all of what it was sent.
+        return Remembered(memory.with_({"client_down": order.bank}), held)
+
+    def _present(self) -> BoolArray:
+        here = self.reach.clients()
+        present_N = np.array([client in here for client in self.site.clients])
+        count = int((present_N & (self.site.size_N > 0)).sum())
+        if count < self.min_clients:
+            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
+        return present_N
+
+    def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
+        work: Generator[Request, Result, Report] = serve(order, self.site, self.charter.experiment, present_N)
+        with one_thread():
+            try:
+                request = next(work)
+                while True:
+                    if gone.is_set():
+                        raise SiteError(Failure.NOT_WAITED_FOR)
+                    result: Result = (
+                        self.clients.average(request)
+                        if isinstance(request, Average)
+                        else self.clients.evaluate(request)
+                    )
+                    request = work.send(result)
+            except StopIteration as done:
+                report: Report = done.value
+                return report
+
+
+KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
+
+EDGE = "edge"
+"""In a relay, the edge itself instead of a client."""
+UNUSABLE = "what it said cannot be used; the log of its edge says why"
+
+log = logging.getLogger("fedbac")
+
+
+class EdgeReach:
+    """An edge's way to its clients, by their links, and to its own test data."""
+
+    def __init__(self, charter: Charter, site: SiteConfig, children: Children, shop: Shop | None) -> None:
+        assert site.edge is not None
+        self.children, self.shop = children, shop
+        self.asking, self.silences = Asking(children, charter), Silences()
+        self.asked: list[int] = []
+        self.deadline, self.edge = site.deploy.deadline, site.edge
+        self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
+        self.number_of = {name: number for number, name in self.name_of.items()}
+
+    def clients(self) -> frozenset[int]:
+        """Return the clients whose link is alive, and whose data are those of the run."""
+        here = [name for name in self.children.present() if name in self.number_of]
+        refused = self.asking.inform(here, self.deadline)
+        return frozenset(self.number_of[name] for name in here if name not in refused)
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages and wait for the answers."""
+        named = {self.name_of[client]: message for client, message in messages.items()}
+        self.asked = list(messages)
+        answers, reasons = self.asking.ask(named, self.deadline)
+        return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """Measure on the edge's own test data."""
+        if self.shop is None:
+            return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")
+        return {edge: self.shop.answer(message) for edge, message in messages.items()}, {}
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Log who gives no answer that can be used, and who does again."""
+        asked = [self.name_of[client] for client in self.asked]
+        self.silences.note(asked, {self.name_of[client]: reason for client, reason in reasons.items()})
+
+
+class Edge:
+    """One edge of a federation: what it says to the cloud, and to its clients."""
+
+    def __init__(self, site: SiteConfig, state: Path, shop: Shop | None = None, kit: Kit | None = None) -> None:
+        self.site, self.state, self.shop, self.kit = site, state, shop, kit
+        self.children: Children | None = None
+        """Its clients; set once they can be taken."""
+        self.desk: Desk | None = None
+        """Its place in a run; set by the cloud."""
+        self.reach: EdgeReach | None = None
+        self.silences = Silences()
+
+    @property
+    def clients(self) -> Children:
+        """The links to its clients."""
+        assert self.children is not None
+        return self.children
+
+    def greet(self, name: str, said: bytes) -> bytes:
+        """Take a client."""
+        check_hello(name, said)
+        if self.reach is not None:
+            self.reach.asking.rejoined(name)
+        return welcome(self.site.name)
+
+    def hello(self) -> bytes:
+        """Return what it says to the cloud first."""
+        return hello(self.site.name)
+
+    def answer(self, payload: bytes, gone: threading.Event) -> bytes:
+        """Answer one message of the cloud."""
+        message = decode(payload, KINDS)
+        if message.kind == "enroll":
+            return self._enroll(message)
+        if message.kind == "begin":
+            return self._begin(message, payload)
+        if message.kind == "revoked":
+            return self._revoked(message)
+        desk, reach = self.desk, self.reach
+        if desk is None or reach is None or message.head.get("charter") != desk.charter.id:
+            return STRANGER
+        if message.kind == "relay":
+            return self._relay(message, reach)
+        try:
+            said = self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+            self.silences.note([self.site.name], {})
+            return said
+        except ForgottenError:
+            return FORGOTTEN
+        except TooFewClientsError as error:
+            self.silences.note([self.site.name], {self.site.name: str(error)})
+            return sent("absent", reason=error.told, present=self._present())
+
+    def _present(self) -> tuple[str, ...]:
+        return tuple(sorted(self.clients.present() - set(self.unfit)))
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Clients that are there with other data than those of the run, and what they said of it."""
+        return {} if self.reach is None else self.reach.asking.unfit
+
+    def _enroll(self, message: Message) -> bytes:
+        """Gather what clients say of their data; classes and sums go on as those of all of them together."""
+        payload = sent("enroll", **received(message))
+        answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
+        told: dict[str, Facts] = {}
+        unusable: dict[str, str] = {}
+        for name, answer in answers.items():
+            try:
+                facts = read_facts(received(decode(answer, ("facts",)))["facts"])
+                read_together(facts.model_dump(), [facts])
+                told[name] = facts
+            except WireError as error:
+                unusable[name] = str(error)
+        own = None
+        if self.shop is not None:
+            own = received(decode(self.shop.answer(payload), ("facts",)))["facts"]
+        for name, reason in (reasons | unusable).items():
+            log.warning("%s said nothing of its data: %s", name, reason)
+        reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
+        plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
+        return sent("roster", clients=plain, edge=own, together=_together(list(told.values())), reasons=reasons)
+
+    def _begin(self, message: Message, payload: bytes) -> bytes:
+        charter = read_charter(received(message)["charter"])
+        if self.desk is not None and self.desk.charter.id == charter.id:  # as after a link that was lost for a moment
+            return sent("ready")
+        assert self.site.edge is not None
+        if len(charter.clients[self.site.edge]) != len(self.site.children):
+            raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
+        if self.shop is not None and self.site.name in charter.fingerprints:
+            self.shop.answer(payload)
+        reach = EdgeReach(charter, self.site, self.clients, self.shop)
+        site = next(site for site in charter.sites if self.site.edge in site.edges)
+        self.reach = reach
+        self.desk = Desk(charter, site, reach, self.state, self.site.deploy.min_clients)
+        log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
+        return sent("ready")
+
+    def _revoked(self, message: Message) -> bytes:
+        revoked = received(message)["list"].encode()
+        if self.kit is not None and self.kit.take_list(revoked):
+            self.clients.turn_away(revoked)
+            log.warning("the cloud passed on a newer list of revoked certificates")
+        return sent("ready")
+
+    def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
+        charter = desk.charter
+        order = read_train_request(message, charter, desk.site, desk.first_memory(), desk.shelf)
+        own = desk.own((order.round, 0), order.bank)
+        here = {part: np.array([desk.site.index]) for part in charter.owners.only(own, "edge")}
+        check_rows(order.row_N, order.bank | own)
+        if charter.codec("cloud_down") is not None:
+            desk.shelf.put(order.bank)
+        order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
+        report = desk.train(order, gone)
+        told_N = {query: report.told_N[query] for query in {*order.statistics, Statistic("loss")}}
+        report = replace(report, bank=charter.owners.without(report.bank, "edge", "client"), told_N=told_N)
+        return sent("trained", report.changes, "report/bank", report=report, present=self._present())
+
+    def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
+        order, round_, kept = read_measure_request(message, desk.charter, desk.site, desk.first_memory())
+        own, trained = desk.own((round_ + 1, 0), order.bank), desk.averages(round_)
+        if not set(kept) <= set(trained):
+            raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")
+        used = {part for wanted in order.wanted for part in wanted.row_V}
+        bank = order.bank | {part: params for part, params in own.items() if part in used}
+        order = replace(order, bank=bank, kept={part: trained[part] for part in kept})
+        for wanted in order.wanted:
+            check_rows(wanted.row_V, order.bank, order.kept)
+        return sent("measured", report=desk.measure(order, round_, gone), present=self._present())
+
+    def _relay(self, message: Message, reach: EdgeReach) -> bytes:
+        """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
+        relay = received(message)
+        to, payload = relay["to"], relay["payload"]
+        known = {str(client): client for client in reach.name_of}
+        if not set(to) <= {*known, EDGE} or not set(to.values()) <= set(payload):
+            raise WireError("relay: it is for clients that are not here")
+        found, lost = reach.ask({known[c]: payload[place] for c, place in to.items() if c != EDGE})
+        answers = {str(client): answer for client, answer in found.items()}
+        reasons = {str(client): reason for client, reason in lost.items()}
+        if EDGE in to:
+            found, lost = reach.ask_edges({reach.edge: payload[to[EDGE]]})
+            answers |= dict.fromkeys([EDGE][: len(found)], next(iter(found.values()), b""))
+            reasons |= dict.fromkeys([EDGE][: len(lost)], next(iter(lost.values()), ""))
+        numbers = tuple(sorted(reach.clients()))
+        return sent("relayed", answer=answers, reasons=reasons, present=self._present(), numbers=numbers)
+
+
+def _together(told: list[Facts]) -> dict[str, Any]:
+    """Return the class counts and sums of all clients, so that the cloud does not see those of one."""
+    classes = np.zeros(max((len(facts.classes) for facts in told), default=0), dtype=np.int64)
+    for facts in told:
+        classes[: len(facts.classes)] += facts.classes
+    sums = [facts.sums for facts in told if facts.sums is not None]
+    return {"classes": classes.tolist(), "sums": added_up(sums) if len({len(rows) for rows in sums}) == 1 else None}
+
+
+def run_edge(
+    kit: Kit,
+    source: str | None,
+    stop: threading.Event,
+    runtime: Runtime,
+    *,
+    listen: str | None = None,
+    address: str | None = None,
+    state: Path | None = None,
+) -> None:
+    """Take clients and serve the cloud until ``stop`` is set."""
+    site, folder = kit.site, state or kit.folder / "state"
+    assert site.edge is not None
+    shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
+    edge = Edge(site, folder, shop, kit)
+
+    def look() -> dict[str, Any]:
+        return {
+            "site": site.name,
+            "clients": sorted(children.present()),
+            "unfit": edge.unfit,
+            "traffic": children.traffic(),
+        }
+
+    with closing(children_of(kit, edge.greet, listen)) as children, closing(Board(folder, look)) as board:
+        edge.children = children
+        board.say(doing="serving")
+        try:
+            parent_of(kit, address).serve(
+                hello=edge.hello,
+                welcomed=lambda said: check_welcome(site.parent or "", said),
+                answer=edge.answer,
+                stop=stop,
+            )
+        finally:
+            board.say(doing="stopped")

@@ -1,0 +1,333 @@
+"""The edges of a federation as the cloud's round loop sees them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from fedbac.core import trees
+from fedbac.core.links import Ledger
+from fedbac.core.parts import Scope
+from fedbac.core.queries import Moment, Statistic
+from fedbac.core.schemes import running_phases
+from fedbac.deploy.protocol.charter import Charter
+from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
+from fedbac.deploy.protocol.wire import Message, WireError, decode
+from fedbac.deploy.roles.calls import Asking, Silences, ask_twice
+from fedbac.deploy.roles.clients import Answers, TooFewClientsError
+from fedbac.deploy.roles.edge import EDGE, Desk
+from fedbac.deploy.settings import DeploySettings, edge_name
+from fedbac.deploy.transports.base import Children
+from fedbac.errors import TooFewSitesError, quoted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport
+
+AGAIN, LONGEST = 0.5, 10.0
+"""Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
+REQUESTS = 4
+"""An edge asks its clients about so many things in an edge round, one after another, and each has its deadline."""
+
+SomeOrder = TypeVar("SomeOrder", TrainOrder, MeasureOrder)
+SomeReport = TypeVar("SomeReport", TrainReport, MeasureReport)
+
+log = logging.getLogger("fedbac")
+
+
+class Interruption(Exception):  # noqa: N818 (no error)
+    """The operator wants to stop while the cloud waits for sites."""
+
+
+class Remote:
+    """What both kinds of federations have in common: who is there, and waiting for more."""
+
+    device = torch.device("cpu")
+    keeps: frozenset[Scope] = frozenset({"edge", "client"})
+
+    def __init__(
+        self,
+        charter: Charter,
+        children: Children,
+        deploy: DeploySettings,
+        waiting: Callable[[str], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.charter, self.children, self.deploy = charter, children, deploy
+        self.waiting, self.stopped = waiting, stopped
+        self.asking, self.silences = Asking(children, charter), Silences()
+        self.round = 0
+        self.pause = AGAIN
+        self.present: dict[str, list[str]] = {}
+        """By edge, the clients that were there when it last spoke."""
+        self.spoke: dict[str, float] = {}
+        """By edge, when that was."""
+        self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an edge has for an order."""
+        return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
+
+    def wait(self, enough: Callable[[], str | None]) -> None:
+        """Wait until nothing is missing, and say what is."""
+        waited = False
+        while (missing := enough()) is not None:
+            if self.stopped():
+                raise Interruption(missing)
+            self.waiting(missing)
+            time.sleep(AGAIN)
+            waited = True
+        if waited:
+            self.waiting("enough are there; going on")
+
+    def again(self, reason: str) -> TooFewSitesError:
+        """Say why the round does not count, and wait a little; return what has it played again."""
+        what = f"round {self.round} is played again: {reason}"
+        self.waiting(what)
+        if self.stopped():
+            raise Interruption(what)
+        time.sleep(self.pause)
+        self.pause = min(2 * self.pause, LONGEST)
+        return TooFewSitesError(reason)
+
+    def heard(self, name: str, message: Message) -> None:
+        """Note which clients an edge has."""
+        found = message.head.get("present")
+        if isinstance(found, list) and all(isinstance(one, str) for one in found):
+            self.present[name], self.spoke[name] = found, time.time()
+
+    def close(self) -> None:
+        """Nothing to release: links belong to whoever made them."""
+
+
+class RemoteEdges(Remote):
+    """Every site is an edge elsewhere."""
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Have every edge run its order; too few answers make no round."""
+        self.wait(self._too_few)
+        self.round = orders[0].round
+        named = {edge_name(order.site): order for order in orders}
+        messages = {name: train_request(order, self.charter) for name, order in named.items()}
+        method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
+        num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
+
+        def whole(name: str) -> bytes:
+            return train_request(replace(named[name], broadcast=None), self.charter)
+
+        def lost(order: TrainOrder, site: Site) -> TrainReport:
+            return lost_report(order, site, num_epochs)
+
+        return self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost)
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Have every edge measure; who does not answer has no accuracy."""
+        charter, messages = self.charter, {}
+        for order in orders:
+            bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
+            sent_order = replace(order, bank=bank)
+            message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
+            messages[edge_name(order.site)] = message
+        found = self._ask(messages, "measured", messages.__getitem__)
+        return self._reports(orders, found, read_measured, lost_measurements)
+
+    def _reports(
+        self,
+        orders: Sequence[SomeOrder],
+        found: Mapping[str, Message | str],
+        read: Callable[[Message, SomeReport, SomeOrder, Site, Charter], SomeReport],
+        lost: Callable[[SomeOrder, Site], SomeReport],
+    ) -> list[SomeReport]:
+        """Return every edge's report, or what stands for it; too few of them are none."""
+        reports, reasons = [], {}
+        for order in orders:
+            name, site = edge_name(order.site), self.charter.sites[order.site]
+            answer, report = found.get(name, "it was not there"), lost(order, site)
+            if isinstance(answer, Message):
+                try:
+                    reports.append(read(answer, report, order, site, self.charter))
+                    continue
+                except WireError as error:
+                    answer = str(error)
+            reasons[name] = answer
+            reports.append(report)
+        self._count([edge_name(order.site) for order in orders], reasons)
+        return reports
+
+    def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
+        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
+
+        def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+            return self.asking.ask(some, self.patience)
+
+        answers, reasons = ask_twice(ask, messages, whole)
+        found: dict[str, Message | str] = dict(reasons)
+        for name, answer in answers.items():
+            try:
+                message = decode(answer, (kind, "absent"))
+                self.heard(name, message)
+                found[name] = message if message.kind == kind else quoted(message.head.get("reason"))
+            except WireError as error:
+                found[name] = str(error)
+        return found
+
+    def _too_few(self) -> str | None:
+        here = self.children.present()
+        if len(here) >= self.deploy.min_edges:
+            return None
+        missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
+        return (
+            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.deploy.min_edges}; "
+            f"missing: {', '.join(missing)}"
+        )
+
+    def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
+        self.silences.note(asked, reasons, f"round {self.round}: ")
+        answered = len(asked) - len(reasons)
+        if answered < self.deploy.min_edges:
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
+        self.pause = AGAIN
+
+
+def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
+    """Return what is known of an edge that did not answer: everything is as it was, and counts for nothing."""
+    count, asked = len(site.clients), order.statistics | {Statistic("loss")}
+    shapes = {query: (count, num_epochs) if query.name == "epochs" else (count,) for query in asked}
+    return TrainReport(
+        bank=order.bank,
+        weight={part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()},
+        selection=order.selection,
+        selected=(),
+        failed=(),
+        loss=float("nan"),
+        told_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
+        traffic=Ledger(),
+        momentum=order.momentum,
+        readings=(float("nan"),) * len(order.readings),
+        links=order.links,
+        absent=True,
+    )
+
+
+def lost_measurements(order: MeasureOrder, site: Site) -> MeasureReport:
+    """Return what is known of an edge that did not answer: nothing, from no examples."""
+    readings = []
+    for wanted in order.wanted:
+        groups = {"site": 1, "edge": len(site.edges)}.get(wanted.by, len(site.clients))
+        nothing = np.full((1 if wanted.by == "client" else wanted.num_models, groups), np.nan)
+        readings.append(Reading(nothing, nothing, np.zeros(groups, dtype=np.int64)))
+    return MeasureReport(tuple(readings), Ledger())
+
+
+class RelayReach:
+    """A way to all clients through their edges, which pass on what is said."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote, self.charter = remote, remote.charter
+        self.asked: list[int] = []
+        self.edge_of = {client: m for m, clients in enumerate(self.charter.clients) for client in clients}
+
+    def clients(self) -> frozenset[int]:
+        """Ask the edges which clients are there."""
+        return self._relayed({m: ({}, None) for m in range(len(self.charter.clients))})[2]
+
+    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send clients their messages, those of an edge together."""
+        self.asked = list(messages)
+        to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
+        for client, message in messages.items():
+            to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
+        answers, reasons, _ = self._relayed(to)
+        reasons |= {client: "its edge is not there" for client in messages if client not in {*answers, *reasons}}
+        return answers, reasons
+
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+        """Send edges what they are to measure on their own test data."""
+        answers, lost, _ = self._relayed({edge: ({}, message) for edge, message in messages.items()})
+        found = {edge: answers[-1 - edge] for edge in messages if -1 - edge in answers}
+        return found, {edge: lost.get(-1 - edge, "it is not there") for edge in messages if edge not in found}
+
+    def note(self, reasons: Mapping[int, str]) -> None:
+        """Log who gives no answer that can be used, and who does again."""
+        told = {f"client {client}": reason for client, reason in reasons.items()}
+        self.remote.silences.note([f"client {client}" for client in self.asked], told)
+
+    def _relayed(
+        self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
+    ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
+        """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
+        messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
+        replies, lost = self.remote.asking.ask(messages, self.remote.patience)
+        answers: dict[int, bytes] = {}
+        reasons: dict[int, str] = {}
+        here: set[int] = set()
+        for m, (each, own) in to.items():
+            mine = {str(client): client for client in self.charter.clients[m]} | {EDGE: -1 - m}
+            try:
+                if edge_name(m) in lost:
+                    raise WireError(lost[edge_name(m)])
+                message = decode(replies[edge_name(m)], ("relayed",))
+                self.remote.heard(edge_name(m), message)
+                found = received(message, answer=mine, numbers=self.charter.clients[m])
+                here |= set(found["numbers"])
+                answers |= {mine[c]: answer for c, answer in found["answer"].items()}
+                reasons |= {mine[c]: quoted(why) for c, why in found["reasons"].items() if c in mine}
+            except WireError as error:
+                asked = [*each, *([-1 - m] if own is not None else [])]
+                reasons |= dict.fromkeys(asked, f"{edge_name(m)}: {error}")
+        return answers, reasons, frozenset(here)
+
+    def _packed(self, each: Mapping[int, bytes], own: bytes | None) -> bytes:
+        """Return a relay; a message that several clients get travels once."""
+        places: dict[bytes, str] = {}
+        to = {str(client): places.setdefault(message, str(len(places))) for client, message in each.items()}
+        if own is not None:
+            to[EDGE] = places.setdefault(own, str(len(places)))
+        payload = {place: message for message, place in places.items()}
+        return sent("relay", charter=self.charter.id, to=to, payload=payload)
+
+
+class RemoteClients(Remote):
+    """The cloud itself is the only site, and edges pass on what it says to clients."""
+
+    def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
+        super().__init__(charter, *rest)
+        self.desk = Desk(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
+
+    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
+        """Run the order here, with clients elsewhere."""
+        (order,) = orders
+        self.wait(self._too_few)
+        self.round = order.round
+        here = replace(
+            order,
+            bank=dict(order.bank) | self.desk.own((order.round, 0), order.bank),
+            momentum=None,
+        )
+        try:
+            report = self.desk.train(here, threading.Event())
+        except TooFewClientsError as error:
+            raise self.again(str(error)) from error
+        kept = self.charter.owners.only(order.bank, "edge", "client")
+        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)]
+
+    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
+        """Measure with clients and edges elsewhere."""
+        try:
+            return [self._measure(order) for order in orders]
+        except TooFewClientsError as error:
+            raise self.again(str(error)) from error
+
+    def _measure(self, order: MeasureOrder) -> MeasureReport:
+        own = self.desk.own((self.round + 1, 0), order.bank)
+        bank = {part: own.get(part, params) for part, params in order.bank.items()}
+        return self.desk.measure(replace(order, bank=bank), self.round, threading.Event())
+
+    def _too_few(self) -> str | None:
+        if self.children.present():
+            return None
+        return "waiting for edges, which pass on what is said to clients: none is there"

@@ -1,0 +1,215 @@
+"""How a run begins: everybody says what they hold, and the cloud writes the charter."""
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.config.experiment import Experiment
+from fedbac.core.settings import IntArray
+from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
+from fedbac.deploy.protocol.messages import received, sent
+from fedbac.deploy.protocol.wire import WireError, decode
+from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.transports.base import Children
+from fedbac.errors import ConfigError, DeployError, quoted
+from fedbac.federation import check_validation
+from fedbac.files import read_json, write_whole
+
+FILE = "charter.json"
+AGAIN = 1.0
+"""Seconds before those who are missing are asked again."""
+
+log = logging.getLogger("fedbac")
+
+
+@dataclass(frozen=True, eq=False)
+class Enrolled:
+    """A federation as its cloud knows it: numbers about data that are elsewhere."""
+
+    charter: Charter
+    classes_ME: tuple[tuple[int, ...], ...]
+
+    @property
+    def sites(self) -> Any:
+        """Where clients meet."""
+        return self.charter.sites
+
+    @property
+    def build(self) -> Any:
+        """Makes the networks of the run."""
+        return self.charter.build
+
+    @property
+    def network(self) -> Any:
+        """A network of the architecture."""
+        return self.charter.network
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of everybody's data: of the hashes that they told."""
+        return hashlib.sha256(json.dumps(dict(sorted(self.charter.fingerprints.items()))).encode()).hexdigest()
+
+    @property
+    def source_sha256(self) -> str | None:
+        """There is no larger whole that this is a sample of."""
+        return None
+
+    @property
+    def normalization(self) -> Any:
+        """Per-channel mean and deviation, from everybody's sums."""
+        return self.charter.normalization
+
+    @property
+    def example(self) -> Any:
+        """An example that says nothing."""
+        return self.charter.example
+
+    def classes_per_edge(self) -> IntArray:
+        """Return how many examples of each class the clients of each edge hold."""
+        table = np.zeros((len(self.classes_ME), self.charter.num_classes), dtype=np.int64)
+        for edge, counts in enumerate(self.classes_ME):
+            table[edge, : len(counts)] = counts
+        return table
+
+    def save(self, folder: Path) -> None:
+        """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
+        write_whole(folder / FILE, json.dumps({"charter": self.charter.text, "classes": self.classes_ME}))
+
+
+def stored(folder: Path) -> Enrolled | None:
+    """Return how the run in a folder began; None if there is none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        said = read_json(path)
+        charter = read_charter(said["charter"])
+        return Enrolled(charter, tuple(tuple(map(int, row)) for row in said["classes"]))
+    except (OSError, ValueError, KeyError, TypeError, WireError) as error:
+        raise DeployError(f"{path}: it cannot be read ({error}); start anew with --overwrite") from error
+
+
+@dataclass
+class Roll:
+    """What sites have said of their data so far."""
+
+    clients: dict[str, Facts]
+    edges: dict[int, Facts]
+    classes: dict[int, list[int]]
+    sums: dict[int, list[list[int]] | None]
+
+
+def enrol(
+    experiment: Experiment,
+    children: Children,
+    deadline: float,
+    waiting: Callable[[str], None],
+    stopped: Callable[[], bool],
+) -> Enrolled:
+    """Wait until every site has said what it holds, and return the federation; ``waiting`` is told who is missing."""
+    refuse_simulated(experiment)
+    expected = {
+        edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
+    }
+    roll = Roll({}, {}, {}, {})
+    payload = sent("enroll", experiment=experiment.model_dump(mode="json"))
+    while True:
+        due = [edge for edge, clients in expected.items() if not set(clients) <= set(roll.clients)]
+        if not due:
+            return charter_of(experiment, roll, expected)
+        if stopped():
+            raise DeployError("stopped before the first round")
+        answers, _ = children.call({edge: payload for edge in due if edge in children.present()}, deadline)
+        for name, answer in answers.items():
+            _note(roll, list(expected).index(name), expected[name], answer)
+        missing = [name for edge in due for name in ([edge] if edge not in answers else expected[edge])]
+        missing = [name for name in missing if name not in roll.clients]
+        if missing:
+            waiting(f"waiting for {', '.join(missing)}")
+            time.sleep(AGAIN)
+
+
+def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
+    try:
+        roster = received(decode(answer, ("roster",)))
+        told = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
+        own = roster["edge"]
+        if len(told) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
+            together = read_together(roster["together"], list(told.values()))
+            roll.classes[edge], roll.sums[edge] = together.classes, together.sums
+            if own is not None:
+                roll.edges[edge] = _tests(own)
+            roll.clients |= told
+        for name, reason in roster["reasons"].items():
+            log.warning("%s said nothing of its data: %s", quoted(name), quoted(reason))
+    except (WireError, ValueError, TypeError) as error:
+        log.warning("%s: %s", edge_name(edge), error)
+
+
+def _tests(own: Any) -> Facts:
+    facts = read_facts(own)
+    if facts.test == 0 or sum(facts.classes) != facts.test or facts.train or facts.validation:
+        raise WireError("facts: an edge holds test data, and their classes must add up to them")
+    return facts
+
+
+def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[str]]) -> Enrolled:
+    """Write the charter, once everybody's data fit together."""
+    everybody = {**roll.clients, **{edge_name(m): facts for m, facts in roll.edges.items()}}
+    names = [name for clients in expected.values() for name in clients]
+    first = roll.clients[names[0]]
+    for name, facts in everybody.items():
+        if (facts.shape, facts.dtype) != (first.shape, first.dtype):
+            raise DeployError(
+                f"{name} has examples of {facts.dtype} {facts.shape}, and {names[0]} of {first.dtype} {first.shape}; "
+                "all must be alike"
+            )
+    counts = [*roll.classes.values(), *(facts.classes for facts in roll.edges.values())]
+    tokens = [facts.largest_token for facts in everybody.values() if facts.largest_token is not None]
+    sums = [rows for rows in roll.sums.values() if rows is not None]
+    numbers, begin = [], 0
+    for clients in expected.values():
+        numbers.append(tuple(range(begin, begin + len(clients))))
+        begin += len(clients)
+    charter = Charter(
+        run=uuid.uuid4().hex[:16],
+        experiment=experiment,
+        shape=tuple(first.shape),
+        dtype=first.dtype,
+        num_classes=max(len(classes) for classes in counts),
+        largest_token=max(tokens) if tokens else None,
+        sums=added_up(sums),
+        clients=tuple(numbers),
+        size_N=tuple(roll.clients[name].train for name in names),
+        validation_N=tuple(roll.clients[name].validation for name in names),
+        test_N=tuple(roll.clients[name].test for name in names),
+        test_M=tuple(roll.edges[m].test if m in roll.edges else 0 for m in range(len(expected))),
+        fingerprints={name: facts.fingerprint for name, facts in everybody.items()},
+    )
+    for m, (edge, clients) in enumerate(expected.items()):
+        if not charter.test_M[m] and not any(roll.clients[name].test for name in clients):
+            raise DeployError(
+                f"{edge} has no test data, so its accuracy is undefined; give x_test and y_test to its clients, or "
+                "to the edge (fedbac edge KIT --data ...)"
+            )
+    check_validation(experiment, charter.sites)
+    return Enrolled(charter, tuple(tuple(roll.classes[m]) for m in range(len(expected))))
+
+
+def refuse_simulated(experiment: Experiment) -> None:
+    """Refuse settings that change data which nobody here holds."""
+    task = experiment.task
+    if task.noise is not None:
+        raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
+    if task.data_fraction < 1:
+        raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
+    if task.loss.kind != "cross_entropy":
+        raise ConfigError(f"task.loss: {task.loss.kind} is for simulations; clients of a federation learn classes")

@@ -1,0 +1,282 @@
+"""A site's own work: training on its data and measuring with them. The only place that sees examples."""
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbac.config.experiment import Experiment, Runtime
+from fedbac.config.explain import parse
+from fedbac.core import trees
+from fedbac.core.links import Link
+from fedbac.core.parts import Parts
+from fedbac.core.queries import Moment
+from fedbac.core.requests import Trainer
+from fedbac.core.settings import IntArray
+from fedbac.data import Dataset, Shards
+from fedbac.deploy.local_data import LocalData, read_local
+from fedbac.deploy.protocol.charter import Charter, Facts, read_charter
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.messages import (
+    check_rows,
+    read_evaluate_request,
+    read_fit_request,
+    received,
+    sent,
+)
+from fedbac.deploy.protocol.packing import ForgottenError, Shelf
+from fedbac.deploy.protocol.wire import Message, WireError, decode
+from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
+from fedbac.engines.adjusting import adjusted
+from fedbac.errors import ConfigError, DeployError
+from fedbac.files import make_folder, remove, write_whole
+from fedbac.local import Examples, make_trainer, one_thread
+
+NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
+ROUNDS_BACK = 3
+"""How far a cloud may go back: it keeps two checkpoints, and may have died before it wrote one."""
+
+log = logging.getLogger("fedbac")
+
+Training = tuple[int, int]
+"""A round and an edge round."""
+
+
+class Keepsakes:
+    """The versions of what one owner keeps, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def before(self, moment: Training) -> dict[str, Any] | None:
+        """Return the newest version made before a moment, by the fields of the message; None if there is none."""
+        for made, file in sorted(self._files().items(), reverse=True):
+            if made >= moment:
+                continue
+            try:
+                return received(decode(file.read_bytes(), ("version",)))
+            except (WireError, OSError) as error:
+                log.warning("%s cannot be read (%s); going back to the version before it", file, error)
+        return None
+
+    def keep(self, moment: Training, **kept: Parts | dict[str, Parts]) -> None:
+        """Write a version if there is something to keep, and remove those that nobody goes back to."""
+        if not any(kept.values()):
+            return
+        make_folder(self.folder)
+        path = self.folder / f"own-{moment[0]:06d}-{moment[1]}.safetensors"
+        write_whole(path, sent("version", **{"parts": {}, "momentum": {}, "left": {}, "links": {}, **kept}), mode=0o600)
+        files = self._files()
+        old = sorted(made for made in files if made < (moment[0] - ROUNDS_BACK, 0))
+        for made in old[:-1]:  # the newest of them is what a cloud that goes back would ask for
+            remove(files[made])
+
+    def _files(self) -> dict[Training, Path]:
+        found = {}
+        for file in self.folder.glob("own-*.safetensors"):
+            name = NAME.fullmatch(file.name)
+            if name is not None:
+                found[int(name[1]), int(name[2])] = file
+        return found
+
+
+KINDS = ("enroll", "begin", "fit", "evaluate")
+
+log = logging.getLogger("fedbac")
+
+
+@dataclass(frozen=True, eq=False)
+class OwnExamples(Examples):
+    """The examples of one site: all test data of a client are its own share."""
+
+    @cached_property
+    def client_test(self) -> tuple[IntArray, ...]:
+        """Per client, its test data; of an edge's, none is a client's."""
+        whole = np.arange(len(self.dataset.y_test))
+        return tuple(whole if mine.size else mine for mine in self.shards.train)
+
+
+class Shop:
+    """What a client does, and an edge with test data: answers its parent's messages from its own data."""
+
+    def __init__(self, name: str, number: int, edge: int, is_client: bool, source: str, state: Path, runtime: Runtime):
+        self.name, self.number, self.edge, self.is_client = name, number, edge, is_client
+        self.state, self.runtime = state, runtime
+        self.raw = read_local(source)
+        if is_client and self.raw.size("train") == 0:
+            raise DeployError(f"{source}: x_train and y_train are missing; a client learns from them")
+        self.data: LocalData = self.raw
+        self.charter: Charter | None = None
+
+    def answer(self, payload: bytes) -> bytes:
+        """Answer one message."""
+        message = decode(payload, KINDS)
+        if message.kind == "enroll":
+            return self._enroll(message)
+        if message.kind == "begin":
+            return self._begin(message)
+        if self.charter is None or message.head.get("charter") != self.charter.id:
+            return STRANGER  # whoever asks hands over the charter first, and asks again
+        with one_thread():
+            if message.kind == "evaluate":
+                return self._evaluate(message)
+            try:
+                return self._fit(message)
+            except ForgottenError:
+                return FORGOTTEN
+
+    def facts(self, experiment: Experiment) -> Facts:
+        """Return what the cloud must know of the data."""
+        data = self._held_out(experiment)
+        counted = ("train", "validation") if self.is_client else ("test",)
+        return Facts(
+            train=data.size("train") if self.is_client else 0,
+            validation=data.size("validation") if self.is_client else 0,
+            test=data.size("test"),
+            shape=list(data.example.shape[1:]),
+            dtype=str(data.example.dtype),
+            classes=data.classes(*counted),
+            sums=data.sums() if self.is_client else None,
+            largest_token=data.largest_token,
+            fingerprint=data.fingerprint,
+        )
+
+    def _held_out(self, experiment: Experiment) -> LocalData:
+        if not self.is_client:
+            return self.raw
+        return self.raw.with_validation(experiment.task.partition.validation_fraction, experiment.seed, self.number)
+
+    def _enroll(self, message: Message) -> bytes:
+        try:
+            experiment = parse(Experiment, received(message)["experiment"])
+        except ConfigError as error:
+            raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
+        return sent("facts", facts=self.facts(experiment).model_dump())
+
+    def _begin(self, message: Message) -> bytes:
+        charter = read_charter(received(message)["charter"])
+        if self.charter is not None and self.charter.id == charter.id:
+            return sent("ready")
+        data = self._held_out(charter.experiment)
+        if charter.fingerprints.get(self.name) != data.fingerprint:
+            raise SiteError(Failure.OTHER_DATA)
+        self.charter, self.data = charter, data
+        self.__dict__.pop("trainer", None)
+        self.__dict__.pop("shelf", None)
+        split = "train" if self.is_client else "test"
+        log.info("part of run %s with %d examples to %s", charter.run, data.size(split), split)
+        return sent("ready")
+
+    @property
+    def terms(self) -> Charter:
+        """The charter, once there is one."""
+        assert self.charter is not None
+        return self.charter
+
+    @cached_property
+    def shelf(self) -> Shelf:
+        """The networks that it was sent last."""
+        return Shelf(lambda: self.terms.first)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Trains and measures, with the hooks of the scheme around it."""
+        charter, data = self.terms, self.data
+        learned_from = [split for split in ("train", "validation") if self.is_client and split in data.y]
+        x = np.concatenate([data.x[split] for split in learned_from]) if learned_from else charter.blank()
+        y = np.concatenate([data.y[split] for split in learned_from]) if learned_from else np.zeros(1, dtype=np.int64)
+        tested = data.size("test") > 0
+        dataset = Dataset(
+            charter.experiment.task.dataset,
+            x,
+            y,
+            data.x["test"] if tested else charter.blank(),
+            data.y["test"] if tested else np.zeros(1, dtype=np.int64),
+            charter.num_classes,
+        )
+        nothing = np.zeros(0, dtype=np.int64)
+        num_clients = sum(map(len, charter.clients))
+        size, held = data.size("train"), data.size("validation")
+
+        def mine(indices: IntArray) -> tuple[IntArray, ...]:
+            return tuple(
+                indices if self.is_client and client == self.number else nothing for client in range(num_clients)
+            )
+
+        shards = Shards(
+            train=mine(np.arange(size)),
+            validation=mine(np.arange(size, size + held)),
+            test=tuple(
+                np.arange(data.size("test")) if edge == self.edge else nothing for edge in range(len(charter.clients))
+            ),
+            clients=tuple(range(clients[0], clients[-1] + 1) for clients in charter.clients),
+        )
+        task = charter.experiment.task
+        examples = OwnExamples(
+            dataset, shards, task.training, task.augment, charter.experiment.seed, charter.normalization
+        )
+        scheme = charter.experiment.method.personalization
+        return adjusted(make_trainer(charter.network, scheme, examples, self.runtime), scheme)
+
+    def _fit(self, message: Message) -> bytes:
+        """Train as asked; what the client owns stays here."""
+        charter, experiment = self.terms, self.terms.experiment
+        request = read_fit_request(message, charter, self.number, self.shelf)
+        if charter.codec("client_down") is not None:
+            self.shelf.put(request.bank)
+        scheme, at = experiment.method.personalization, (request.round, request.edge_round)
+        kept = self._kept(at)
+        whole = request.bank | charter.own("client", self.number, kept["parts"], request.bank)
+        bank = {part: whole[part] for part in scheme.parts}
+        momentum = None
+        if experiment.task.training.momentum_state == "persist":
+            momentum = kept["momentum"] or self._at_rest(bank)
+        (trained,) = self.trainer.train([replace(request, bank=bank, momentum=momentum)])
+        trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
+        moment = Moment(request.round, experiment.task.rounds)
+        link = Link("client", scheme, moment, experiment.method.links.chains, experiment.seed)
+        left = kept["left"]
+        if link.chain("up").codec is not None:
+            left = {part: trees.zeros(bank[part]) for part in link.passing["up"]} | left
+        parts_C, left, changes = link.upload(trained.parts_C, bank, left, (self.number,), request.edge_round)
+        finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
+        if np.isfinite(trained.loss_C).all() and all(finite):
+            own = charter.owners.only(trained.parts_C, "client")
+            self.keepsakes.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
+        passed = {part: params for part, params in parts_C.items() if part in link.passing["up"]}
+        return sent("update", changes, "trained/parts_C", trained=replace(trained, parts_C=passed))
+
+    def _evaluate(self, message: Message) -> bytes:
+        """Measure models as asked, with what the client owns in place."""
+        request, before = read_evaluate_request(message, self.terms, self.number if self.is_client else self.edge)
+        if self.is_client:
+            own = self.terms.own("client", self.number, self._kept(before)["parts"], request.bank)
+            own = {part: params for part, params in own.items() if part in request.row_V}
+            rows = {part: np.zeros_like(request.row_V[part]) for part in own}
+            request = replace(request, bank=request.bank | own, row_V={**request.row_V, **rows})
+        check_rows(request.row_V, request.bank)
+        (measured,) = self.trainer.evaluate([request])
+        return sent("evaluation", measured=measured)
+
+    def _at_rest(self, bank: Parts) -> Parts:
+        """Return momentum of zero, for what is trained."""
+        trainable = {name for name, _ in self.terms.network.named_parameters()}
+        parts = self.terms.experiment.method.personalization.parts
+        return {
+            part: {name: torch.zeros_like(value) for name, value in params.items() if name in trainable}
+            for part, params in bank.items()
+            if parts[part].networks
+        }
+
+    @property
+    def keepsakes(self) -> Keepsakes:
+        """What the client keeps of this run."""
+        return Keepsakes(self.state / self.terms.run)
+
+    def _kept(self, before: tuple[int, int]) -> dict[str, Parts]:
+        return self.keepsakes.before(before) or {"parts": {}, "momentum": {}, "left": {}}

@@ -1,0 +1,1 @@
+"""What carries messages: gRPC, NVFlare, and the pipe to a worker's process."""

@@ -1,0 +1,144 @@
+"""The seam between roles and networks: a parent calls its children, a child serves its parent; calls are counted."""
+
+import re
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from fedbac.errors import DeployError
+
+
+class Refusal(DeployError):  # noqa: N818 (turning someone away is no error)
+    """Turns a child away, or the parent by its welcome; the text is what the other side reads, so it says the fix."""
+
+
+Greet = Callable[[str, bytes], bytes]
+"""Takes a child's name, as its certificate has it, and its hello; returns the welcome, or raises a Refusal.
+
+A transport calls it for one child at a time, from a thread of its own.
+"""
+
+Answer = Callable[[bytes, threading.Event], bytes]
+"""Takes a request and an event; returns the answer. The event is set once nobody waits for the answer any more."""
+
+
+class Children(Protocol):
+    """A parent's end of the links to its children."""
+
+    def present(self) -> frozenset[str]:
+        """Return the children whose link is alive and whose hello was taken."""
+        ...
+
+    def seen(self) -> dict[str, float]:
+        """Return the seconds since the last sign of life, for everyone who was ever there."""
+        ...
+
+    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Send each child its message and wait; return the answers, and a reason for each child that gave none.
+
+        Never raises for a lost child. One that is not present, dies, falls silent or passes the deadline (in seconds)
+        is a reason at once.
+        """
+        ...
+
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        ...
+
+    def close(self) -> None:
+        """End all links and stop listening."""
+        ...
+
+
+class Parent(Protocol):
+    """A child's end of the link to its parent."""
+
+    def serve(
+        self,
+        hello: Callable[[], bytes],
+        welcomed: Callable[[bytes], None],
+        answer: Answer,
+        stop: threading.Event,
+    ) -> None:
+        """Answer the parent's requests, one at a time, until ``stop`` is set.
+
+        Dials, says hello, is welcomed and answers; when the link is lost it dials again. An exception of ``answer`` is
+        logged here, and the parent is told what ``SiteError`` lets it be told. A refusal, by the parent or by
+        ``welcomed``, is logged and tried again later, since an operator may mend its cause.
+        """
+        ...
+
+
+class Exchange:
+    """One request to one child, and what became of it."""
+
+    def __init__(self, message: bytes) -> None:
+        self.number = secrets.randbits(63)  # as a signed number of 64 bits has room for
+        self.message = message
+        self.answer: bytes | None = None
+        self.reason: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is an answer, or a reason why there is none."""
+        return self.answer is not None or self.reason is not None
+
+
+KIND = re.compile(rb'"kind\\": \\"([a-z]{1,16})\\"')
+LOOKED_AT = 256
+"""Bytes at the beginning of a message, within which it says its kind."""
+KINDS = {
+    *("enroll", "facts", "roster", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
+    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation"),
+}
+"""Those that are told apart: a child cannot make its parent remember others."""
+
+
+class Counted:
+    """Children whose messages are counted, by kind: how many there were, and their bytes without frames."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._lock = threading.Lock()
+        self._traffic: dict[str, list[int]] = {}
+
+    def traffic(self) -> dict[str, list[int]]:
+        """Return messages and bytes so far, by kind."""
+        with self._lock:
+            return {kind: list(counts) for kind, counts in self._traffic.items()}
+
+    def present(self) -> frozenset[str]:
+        """Return the children whose link is alive and whose hello was taken."""
+        return self._children.present()
+
+    def seen(self) -> dict[str, float]:
+        """Return the seconds since the last sign of life, for everyone who was ever there."""
+        return self._children.seen()
+
+    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Send each child its message and wait; return the answers, and a reason for each child that gave none."""
+        here = self._children.present()
+        answers, reasons = self._children.call(messages, deadline)
+        sent = [message for name, message in messages.items() if name in here]
+        with self._lock:
+            for message in (*sent, *answers.values()):
+                counts = self._traffic.setdefault(kind_of(message), [0, 0])
+                counts[0] += 1
+                counts[1] += len(message)
+        return answers, reasons
+
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        self._children.turn_away(revoked)
+
+    def close(self) -> None:
+        """End all links and stop listening."""
+        self._children.close()
+
+
+def kind_of(message: bytes) -> str:
+    """Return what a message says that it is, without reading it; ``other`` for what nobody here says."""
+    found = KIND.search(message[:LOOKED_AT])
+    kind = found[1].decode() if found else ""
+    return kind if kind in KINDS else "other"

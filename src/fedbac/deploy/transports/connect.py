@@ -1,0 +1,59 @@
+"""A kit's links: to its parent and to its children, by the transport that the federation uses."""
+
+from fedbac.deploy.pki.credentials import Credentials
+from fedbac.deploy.pki.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
+from fedbac.deploy.transports.base import Counted, Greet, Parent
+
+MIB = 2**20
+
+
+def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
+    """Listen for the children of a site; ``listen`` in place of what the kit says."""
+    if kit.site.deploy.transport == "nvflare":
+        from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
+        from fedbac.deploy.transports.nvflare.parent import here
+
+        trust, heartbeat = Trust(_credentials(kit)), kit.site.deploy.heartbeat
+        return Counted(NvflareChildren(here(), kit.site.children, greet, trust, heartbeat=heartbeat))
+    from fedbac.deploy.transports.grpc import GrpcChildren  # an extra, imported only when needed
+
+    address = listen or kit.site.listen
+    assert address is not None
+    children = GrpcChildren(
+        address,
+        _credentials(kit),
+        kit.site.children,
+        greet,
+        heartbeat=kit.site.deploy.heartbeat,
+        limit=_limit(kit),
+    )
+    return Counted(children)
+
+
+def parent_of(kit: Kit, address: str | None = None) -> Parent:
+    """Return the way to a site's parent; ``address`` in place of what the kit says."""
+    if kit.site.deploy.transport == "nvflare":
+        from fedbac.deploy.transports.nvflare.parent import NvflareParent, here
+
+        return NvflareParent(here(), kit.folder / CERTIFICATE_FILE)
+    from fedbac.deploy.transports.grpc import GrpcParent
+
+    to = address or kit.site.parent_address
+    assert to is not None
+    assert kit.site.parent is not None
+    return GrpcParent(
+        to, kit.site.parent, kit.site.name, _credentials(kit), heartbeat=kit.site.deploy.heartbeat, limit=_limit(kit)
+    )
+
+
+def _credentials(kit: Kit) -> Credentials:
+    return Credentials(
+        kit.folder / KEY_FILE,
+        kit.folder / CERTIFICATE_FILE,
+        kit.folder / AUTHORITY_FILE,
+        None if kit.site.role == "client" else kit.list_file,
+    )
+
+
+def _limit(kit: Kit) -> int:
+    return int(kit.site.deploy.max_message_mib * MIB)

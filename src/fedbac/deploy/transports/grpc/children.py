@@ -1,0 +1,369 @@
+"""A parent's end: listens, takes its children and no one else, and calls them."""
+
+import datetime as dt
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from fedbac.deploy.pki.authority import Identity, read_identity
+from fedbac.deploy.pki.credentials import Credentials, Revoked
+from fedbac.deploy.transports.base import Exchange, Greet, Refusal
+from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Message, Outbox
+from fedbac.deploy.transports.grpc.common import (
+    LARGEST_HELLO,
+    LET_GO,
+    LONGEST_FAILURE,
+    MISSED,
+    NAME,
+    SERVICE,
+    SITE,
+    options,
+    short,
+    shown,
+    signs_budget,
+    ticks,
+)
+from fedbac.deploy.transports.grpc.listening import CONNECTIONS, Listener, room_for
+from fedbac.errors import DeployError, quoted
+
+log = logging.getLogger("fedbac")
+
+
+class Link:
+    """One child that is connected. Its requests change under the lock of its GrpcChildren."""
+
+    def __init__(
+        self, identity: Identity, context: Any, lock: threading.Condition, *, heartbeat: float, limit: int
+    ) -> None:
+        self.identity = identity
+        self.name = identity.name
+        self.context = context
+        self._lock = lock
+        self.outbox = Outbox(heartbeat)
+        limits = {
+            Kind.PING: 0,
+            Kind.HELLO: min(limit, LARGEST_HELLO),
+            Kind.ANSWER: limit,
+            Kind.FAILED: LONGEST_FAILURE,
+        }
+        self.inbox = Assembler(limits, self._admit)
+        self.heard = time.monotonic()
+        self.said_hello = False
+        self.welcomed = False
+        self.ended: float | None = None
+        """When it was."""
+        self.current: Exchange | None = None
+        """The request that the child has; also after nobody waits for it, until the child says that it is free."""
+        self.next: Exchange | None = None
+        """The request that waits for the child to be free."""
+        self._signs = signs_budget(heartbeat)
+
+    def expired(self) -> bool:
+        """Whether the time of the child's certificate is over."""
+        return dt.datetime.now(dt.UTC) >= self.identity.expires
+
+    def start(self, exchange: Exchange) -> None:
+        """Send a request now, or as soon as the child is free."""
+        if self.current is None:
+            self.current = exchange
+            self.outbox.put(Kind.REQUEST, exchange.number, exchange.message)
+            exchange.message = b""  # a child may keep its request long after the caller has given up
+        else:
+            self.next = exchange
+
+    def free(self) -> None:
+        """Note that the child has no request; send the one that waits."""
+        self.current, waiting, self.next = None, self.next, None
+        if waiting is not None and not waiting.done:
+            self.start(waiting)
+
+    def _admit(self, kind: Kind, number: int) -> None:
+        if kind is Kind.HELLO:
+            if self.said_hello:
+                raise FrameError("a second HELLO")
+            self.said_hello = True
+        elif not self.said_hello:
+            raise FrameError(f"{kind.one} before its HELLO")
+        elif kind is Kind.PING:
+            if not self._signs.spend():
+                raise FrameError("a flood of frames")
+        else:
+            with self._lock:
+                if self.current is None or self.current.number != number:
+                    raise FrameError(f"{kind.one} to no request that it has")
+
+
+class GrpcChildren:
+    """Children over gRPC; see the protocol Children.
+
+    ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the
+    longest message, either way. Of each child at most one message is kept, so all of them together can make this
+    process hold no more than their number times the limit.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        credentials: Credentials,
+        children: Collection[str],
+        greet: Greet,
+        *,
+        heartbeat: float,
+        limit: int,
+    ) -> None:
+        self._children = frozenset(children)
+        self._greet = greet
+        self._heartbeat, self._limit = heartbeat, limit
+        self._revoked = Revoked(credentials)
+        self._changed = threading.Condition()
+        """Guards all below, and every link's fields."""
+        self._greeting = threading.Lock()
+        self._links: dict[str, Link] = {}
+        self._lingering: list[tuple[Link, threading.Thread]] = []
+        self._heard: dict[str, float] = {}
+        self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
+        self._closing = threading.Event()
+        self._most = (
+            2 * len(self._children) + 8
+        )  # a child that comes back may overlap with what is left of its old link
+        self._connections = room_for(max(CONNECTIONS, 4 * self._most))
+        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="fedbac-link")
+        self._listener = Listener(listen, credentials, self._server)
+        self.port = self._listener.port
+        self._watcher = threading.Thread(target=self._watch, name="fedbac-watch", daemon=True)
+        self._watcher.start()
+
+    def present(self) -> frozenset[str]:
+        """Return the children whose link is alive and whose hello was taken."""
+        with self._changed:
+            return frozenset(name for name, link in self._links.items() if link.welcomed)
+
+    def seen(self) -> dict[str, float]:
+        """Return the seconds since the last sign of life, for everyone who was ever there."""
+        with self._changed:
+            heard = self._heard | {name: link.heard for name, link in self._links.items() if link.welcomed}
+        now = time.monotonic()
+        return {name: max(0.0, now - when) for name, when in heard.items()}
+
+    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Send each child its message and wait; return the answers, and a reason for each child that gave none.
+
+        A child that is still busy with a request that passed its deadline has one heartbeat to become free.
+        """
+        now = time.monotonic()
+        last, patience = now + deadline, now + min(deadline, self._heartbeat)
+        exchanges = {name: Exchange(message) for name, message in messages.items()}
+        with self._changed:
+            for name, exchange in exchanges.items():
+                link = self._links.get(name)
+                if len(exchange.message) > self._limit:
+                    exchange.reason = f"was not sent {len(exchange.message):,} bytes; {self._limit:,} are allowed"
+                elif link is None or not link.welcomed:
+                    exchange.reason = "is not there"
+                elif link.next is not None:
+                    exchange.reason = "is busy with another request"
+                else:
+                    link.start(exchange)
+            self._await(exchanges, patience)
+            for name, exchange in exchanges.items():
+                link = self._links.get(name)
+                if not exchange.done and link is not None and link.next is exchange:
+                    link.next = None
+                    exchange.reason = "is still busy with an earlier request"
+            self._await(exchanges, last)
+            late = [name for name, exchange in exchanges.items() if not exchange.done]
+            for name in late:
+                exchanges[name].reason = f"gave no answer within {deadline:g} s"
+                self._abandon(self._links[name])
+        answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
+        return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
+
+    def turn_away(self, revoked: bytes) -> None:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+        with self._changed:
+            self._revoked.take(revoked)
+
+    def close(self) -> None:
+        """End all links and stop listening."""
+        self._closing.set()
+        self._watcher.join()
+        with self._changed:
+            links = list(self._links.values())
+        for link in links:
+            self._end(link, "was let go, as its parent stops", LET_GO)
+        self._listener.close(min(1.0, self._heartbeat))
+        self._pool.shutdown()
+        for _, reader in self._lingering:
+            reader.join()
+
+    def _server(self) -> Any:
+        """Return a server that listens nowhere yet."""
+        return grpc.server(
+            self._pool,
+            handlers=[
+                grpc.method_handlers_generic_handler(SERVICE, {NAME: grpc.stream_stream_rpc_method_handler(self._join)})
+            ],
+            options=[
+                *options(self._heartbeat),
+                ("grpc.so_reuseport", 0),  # a second process at the same port is an error, not a lottery
+                ("grpc.max_concurrent_streams", 1),
+                ("grpc.max_allowed_incoming_connections", self._connections),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 30_000),  # whoever was refused need not stay
+            ],
+            maximum_concurrent_rpcs=self._most,
+        )
+
+    def _await(self, exchanges: Mapping[str, Exchange], until: float) -> None:
+        self._changed.wait_for(
+            lambda: all(exchange.done for exchange in exchanges.values()), max(0.0, until - time.monotonic())
+        )
+
+    def _abandon(self, link: Link) -> None:
+        """Tell a child that nobody waits any more; one that has not even got the whole request starts afresh."""
+        assert link.current is not None
+        if link.outbox.empty:
+            link.outbox.put(Kind.CANCEL, link.current.number)
+        else:
+            self._end(link, "did not take the whole request within its deadline")
+
+    def _join(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Take a child's stream, or refuse it before a frame is read; runs in a thread of the pool."""
+        try:
+            link = self._admitted(context)
+        except Exception as error:  # gRPC itself would tell the text of one to whoever dials
+            closing = self._closing.is_set()
+            log.log(logging.INFO if closing else logging.WARNING, "%s was refused: %s", context.peer(), error)
+            context.set_code(LET_GO if closing else grpc.StatusCode.PERMISSION_DENIED)
+            context.set_details(shown(str(error)) if isinstance(error, Refusal) else "the certificate cannot be used")
+            return iter(())
+        reader = threading.Thread(target=self._read, args=(link, frames), name=f"fedbac-{link.name}", daemon=True)
+        with self._changed:
+            self._lingering.append((link, reader))
+            reader.start()
+        return link.outbox
+
+    def _admitted(self, context: Any) -> Link:
+        """Return the link of a child that may join; a newer one takes the place of an older."""
+        identity = read_identity(context.auth_context()["x509_pem_cert"][0], context.peer())
+        name = identity.name
+        claimed = dict(context.invocation_metadata()).get(SITE)
+        if claimed != name:
+            raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}")
+        if name not in self._children:
+            raise Refusal(f"{quoted(name)} is none of this site's children")
+        with self._changed:
+            if self._closing.is_set():
+                raise Refusal("this site is closing")
+            self._revoked.refresh()
+            if identity in self._revoked:
+                raise Refusal(f"the certificate of {quoted(name)} is revoked")
+            if not self._arrivals[name].spend():
+                raise Refusal(f"{quoted(name)} dials too often")
+            if name in self._links:
+                again = "dialled again; if this goes on, its kit is in use twice"
+                self._end(self._links[name], again, grpc.StatusCode.FAILED_PRECONDITION)
+            link = self._links[name] = Link(
+                identity, context, self._changed, heartbeat=self._heartbeat, limit=self._limit
+            )
+        return link
+
+    def _read(self, link: Link, frames: Iterator[bytes]) -> None:
+        """Take what a child sends, until the link ends; runs in a thread of its own."""
+        reason, code = "lost its link", grpc.StatusCode.UNAVAILABLE
+        try:
+            for frame in frames:
+                link.heard = time.monotonic()
+                message = link.inbox.take(frame)
+                if message is not None:
+                    self._handle(link, message)
+        except FrameError as error:
+            reason, code = f"sent {error}", grpc.StatusCode.INVALID_ARGUMENT
+        except Refusal as refusal:
+            reason, code = f"was refused: {shown(str(refusal))}", grpc.StatusCode.FAILED_PRECONDITION
+        except grpc.RpcError:
+            pass  # the network's way to say that the stream is over
+        finally:
+            self._end(link, reason, code)
+
+    def _handle(self, link: Link, message: Message) -> None:
+        if message.kind is Kind.HELLO:
+            with self._greeting:
+                if link.ended is None:  # while it waited for its turn
+                    self._welcome(link, message.payload)
+            return
+        if message.kind is Kind.PING:
+            return
+        with self._changed:
+            exchange = link.current
+            assert exchange is not None  # or the assembler had not admitted it
+            if not exchange.done:
+                if message.kind is Kind.ANSWER:
+                    exchange.answer = message.payload
+                else:
+                    exchange.reason = f"failed: {shown(message.payload.decode(errors='replace'))}"
+            link.free()
+            self._changed.notify_all()
+
+    def _welcome(self, link: Link, hello: bytes) -> None:
+        try:
+            welcome = self._greet(link.name, hello)
+            if len(welcome) > self._limit:
+                raise DeployError(f"the welcome has {len(welcome):,} bytes; {self._limit:,} are allowed")
+        except Refusal:
+            raise
+        except Exception as error:
+            log.error("the hello of %s could not be answered: %s", link.name, short(error))
+            log.debug("in full", exc_info=True)
+            raise Refusal("this site could not answer the hello; its log says why") from error
+        with self._changed:
+            if link.ended is None:
+                link.outbox.put(Kind.WELCOME, payload=welcome)
+                link.welcomed = True
+                log.info("%s has joined", link.name)
+
+    def _end(self, link: Link, reason: str, code: Any = grpc.StatusCode.UNAVAILABLE) -> None:
+        """End a link, once; whoever waits for its child is told why."""
+        with self._changed:
+            if link.ended is not None:
+                return
+            link.ended = time.monotonic()
+            if link.welcomed:
+                self._heard[link.name] = link.heard
+            if self._links.get(link.name) is link:
+                del self._links[link.name]
+            for exchange in (link.current, link.next):
+                if exchange is not None and exchange.reason is None:
+                    exchange.reason = reason
+            log.log(logging.INFO if self._closing.is_set() else logging.WARNING, "%s %s", link.name, reason)
+            self._changed.notify_all()
+        link.context.set_code(code)
+        link.context.set_details(f"{link.name} {reason}")
+        link.outbox.close()
+
+    def _watch(self) -> None:
+        """End the links of those that fell silent or are believed no longer; listen with a renewed certificate."""
+        for asleep in ticks(self._closing, self._heartbeat):
+            self._listener.renew(self._closing)
+            with self._changed:
+                self._revoked.refresh()
+                now = time.monotonic()
+                for link, reader in list(self._lingering):
+                    link.heard += asleep
+                    silent = now - link.heard
+                    if link.ended is not None:
+                        if not reader.is_alive():
+                            self._lingering.remove((link, reader))
+                        elif now - link.ended > self._heartbeat:  # it waits behind data that the child never takes
+                            link.context.cancel()
+                    elif link.identity in self._revoked:
+                        self._end(link, "has a certificate that is revoked", grpc.StatusCode.PERMISSION_DENIED)
+                    elif link.expired():
+                        self._end(link, "has a certificate that has expired", grpc.StatusCode.PERMISSION_DENIED)
+                    elif silent > MISSED * self._heartbeat:
+                        self._end(link, f"gave no sign of life for {silent:.1f} s")

@@ -1,0 +1,160 @@
+"""A process's place in an NVFlare job: what others call here, the ways to the others, and a child's end of its link."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.transports.base import Answer, Refusal
+from fedbac.deploy.transports.nvflare.children import with_certificate
+from fedbac.errors import visible
+
+OK, FAILED = 0, 1
+FIRST = 60.0
+"""Seconds that a role has until it can say hello: it reads its data first."""
+
+Reply = tuple[int, bytes]
+"""A status and what was said, or what may be told of why nothing was."""
+
+log = logging.getLogger("fedbac")
+
+
+@dataclass(frozen=True)
+class Role:
+    """How a child answers its parent."""
+
+    hello: Callable[[], bytes]
+    welcomed: Callable[[bytes], None]
+    answer: Answer
+
+
+class Post:
+    """Where a parent's calls arrive, and where a parent finds the proxies of its children."""
+
+    def __init__(self, name: str, parent: str | None, limit: int, proxies: Mapping[str, Any]) -> None:
+        self.name, self.limit, self.proxies = name, limit, dict(proxies)
+        self.called = threading.Event()
+        """Set once all sites of the job can be called: the first that is called knows it by that."""
+        self._parent = parent
+        self._serving = threading.Event()
+        self._role: Role | None = None
+        self._broken: str | None = None
+        self._busy = threading.Lock()
+        self._number: int | None = None
+        self._gone = threading.Event()
+
+    def serve(self, role: Role, stop: threading.Event) -> None:
+        """Answer as a role does until ``stop`` is set."""
+        self._role = role
+        self._serving.set()
+        stop.wait()
+        self._gone.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the role has ended with an error, so that the parent is told."""
+        failure = SiteError.of(error)
+        log.error("%s has ended: %s", self.name, failure)
+        self._broken = failure.told
+        self._serving.set()
+
+    def hello(self, caller: str) -> Reply:
+        """Say hello, once the role can."""
+
+        def say(role: Role) -> bytes:
+            return role.hello()
+
+        self.called.set()
+        return self._reply(caller, say)
+
+    def welcome(self, caller: str, said: bytes) -> Reply:
+        """Take the parent's welcome."""
+
+        def take(role: Role) -> bytes:
+            role.welcomed(said)
+            return b""
+
+        return self._reply(caller, take)
+
+    def ask(self, caller: str, number: int, request: bytes) -> Reply:
+        """Answer a request; one at a time."""
+
+        def answer(role: Role) -> bytes:
+            if not isinstance(request, bytes) or len(request) > self.limit:
+                raise SiteError(Failure.LONG_REQUEST, self.limit)
+            if not self._busy.acquire(blocking=False):
+                raise SiteError(Failure.BUSY)
+            try:
+                gone = self._gone = threading.Event()
+                self._number = number
+                found = role.answer(request, gone)
+            finally:
+                self._busy.release()
+            if gone.is_set():
+                raise SiteError(Failure.NOT_WAITED_FOR)
+            if len(found) > self.limit:
+                raise SiteError(Failure.LONG_ANSWER, len(found), self.limit)
+            return found
+
+        return self._reply(caller, answer)
+
+    def cancel(self, caller: str, number: int) -> None:
+        """Note that nobody waits for the answer to a request."""
+        if caller == self._parent and number == self._number:
+            self._gone.set()
+
+    def ping(self, caller: str) -> Reply:
+        """Give a sign of life."""
+        return self._reply(caller, lambda role: b"")
+
+    def _reply(self, caller: str, work: Callable[[Role], bytes]) -> Reply:
+        if caller != self._parent:
+            log.warning("refused a call by %s, which is not the parent of %s", visible(caller), self.name)
+            return FAILED, f"{self.name} answers only to its parent".encode()
+        if not self._serving.wait(FIRST):
+            return FAILED, f"{self.name} is not ready yet".encode()
+        if self._broken is not None or self._role is None:
+            return FAILED, (self._broken or "it has ended").encode()
+        try:
+            return OK, work(self._role)
+        except Exception as error:
+            failure = SiteError.of(error)
+            log.error("a request failed: %s", failure)
+            log.debug("in full", exc_info=True)
+            return FAILED, failure.told.encode()
+
+
+_here: list[Post] = []
+
+
+def take_post(post: Post) -> None:
+    """Make a post that of this process."""
+    _here[:] = [post]
+
+
+def here() -> Post:
+    """Return the post of this process."""
+    if not _here:
+        raise Refusal(
+            "deploy.transport is nvflare: NVFlare runs the sites; start them by fedbac cloud, edge and client"
+        )
+    return _here[0]
+
+
+class NvflareParent:
+    """The parent over NVFlare; see the protocol Parent. Links are NVFlare's, and so is dialling again."""
+
+    def __init__(self, post: Post, certificate: Path) -> None:
+        self._post, self._certificate = post, certificate
+
+    def serve(
+        self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
+    ) -> None:
+        """Answer the parent's requests, one at a time, until ``stop`` is set."""
+
+        def proven() -> bytes:
+            return with_certificate(self._certificate, hello())
+
+        self._post.serve(Role(proven, welcomed, answer), stop)

@@ -1,0 +1,189 @@
+"""An NVFlare project for a federation: project.yml, and a startup folder in every kit."""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from fedbac.config.text import to_yaml
+from fedbac.deploy.pki.kits import FederationFolder
+from fedbac.deploy.settings import CLOUD, FederationConfig, edge_name
+from fedbac.errors import DeployError
+from fedbac.files import make_folder, read_json, remove, write_whole
+
+FOLDER, RELAY, ADMIN = "nvflare", "nvflare-relay", "nvflare-admin"
+"""Workspaces of NVFlare: in every kit, in that of an edge, and in that of the cloud."""
+ADMINISTRATOR = "cloud@fedbac.local"
+"""Who submits the job."""
+
+
+def relay_name(edge: int) -> str:
+    """Return the name of the relay that is the way into an edge."""
+    return f"relay-{edge}"
+
+
+NAME = "fedbac"
+CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
+EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
+SITES = "fedbac.deploy.transports.nvflare.sites"
+CLOUD_SITE, EDGE_SITE, CLIENT_SITE = f"{SITES}.CloudSite", f"{SITES}.EdgeSite", f"{SITES}.ClientSite"
+ALLOWED = (CONTROLLER, EXECUTOR, CLOUD_SITE, EDGE_SITE, CLIENT_SITE)
+"""All classes that a job may use at our sites."""
+SERVER = "server"
+"""What NVFlare calls the site of the cloud in a job."""
+START = 120.0
+"""Seconds that a site has to start its process of a job: importing torch on a busy machine takes a while."""
+
+
+def write_job(folder: Path, edges: Mapping[str, Sequence[str]], min_sites: int) -> Path:
+    """Write the job of a federation with these clients by edge.
+
+    ``min_sites`` edges and clients must be there for it to start and to go on.
+    """
+    clients = [client for names in edges.values() for client in names]
+    place = {"cloud": [SERVER], "edge": list(edges), "client": clients}
+    _write(folder / "meta.json", {"name": NAME, "min_clients": min_sites, "resource_spec": {}, "deploy_map": place})
+    work = {"server_obj_id": "site", "sync_task_timeout": START}
+    cloud = {"workflows": [{"id": "rounds", "path": CONTROLLER, "args": work}]}
+    _write(folder / "cloud" / "config" / "config_fed_server.json", cloud | _component(CLOUD_SITE))
+    for role, site in (("edge", EDGE_SITE), ("client", CLIENT_SITE)):
+        executor = {"path": EXECUTOR, "args": {"client_obj_id": "site"}}
+        served = {"executors": [{"tasks": ["*"], "executor": executor}]}
+        _write(folder / role / "config" / "config_fed_client.json", served | _component(site))
+    return folder
+
+
+def _component(path: str) -> dict[str, Any]:
+    return {"format_version": 2, "components": [{"id": "site", "path": path, "args": {}}]}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    make_folder(path.parent)
+    write_whole(path, json.dumps(content, indent=2))
+
+
+ORGANIZATION = "fedbac"
+SECURITY = {"connection_security": "mtls"}
+"""Said at every place that listens: what is left out listens in the clear."""
+AUTHORIZATION = {
+    "format_version": "1.0",
+    "permissions": {
+        "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any", "byoc": "none"},
+    },
+}
+"""What the administrator may do at a site: have it run the job, look and end it. A job with code in it is refused."""
+TELLTALES = {"site_log_streamer", "log_receiver"}
+"""Components that send the log of a site to the server, and that take it there."""
+BUILDERS: list[dict[str, Any]] = [
+    {
+        "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
+        "args": {"template_file": ["master_template.yml"]},
+    },
+    {
+        "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+        "args": {"config_folder": "config", "scheme": "grpc"},
+    },
+    {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+]
+
+
+def project_of(config: FederationConfig) -> dict[str, Any]:
+    """Return project.yml of a federation as plain data."""
+    host, port = _split(config.cloud.address)
+    people: list[dict[str, Any]] = [
+        {"name": CLOUD, "type": "server", "default_host": host, "fed_learn_port": port, **SECURITY}
+    ]
+    for number, edge in enumerate(config.edges):
+        edge_host, edge_port = _split(edge.address)
+        listening = {"scheme": "grpc", "default_host": edge_host, "port": edge_port, **SECURITY}
+        relay = relay_name(number)
+        people.append({"name": relay, "type": "relay", "listening_host": listening, **SECURITY})
+        people += [
+            {"name": name, "type": "client", "connect_to": {"name": relay, **SECURITY}, **SECURITY}
+            for name, site in config.sites().items()
+            if site.edge == number
+        ]
+    people.append({"name": ADMINISTRATOR, "type": "admin", "role": "lead", **SECURITY})
+    return {
+        "api_version": 3,
+        "name": config.name,
+        "description": f"Made from federation.yaml of {config.name}.",
+        **SECURITY,
+        "participants": [{**person, "org": ORGANIZATION} for person in people],
+        "builders": BUILDERS,
+    }
+
+
+def provision(federation: FederationFolder) -> list[str]:
+    """Make or renew the startup folders of all kits; return the kits that must be copied to their sites."""
+    config = federation.config
+    if config.deploy.transport != "nvflare":
+        raise DeployError(
+            f"{federation.path / 'federation.yaml'}: deploy.transport is {config.deploy.transport}; set it to nvflare, "
+            "run fedbac federation renew, then this command again"
+        )
+    missing = [name for name in config.sites() if not federation.kit(name).is_dir()]
+    if missing:
+        raise DeployError(f"{federation.kit(missing[0])}: there is no such kit; run fedbac federation renew first")
+    work = make_folder(federation.path / FOLDER)
+    work.chmod(0o700)  # it keeps the key of NVFlare's own authority
+    project = project_of(config)
+    write_whole(work / "project.yml", to_yaml(project))
+    made = _provisioned(project, work)
+    for name in config.sites():
+        _take(made / name, federation.kit(name) / FOLDER)
+    for number in range(len(config.edges)):
+        _take(made / relay_name(number), federation.kit(edge_name(number)) / RELAY)
+    _take(made / ADMINISTRATOR, federation.kit(CLOUD) / ADMIN)
+    remove(made)  # nothing keeps a second copy of a site's key
+    return list(config.sites())
+
+
+def _provisioned(project: dict[str, Any], work: Path) -> Path:
+    """Have NVFlare make the folders of all participants; return where they are."""
+    said = io.StringIO()
+    plain = json.loads(json.dumps(project))  # NVFlare changes what it is given
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            context = Provisioner(str(work), prepare_builders(plain)).provision(prepare_project(plain))
+        except (ValueError, RuntimeError) as error:
+            raise DeployError(f"{work / 'project.yml'}: NVFlare refuses it: {error}") from error
+    if context.get(CtxKey.BUILD_ERROR):
+        raise DeployError(f"{work / 'project.yml'}: NVFlare cannot make its folders: {said.getvalue().strip()[-500:]}")
+    return Path(context[CtxKey.CURRENT_PROD_DIR])
+
+
+def _take(made: Path, to: Path) -> None:
+    """Put the startup folder of a participant into a kit; what NVFlare wrote there while it ran stays."""
+    make_folder(to).chmod(0o700)
+    for part in ("startup", "local"):
+        remove(to / part)
+        shutil.move(made / part, to / part)
+    if (to / "local" / "authorization.json.default").exists():  # only where jobs run
+        resources = read_json(to / "local" / "resources.json.default")
+        write_whole(to / "local" / "resources.json", json.dumps(_restricted(resources), indent=2))
+        write_whole(to / "local" / "authorization.json", json.dumps(AUTHORIZATION, indent=2))
+
+
+def _restricted(resources: dict[str, Any]) -> dict[str, Any]:
+    """Return a site's resources under which it runs our job and no other, and keeps its log to itself."""
+    kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
+    return resources | {
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": ALLOWED,
+        "allow_log_streaming": False,
+        "components": kept,
+    }
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,171 @@
+"""The objects that a job makes: one in the process of every site. NVFlare calls what they publish."""
+
+import logging
+import threading
+from pathlib import Path
+
+from nvflare.collab import collab
+
+from fedbac.config.experiment import Runtime
+from fedbac.config.explain import parse
+from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.protocol.handshake import check_welcome, hello
+from fedbac.deploy.roles.cloud import Cloud, run_folder
+from fedbac.deploy.roles.edge import run_edge
+from fedbac.deploy.roles.trainer import Shop
+from fedbac.deploy.settings import CLOUD
+from fedbac.deploy.transports.connect import parent_of
+from fedbac.deploy.transports.nvflare.hosting import Outcome, SiteOrder, stop_asked
+from fedbac.deploy.transports.nvflare.parent import Post, Reply, take_post
+from fedbac.deploy.transports.nvflare.project import SERVER
+from fedbac.errors import Error, RunInUseError, visible
+
+LOOK = 0.5
+"""Seconds between two looks at whether the run is to stop."""
+MIB = 2**20
+
+log = logging.getLogger("fedbac")
+
+
+def _take_place() -> tuple[Kit, SiteOrder, Post]:
+    """Return the kit of the site whose process this is, what its operator wants, and its place in the job."""
+    workspace = Path(collab.workspace.get_root_dir())
+    kit, order = Kit.load(workspace.parent), SiteOrder.read(workspace)
+    proxies = {proxy.name: proxy for proxy in collab.clients}
+    parent = SERVER if kit.site.parent == CLOUD else kit.site.parent
+    post = Post(kit.site.name, parent, int(kit.site.deploy.max_message_mib * MIB), proxies)
+    take_post(post)
+    return kit, order, post
+
+
+class CloudSite:
+    """The cloud: its main method is the run."""
+
+    @collab.main
+    def play(self) -> None:
+        """Play the run, or what is left of it; how it ended is written where the supervisor looks."""
+        kit, order, post = _take_place()
+        job, aborted = str(collab.fl_ctx.get_job_id()), collab.context.is_aborted
+        post.called.set()  # NVFlare calls this method once all others can be called
+        runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": order.track}, "runtime")
+        place = run_folder(kit, None if order.out is None else Path(order.out))
+        cloud = Cloud(kit, place, runtime, order.rounds, None, order.overwrite, _state(kit, order))
+        over, refused = threading.Event(), ""
+
+        def watch() -> None:
+            while not over.wait(LOOK):
+                cloud.stop.wanted = cloud.stop.wanted or stop_asked(kit.folder) or aborted()
+
+        threading.Thread(target=watch, name="fedbac-stop", daemon=True).start()
+        try:
+            for record in cloud.play():
+                log.info("round %d: accuracy %.4f", record["round"], record["accuracy"])
+                order = order.begun(kit.folder)
+        except RunInUseError as error:  # the process of a job before this one has not ended yet
+            log.warning("%s", error)
+        except Error as error:
+            refused = visible(error)
+            log.error("%s", refused)
+        finally:
+            over.set()
+        if stop_asked(kit.folder) and not place.finished():
+            Outcome(job, "stopped").save(kit.folder)
+        elif refused and not aborted():
+            Outcome(job, "refused", refused).save(kit.folder)
+        elif place.finished():
+            Outcome(job, "finished").save(kit.folder)
+        else:
+            Outcome(job, "failed", "NVFlare ended the job").save(kit.folder)
+
+
+class Served:
+    """A site with a parent: its role runs in a thread, and its published methods are the parent's way to it."""
+
+    def __init__(self) -> None:
+        self._post: Post | None = None
+        self._stop = threading.Event()
+
+    @collab.init
+    def begin(self) -> None:
+        """Start the role."""
+        kit, order, post = _take_place()
+        self._post = post
+
+        def work() -> None:
+            try:
+                self.run(kit, order, post, self._stop)
+            except BaseException as error:  # or the parent would wait for a hello that never comes
+                log.exception("%s has ended", kit.site.name)
+                post.fail(error)
+
+        threading.Thread(target=work, name=f"fedbac-{kit.site.role}", daemon=True).start()
+
+    @collab.final
+    def end(self) -> None:
+        """End the role."""
+        self._stop.set()
+
+    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+        """Serve as the role does until ``stop`` is set."""
+        raise NotImplementedError
+
+    @collab.publish
+    def hello(self) -> Reply:
+        """Say hello."""
+        return self._reached().hello(collab.caller)
+
+    @collab.publish
+    def welcome(self, said: bytes) -> Reply:
+        """Take the parent's welcome."""
+        return self._reached().welcome(collab.caller, said)
+
+    @collab.publish
+    def ask(self, number: int, request: bytes) -> Reply:
+        """Answer a request."""
+        return self._reached().ask(collab.caller, number, request)
+
+    @collab.publish
+    def cancel(self, number: int) -> None:
+        """Note that nobody waits for an answer."""
+        self._reached().cancel(collab.caller, number)
+
+    @collab.publish
+    def ping(self) -> Reply:
+        """Give a sign of life."""
+        return self._reached().ping(collab.caller)
+
+    def _reached(self) -> Post:
+        assert self._post is not None  # NVFlare initializes a site before it lets calls through
+        return self._post
+
+
+class EdgeSite(Served):
+    """An edge: takes its clients, and serves the cloud."""
+
+    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+        """Serve as an edge."""
+        run_edge(kit, order.data, stop, _runtime(order), state=_state(kit, order))
+
+
+class ClientSite(Served):
+    """A client: trains on its own data. NVFlare gives it a process of its own, so it needs no second one for that."""
+
+    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+        """Serve as a client."""
+        site = kit.site
+        assert site.edge is not None
+        shop = Shop(site.name, site.number, site.edge, True, order.data or "", _state(kit, order), _runtime(order))
+        parent_of(kit).serve(
+            hello=lambda: hello(site.name),
+            welcomed=lambda said: check_welcome(site.parent or "", said),
+            answer=lambda request, gone: shop.answer(request),
+            stop=stop,
+        )
+
+
+def _runtime(order: SiteOrder) -> Runtime:
+    return parse(Runtime, {"device": order.device, "workers": 1}, "runtime")
+
+
+def _state(kit: Kit, order: SiteOrder) -> Path:
+    return Path(order.state) if order.state is not None else kit.folder / "state"

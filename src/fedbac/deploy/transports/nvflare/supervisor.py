@@ -1,0 +1,244 @@
+"""Has NVFlare run the federation's job, and submits it again when it fails: the run goes on from its checkpoint."""
+
+import contextlib
+import io
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.roles.status import read_status
+from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.transports.nvflare.hosting import Host, Outcome, SiteOrder, ask_to_stop, hosted
+from fedbac.deploy.transports.nvflare.project import ADMIN, ADMINISTRATOR, FOLDER, write_job
+from fedbac.errors import DeployError
+from fedbac.files import make_folder, read_json, write_whole
+from fedbac.runs.stopping import Stop
+
+
+class Returning:
+    """Follows the sites of one job, by the status of its cloud and by when NVFlare last heard of each.
+
+    ``missing`` were not there when the job began. Of all others only one that was in the job can come back: a new job
+    would refuse again whom this one has refused. ``patience`` is the seconds within which the job itself takes a site
+    again that only froze.
+    """
+
+    def __init__(self, edges: Mapping[str, Sequence[str]], missing: Collection[str], patience: float) -> None:
+        self.edges, self.patience = edges, patience
+        self._known = set(missing)
+        """Sites that a new job would take, as far as anybody knows."""
+        self._lost: dict[str, float] = {}
+        """When the job was first without a site."""
+        self._again: dict[str, float] = {}
+        """When NVFlare heard of it after that."""
+
+    def back(self, status: Mapping[str, Any], heard: Mapping[str, float]) -> list[str]:
+        """Return the sites that are there but not in the job, and will not be."""
+        found = []
+        for name, here, when in self._seen(status):
+            if here:
+                self._known.add(name)
+                self._lost.pop(name, None)
+                self._again.pop(name, None)
+            elif name in self._known:
+                lost = self._lost.setdefault(name, when)
+                if heard.get(name, 0.0) > lost:
+                    again = self._again.setdefault(name, heard[name])
+                    if when > again + self.patience:
+                        found.append(name)
+        return found
+
+    def _seen(self, status: Mapping[str, Any]) -> Iterator[tuple[str, bool, float]]:
+        """Yield sites, whether each is in the job, and when that was so. Of an absent edge's clients nobody knows."""
+        for edge, clients in self.edges.items():
+            here = bool(status.get("edges", {}).get(edge, {}).get("present"))
+            yield edge, here, float(status["at"])
+            if here and edge in status.get("spoke", {}):
+                for client in clients:
+                    yield client, client in status["clients"][edge], float(status["spoke"][edge])
+
+
+LOOK = 0.5
+"""Seconds between two looks at a job."""
+GATHER = 60.0
+"""Seconds that a run which has begun waits for all sites, before it goes on with those that are there."""
+FRUITLESS = 5
+"""Jobs in a row that fail before a round is finished, after which something is wrong that time does not mend."""
+PATIENCE = 10.0
+"""Seconds that NVFlare's server has to let the administrator in."""
+MISSED = 3
+"""Heartbeats after which a site that only froze is in its job again."""
+SILENT = 30
+"""Seconds after which NVFlare takes a site that says nothing for gone; the cloud itself knows sooner."""
+
+log = logging.getLogger("fedbac")
+
+
+class Supervisor:
+    """Keeps a federation's job running until its run is over."""
+
+    def __init__(self, kit: Kit, counts: Sequence[int], stop: Stop, show: Callable[[str], None]) -> None:
+        self.kit, self.stop, self.show = kit, stop, show
+        self.edges = {edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(counts)}
+        self.others = {*self.edges, *(client for clients in self.edges.values() for client in clients)}
+        self.since = self.submitted = time.time()
+        self.session: Any = None
+        self.state: Path | None = None
+        """Where the cloud keeps its status, if not in the kit."""
+        self.waited_for = ""
+        self.round = 0
+
+    def run(self, order: SiteOrder, begun: bool) -> Outcome:
+        """Have the run played; ``begun`` is whether some of it was played before."""
+        self.state = None if order.state is None else Path(order.state)
+        _keep_within(self.kit.folder / FOLDER)
+        order.save(self.kit.folder)
+        fruitless = 0
+        with hosted(self.kit, (FOLDER,)) as host:
+            try:
+                while True:
+                    before = self.round
+                    outcome = self._one_job(host, begun)
+                    if outcome is not None and outcome.ended == "refused":
+                        raise DeployError(outcome.said)
+                    if outcome is not None and outcome.ended == "finished":
+                        return outcome
+                    if self.stop.wanted:
+                        return outcome or Outcome("", "stopped")
+                    begun, fruitless = begun or self.round > 0, 0 if self.round > before else fruitless + 1
+                    if outcome is not None and outcome.ended == "stopped":  # for a site that has come back
+                        continue
+                    why = outcome.said if outcome is not None else "its process ended"
+                    if fruitless == FRUITLESS:
+                        raise DeployError(f"the job failed {FRUITLESS} times without finishing a round: {why}")
+                    log.warning("the job failed (%s); it is submitted again and goes on from the last checkpoint", why)
+            finally:
+                self._disconnect()
+
+    def _one_job(self, host: Host, begun: bool) -> Outcome | None:
+        """Submit the job once everybody is there, and follow it; return how it ended."""
+        ask_to_stop(self.kit.folder, False)
+        missing = self._gather(host, begun)
+        if self.stop.wanted:
+            return Outcome("", "stopped")
+        server = host.processes[FOLDER].pid
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                job = str(self.session.submit_job(str(write_job(Path(folder) / "job", self.edges, self._fewest()))))
+        except Exception as error:  # whatever NVFlare raises when its server gives no answer
+            self._disconnect()
+            return Outcome("", "failed", f"it could not be submitted: {type(error).__name__}")
+        log.info("job %s was submitted", job)
+        self.submitted = time.time()
+        patience = MISSED * self.kit.site.deploy.heartbeat
+        self._follow(host, job, server, Returning(self.edges, missing, patience))
+        return Outcome.read(self.kit.folder, job)
+
+    def _fewest(self) -> int:
+        """Return how many sites a job needs at least: as many edges as must answer, each with its clients."""
+        deploy = self.kit.site.deploy
+        return deploy.min_edges * (1 + deploy.min_clients)
+
+    def _gather(self, host: Host, begun: bool) -> list[str]:
+        """Wait until all sites are connected; for a run that has begun, some time for all, then for enough.
+
+        Returns who is missing.
+        """
+        since = time.monotonic()
+        missing: list[str] = []
+        while not self.stop.wanted:
+            host.look_after()
+            here = set(self._heard())
+            missing = sorted(self.others - here)
+            if not missing or (begun and time.monotonic() - since > GATHER and len(here) >= self._fewest()):
+                break
+            self._wait_for(f"waiting for {', '.join(missing)}")
+            time.sleep(LOOK)
+        return missing
+
+    def _heard(self) -> dict[str, float]:
+        """Return when NVFlare last heard of each connected site; nobody is while the server itself is starting."""
+        found = self._asked(lambda session: session.get_system_info().client_info)
+        return {client.name: float(client.last_connect_time) for client in found or ()}
+
+    def _asked(self, question: Callable[[Any], Any]) -> Any:
+        """Return the server's answer to the administrator; None if there is none now."""
+        try:
+            if self.session is None:
+                with contextlib.redirect_stdout(io.StringIO()):  # NVFlare greets people
+                    self.session = new_secure_session(ADMINISTRATOR, str(self.kit.folder / ADMIN), timeout=PATIENCE)
+            return question(self.session)
+        except Exception as error:  # NVFlare has many
+            log.debug("NVFlare's server gave no answer: %s", type(error).__name__)
+            self._disconnect()
+            return None
+
+    def _follow(self, host: Host, job: str, server: int, returning: Returning) -> None:
+        """Show how far the job is until it has ended, or the process of the server that ran it has."""
+        while True:
+            host.look_after()
+            self._show_round()
+            if self.stop.wanted:
+                ask_to_stop(self.kit.folder, True)
+                if Outcome.read(self.kit.folder, job) is not None:
+                    return  # NVFlare takes some more seconds to end a job, in which nothing happens
+            elif Outcome.read(self.kit.folder, job) == Outcome(job, "stopped"):
+                self._asked(lambda session: session.abort_job(job))  # it would wait a minute for those who left it
+            elif back := self._back(returning):
+                self._wait_for(f"{', '.join(back)} came back; a new job begins once this round is saved")
+                ask_to_stop(self.kit.folder, True)
+            meta = self._asked(lambda session: session.get_job_meta(job))
+            status = str(meta.get("status", "")) if meta else ""
+            if status.startswith("FINISHED") or host.processes[FOLDER].pid != server:
+                self._show_round()
+                log.info("job %s has ended: %s", job, status or "with its server")
+                return
+            time.sleep(LOOK)
+
+    def _back(self, returning: Returning) -> list[str]:
+        """Return the sites that can take part again, if only in a new job."""
+        try:
+            status = read_status(self.kit.folder, self.state)
+        except DeployError:
+            return []
+        return returning.back(status, self._heard()) if status["at"] > self.submitted else []
+
+    def _show_round(self) -> None:
+        with contextlib.suppress(DeployError):
+            found = read_status(self.kit.folder, self.state)
+            round_ = int(found.get("round", 0))
+            if round_ > self.round and "accuracy" in found and float(found["at"]) > self.since:
+                self.round = round_
+                self.show(f"round {round_}: accuracy {100 * found['accuracy']:.2f} %")
+
+    def _wait_for(self, what: str) -> None:
+        if what != self.waited_for:
+            self.waited_for = what
+            log.info("%s", what)
+
+    def _disconnect(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            with contextlib.suppress(Exception):  # the server may be gone
+                session.close()
+
+
+def _keep_within(workspace: Path) -> None:
+    """Have NVFlare's server keep its jobs in the kit, and notice soon that a site is gone."""
+    path = workspace / "local" / "resources.json"
+    resources = read_json(path)
+    kept = make_folder(workspace / "kept")
+    storage = resources["snapshot_persistor"]["args"]["storage"]["args"]
+    storage["root_dir"] = str((kept / "snapshots").resolve())
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str((kept / "jobs").resolve())
+    resources["servers"][0]["heart_beat_timeout"] = SILENT
+    write_whole(path, json.dumps(resources, indent=2))
