@@ -29,7 +29,7 @@ from fedbac.local.kernel import layers_of
 from fedbac.models import Build, Custom, NetworkChoice, Perceptron, UserNetwork, builder
 from fedbac.personalization import Additive, PerCluster
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.rows import holdings
+from fedbac.rounds.rows import site_rows
 from fedbac.rounds.start import start
 from tests.emulator import NO_COMPILER, EmulatedModule
 
@@ -113,7 +113,7 @@ def model_of_edge(played: Played, edge: int, state: State | None = None) -> Part
     """Return the networks that an edge uses, by default at the end."""
     state = state or played.end
     site = played.federation.sites[edge]
-    held = holdings(
+    held = site_rows(
         played.experiment.method.personalization.parts, site, np.full(len(site.clients), state.label_N[edge])
     )
     return {part: trees.take(state.parts[part], int(own.owner_R[0])) for part, own in held.items()}

@@ -206,12 +206,12 @@ def _noting(remote: Any, orders: dict[str, list[Any]]) -> None:
 
 def _at_client(federation: MemoryFederation, enrolled: Enrolled, kind: str, links: Spied) -> Iterator[Target]:
     for name, data, _ in links.heard[kind][:PER_KIND]:
-        shop = federation.shops[name]
+        holder = federation.shops[name]
 
-        def read(changed: bytes, shop: Any = shop) -> bytes:
-            shop.charter, shop.data = enrolled.charter, shop._held_out(enrolled.charter.experiment)
-            shop.__dict__["trainer"] = Idle(enrolled.charter)
-            return shop.answer(changed)  # type: ignore[no-any-return]
+        def read(changed: bytes, holder: Any = holder) -> bytes:
+            holder.charter, holder.data = enrolled.charter, holder._held_out(enrolled.charter.experiment)
+            holder.__dict__["trainer"] = Idle(enrolled.charter)
+            return holder.answer(changed)  # type: ignore[no-any-return]
 
         yield Target(f"{kind} at a client", data, read)
 
@@ -236,7 +236,7 @@ def _as_answer(
 ) -> Callable[[bytes], object]:
     """Return how an edge reads a client's answer: with the request made again from what the client was sent."""
     reach, charter = Told(), enrolled.charter
-    shop = federation.shops[name]
+    holder = federation.shops[name]
     asked: list[Any] = []
 
     class Keeping(Idle):
@@ -248,9 +248,9 @@ def _as_answer(
             asked.append(requests[0])
             return super().evaluate(requests)
 
-    shop.charter = charter
-    shop.__dict__["trainer"] = Keeping(charter)
-    shop.answer(data)
+    holder.charter = charter
+    holder.__dict__["trainer"] = Keeping(charter)
+    holder.answer(data)
     clients = Clients(charter, reach)
 
     def read(changed: bytes) -> object:
@@ -288,14 +288,14 @@ def _at_edge(federation: MemoryFederation, enrolled: Enrolled, kind: str) -> Ite
         gone.lost = set(edge.site.children)
 
         def read(changed: bytes, edge: Any = edge, gone: MemoryChildren = gone) -> bytes:
-            if edge.desk is None or edge.desk.charter is not enrolled.charter or edge.children is not gone:
+            if edge.handler is None or edge.handler.charter is not enrolled.charter or edge.children is not gone:
                 edge.children = gone
                 edge.answer(sent("begin", charter=enrolled.charter.text), threading.Event())
-                edge.desk.charter = enrolled.charter
-                if edge.shop is not None:
-                    edge.shop.charter = enrolled.charter
-            if edge.shop is not None:
-                edge.shop.__dict__["trainer"] = Idle(enrolled.charter)
+                edge.handler.charter = enrolled.charter
+                if edge.holder is not None:
+                    edge.holder.charter = enrolled.charter
+            if edge.holder is not None:
+                edge.holder.__dict__["trainer"] = Idle(enrolled.charter)
             return edge.answer(changed, threading.Event())  # type: ignore[no-any-return]
 
         yield Target(f"{kind} at an edge", data, read)
@@ -356,7 +356,7 @@ class Liars:
     def __init__(self, share: float, seed: int) -> None:
         self.share, self.rng = share, random.Random(seed)
         self.others: list[bytes] = [STRANGER, FORGOTTEN]
-        self.told = 0
+        self.lies = 0
 
     def among(self, children: Any) -> MemoryChildren:
         """Return the same children, with lies."""
@@ -368,7 +368,7 @@ class Liars:
             self.others = [*self.others[-20:], said]
             if said == STRANGER or self.rng.random() > self.share:
                 return said
-            self.told += 1
+            self.lies += 1
             return mutant(said, self.others, self.rng)
 
         return lying

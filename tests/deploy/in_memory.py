@@ -10,10 +10,10 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
+from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
-from fedbac.deploy.roles.trainer import Shop
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
@@ -67,7 +67,7 @@ class MemoryFederation:
     """Arrays by site."""
     deploy: DeploySettings = DeploySettings()  # noqa: RUF009 (frozen)
     edges: dict[str, Edge] = field(default_factory=dict)
-    shops: dict[str, Shop] = field(default_factory=dict)
+    shops: dict[str, DataHolder] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
     most_said: int = 3
@@ -94,24 +94,24 @@ class MemoryFederation:
 
     def _edge(self, name: str) -> Answer:
         site = self.sites[name]
-        shop = self._shop(name) if name in self.data else None
-        edge = Edge(site, self.folder / "state" / name, shop)
+        holder = self._shop(name) if name in self.data else None
+        edge = Edge(site, self.folder / "state" / name, holder)
         clients = {child: self._client(child) for child in site.children}
         edge.children = MemoryChildren(clients)
         self.edges[name] = edge
         return edge.answer
 
     def _client(self, name: str) -> Answer:
-        shop = self._shop(name)
-        return lambda payload, gone: shop.answer(payload)
+        holder = self._shop(name)
+        return lambda payload, gone: holder.answer(payload)
 
-    def _shop(self, name: str) -> Shop:
+    def _shop(self, name: str) -> DataHolder:
         site = self.sites[name]
         assert site.edge is not None
         source, state = str(self.folder / "data" / name), self.folder / "state" / name
-        shop = Shop(name, site.number, site.edge, site.role == "client", source, state, CPU)
-        self.shops[name] = shop
-        return shop
+        holder = DataHolder(name, site.number, site.edge, site.role == "client", source, state, CPU)
+        self.shops[name] = holder
+        return holder
 
     def children(self, edge: str) -> MemoryChildren:
         """Return the links of an edge."""

@@ -218,7 +218,7 @@ def _with_another(outer: dict[str, Any], body: bytearray, rng: Rng) -> None:
     like = _chosen(outer, rng) if len(outer) > 1 and rng.random() < 0.5 else None
     prefix = "/".join((like or "order/bank/x/y").split("/")[:-1])
     name = rng.choice((f"{prefix}/extra", "extra", "order/bank/extra/0.weight", "order/row_N/extra", "packed/step",
-                       "report/told_N/square", "report/updates/global/x", "report/selection/x",
+                       "report/statistic_N/square", "report/updates/global/x", "report/selection/x",
                        "train/teachers/bank/x"))  # fmt: skip
     shape = rng.choice(([], [1], [2], [1, 3], [0], outer[like]["shape"] if like else [4]))
     dtype = rng.choice(("F32", "F64", "I64", "U8", "BF16"))

@@ -203,7 +203,7 @@ def test_a_site_that_cannot_write_its_status_stops_listening(
     folder = FederationFolder.load(tmp_path / "hospital")
     state = tmp_path / "state"
     state.write_text("no folder")
-    monkeypatch.setattr(f"fedbac.deploy.{role}.children_of", lambda *given: Counted(Listening({})))
+    monkeypatch.setattr(f"fedbac.deploy.roles.{role}.children_of", lambda *given: Counted(Listening({})))
     cloud = Cloud(Kit.load(folder.kit("cloud")), RunFolder(tmp_path / "run"), Runtime(), state=state)
     edge = Kit.load(folder.kit("edge-0"))
     begin: dict[str, Callable[[], object]] = {

@@ -27,7 +27,7 @@ from fedbac.deploy.roles.worker import serve
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.connect import children_of
-from fedbac.deploy.transports.frames import Assembler, Kind, Message, Outbox
+from fedbac.deploy.transports.frames import Assembler, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc import children as grpc_children
 from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
 from fedbac.deploy.transports.pipes import OK, send
@@ -170,8 +170,8 @@ def test_no_word_of_an_exception_leaves_the_process_that_trains(
     requests, out = io.BytesIO(), io.BytesIO()
     send(requests, OK, b"fit")
     requests.seek(0)
-    shop: Any = Failing()
-    serve(shop, requests, out)
+    holder: Any = Failing()
+    serve(holder, requests, out)
     assert SECRET.encode() not in out.getvalue()
     assert SECRET in caplog.text
 
@@ -235,8 +235,8 @@ def test_only_whole_numbers_fill_the_places_of_a_sentence() -> None:
     for failure in Failure:
         numbers = range(failure.value.count("{"))
         assert (
-            SiteError.decoded(SiteError(failure, *numbers, detail=SECRET).encoded()).told
-            == SiteError(failure, *numbers).told
+            SiteError.decoded(SiteError(failure, *numbers, detail=SECRET).encoded()).public
+            == SiteError(failure, *numbers).public
         )
 
 
@@ -265,7 +265,7 @@ def test_a_loader_that_fails_while_the_federation_runs_tells_the_row_to_nobody_b
     arrived: list[bytes] = []
     take = Assembler.take
 
-    def noting(self: Assembler, frame: bytes) -> Message | None:
+    def noting(self: Assembler, frame: bytes) -> Packet | None:
         arrived.append(frame)
         return take(self, frame)
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fedbac.deploy.transports.frames import CHUNK, HEADER, Assembler, Budget, FrameError, Kind, Message, Outbox, framed
+from fedbac.deploy.transports.frames import CHUNK, HEADER, Assembler, Budget, FrameError, Kind, Outbox, Packet, framed
 
 LIMIT = 3 * CHUNK
 
@@ -17,7 +17,7 @@ class Receiver:
         limits = {Kind.PING: 0, Kind.ANSWER: LIMIT, Kind.FAILED: 10}
         self.assembler = Assembler(limits, lambda kind, number: self.asked.append((kind, number)))
 
-    def take(self, *frames: bytes) -> list[Message]:
+    def take(self, *frames: bytes) -> list[Packet]:
         return [message for frame in frames if (message := self.assembler.take(frame)) is not None]
 
 
@@ -25,7 +25,7 @@ class Receiver:
 def test_a_message_arrives_as_it_was_sent(length: int) -> None:
     payload = bytes(index % 251 for index in range(length))
     receiver = Receiver()
-    assert receiver.take(*framed(Kind.ANSWER, 2**64 - 1, payload)) == [Message(Kind.ANSWER, 2**64 - 1, payload)]
+    assert receiver.take(*framed(Kind.ANSWER, 2**64 - 1, payload)) == [Packet(Kind.ANSWER, 2**64 - 1, payload)]
     assert receiver.asked == [(Kind.ANSWER, 2**64 - 1)]
     assert receiver.assembler.held == 0
 

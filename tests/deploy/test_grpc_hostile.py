@@ -7,7 +7,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from fedbac.deploy.transports.frames import CHUNK, HEADER, LARGEST_FRAME, Assembler, Kind, Message, framed
+from fedbac.deploy.transports.frames import CHUNK, HEADER, LARGEST_FRAME, Assembler, Kind, Packet, framed
 from fedbac.deploy.transports.grpc.common import LONGEST_FAILURE
 from tests.deploy.links import (
     FIRST,
@@ -35,7 +35,7 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Peak:
     found = Peak()
     take = Assembler.take
 
-    def noting(self: Assembler, frame: bytes) -> Message | None:
+    def noting(self: Assembler, frame: bytes) -> Packet | None:
         found.frame = max(found.frame, len(frame))
         try:
             return take(self, frame)

@@ -18,7 +18,7 @@ from cryptography import x509
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.transports.frames import Assembler, Kind
 from fedbac.deploy.transports.grpc import GrpcChildren, listening
-from fedbac.deploy.transports.grpc.children import Link
+from fedbac.deploy.transports.grpc.children import Connection
 from fedbac.errors import DeployError
 from tests.deploy.links import (
     CHILDREN,
@@ -149,7 +149,7 @@ def test_a_certificate_that_expires_ends_its_link(
 ) -> None:
     with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST):
         parent.wait_for(FIRST)
-        monkeypatch.setattr(Link, "expired", lambda self: True)
+        monkeypatch.setattr(Connection, "expired", lambda self: True)
         eventually(lambda: parent.children.present() == frozenset())
         assert f"{FIRST} has a certificate that has expired" in caplog.messages
 

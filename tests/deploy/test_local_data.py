@@ -11,7 +11,7 @@ import pytest
 from fedbac.config.experiment import Experiment
 from fedbac.data import Partition, partition
 from fedbac.deploy.local_data import LocalData, from_arrays, read_local
-from fedbac.deploy.roles.trainer import Shop
+from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import CPU
 from tests.deploy.small import small
@@ -204,23 +204,23 @@ def test_a_fingerprint_is_of_every_number(name: str) -> None:
 # -------------------------------------------------------------------------------------------- who holds them
 
 
-def shop(folder: Path, is_client: bool = True, **given: Any) -> Shop:
+def holder(folder: Path, is_client: bool = True, **given: Any) -> DataHolder:
     np.savez(folder / "data.npz", **given)
-    return Shop("edge-0-client-0", 0, 0, is_client, str(folder), folder / "state", CPU)
+    return DataHolder("edge-0-client-0", 0, 0, is_client, str(folder), folder / "state", CPU)
 
 
-def facts(found: Shop) -> Any:
+def facts(found: DataHolder) -> Any:
     experiment: Experiment = small("fed-bac").experiment
     return found.facts(experiment)
 
 
 def test_a_client_without_training_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeployError, match="x_train and y_train are missing; a client learns from them"):
-        shop(tmp_path, x_test=np.zeros((3, 2)), y_test=np.zeros(3, dtype=int))
+        holder(tmp_path, x_test=np.zeros((3, 2)), y_test=np.zeros(3, dtype=int))
 
 
 def test_an_edge_says_nothing_of_training_data(tmp_path: Path) -> None:
-    told = facts(shop(tmp_path, is_client=False, **arrays()))
+    told = facts(holder(tmp_path, is_client=False, **arrays()))
     assert (told.train, told.validation, told.test, told.sums) == (0, 0, 6, None)
     assert sum(told.classes) == 6
 
@@ -229,5 +229,5 @@ def test_a_label_that_only_tests_have_is_a_class_too(tmp_path: Path) -> None:
     """Otherwise the network would have no output for it."""
     given = arrays()
     given["y_test"][0] = 9
-    told = facts(shop(tmp_path, **given))
+    told = facts(holder(tmp_path, **given))
     assert (len(told.classes), sum(told.classes), told.test) == (10, 20, 6)

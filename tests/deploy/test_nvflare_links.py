@@ -10,11 +10,9 @@ import pytest
 
 from fedbac.deploy.transports import nvflare
 from fedbac.deploy.transports.base import Refusal
-from fedbac.deploy.transports.nvflare.children import END, NvflareChildren, Trust
-from fedbac.deploy.transports.nvflare.hosting import Outcome, SiteOrder, ask_to_stop, stop_asked
-from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
-from fedbac.deploy.transports.nvflare.project import FOLDER
-from fedbac.deploy.transports.nvflare.supervisor import Returning
+from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
+from fedbac.deploy.transports.nvflare.files import FOLDER, Outcome, Returning, SiteOrder, ask_to_stop, stop_asked
+from fedbac.deploy.transports.nvflare.parent import END, FAILED, NvflareParent, Post
 from fedbac.errors import ConfigError
 from tests.deploy.links import EDGE, FIRST, SECOND, Identities
 

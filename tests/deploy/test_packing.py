@@ -105,11 +105,11 @@ def test_who_does_not_have_what_changed_is_sent_all_of_it(tmp_path: Path) -> Non
     next(playing)
     next(playing)
     before = [link.forgotten for link in links]
-    for shop in federation.shops.values():
-        shop.__dict__.pop("shelf", None)
+    for holder in federation.shops.values():
+        holder.__dict__.pop("shelf", None)
     for edge in federation.edges.values():
-        assert edge.desk is not None
-        edge.desk.shelf.last.clear()
+        assert edge.handler is not None
+        edge.handler.shelf.last.clear()
     records = finish(playing).records
     assert [link.forgotten > count for link, count in zip(links, before, strict=True)] == [True] * len(links)
     assert without(records) == without(tiny.simulated().records)
@@ -125,8 +125,8 @@ def test_an_edge_that_lost_its_memory_sends_clients_all_that_it_was_sent(tmp_pat
     for name, edge in federation.edges.items():
         for path in (tmp_path / "state" / name / enrolled.charter.run).iterdir():
             path.unlink()
-        assert edge.desk is not None
-        clients = edge.desk.clients
+        assert edge.handler is not None
+        clients = edge.handler.clients
 
         def noted(request: Any, average: Any = clients.average) -> Any:
             heard.append((request.train.bank, request.broadcast.had))

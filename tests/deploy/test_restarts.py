@@ -12,7 +12,7 @@ from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import encode
-from fedbac.deploy.roles.calls import Asking
+from fedbac.deploy.roles.calls import Caller
 from fedbac.deploy.roles.enrolment import stored
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
@@ -48,10 +48,10 @@ def test_a_client_that_was_started_again_gets_the_charter_again(tmp_path: Path) 
     whole = played(*begun(tmp_path / "whole", rounds=3))
     playing = federation.play(enrolled=enrolled)
     next(playing)
-    for name, shop in federation.shops.items():
+    for name, holder in federation.shops.items():
         if federation.sites[name].role == "client":
-            shop.charter = None
-    federation.edges["edge-1"].desk = None
+            holder.charter = None
+    federation.edges["edge-1"].handler = None
     records = finish(playing).records
     assert without(records) == without(whole)
 
@@ -69,7 +69,7 @@ def test_a_client_whose_data_have_changed_is_left_out_until_they_are_put_back(
     np.savez(path, **arrays)
     again_ = federation._shop(FIRST)
     federation.children("edge-0").answers[FIRST] = lambda payload, gone: again_.answer(payload)
-    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
+    federation.edges["edge-0"].handshake(FIRST, hello(FIRST))
     record = next(playing)
     assert (record["selected"], record["failed"]) == ([[1], [2, 3, 4]], [])
     next(playing)
@@ -78,7 +78,7 @@ def test_a_client_whose_data_have_changed_is_left_out_until_they_are_put_back(
     np.savez(path, **before)
     mended = federation._shop(FIRST)
     federation.children("edge-0").answers[FIRST] = lambda payload, gone: mended.answer(payload)
-    federation.edges["edge-0"].greet(FIRST, hello(FIRST))
+    federation.edges["edge-0"].handshake(FIRST, hello(FIRST))
     assert next(playing)["selected"] == [[0, 1], [2, 3, 4]]
     assert federation.edges["edge-0"].unfit == {}
 
@@ -111,9 +111,9 @@ class Charter:
     text = "{}"
 
 
-def asking(answer: Any) -> Asking:
+def caller(answer: Any) -> Caller:
     """Return the questions to a single client."""
-    return Asking(MemoryChildren({FIRST: answer}), Charter())  # type: ignore[arg-type]
+    return Caller(MemoryChildren({FIRST: answer}), Charter())  # type: ignore[arg-type]
 
 
 def unfit(payload: bytes, gone: threading.Event) -> bytes:
@@ -122,7 +122,7 @@ def unfit(payload: bytes, gone: threading.Event) -> bytes:
 
 def test_a_client_may_rejoin_while_it_is_looked_up() -> None:
     """Another thread takes it off the list between the look at the list and the reading of its entry."""
-    questions = asking(unfit)
+    questions = caller(unfit)
     assert Failure.OTHER_DATA.value in questions.inform([FIRST], 1.0)[FIRST]
 
     class Interleaved(dict[str, str]):
@@ -154,7 +154,7 @@ def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None
         handed.append(payload)
         return encode("ready", {}, {})
 
-    questions = asking(first)
+    questions = caller(first)
     assert (FIRST in questions.inform([FIRST], 1.0)) == (said == "unfit")
     assert questions.unfit == {}
     for _ in range(3):

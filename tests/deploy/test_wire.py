@@ -55,7 +55,7 @@ def test_a_run_goes_on_among_liars(method: str, tmp_path: Path, monkeypatch: pyt
     for edge in federation.edges.values():
         edge.children = liars.among(edge.children)
     run = federation.run(enrolled=enrolled)
-    assert liars.told > 10
+    assert liars.lies > 10
     assert len(run.records) == 6
     json.dumps(run.records, allow_nan=False)
 

@@ -36,8 +36,8 @@ def _requests(*payloads: bytes) -> io.BytesIO:
 
 def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
     out = io.BytesIO()
-    shop: Any = Echo()
-    serve(shop, _requests(b"one", b"known", b"unknown", b"two"), out)
+    holder: Any = Echo()
+    serve(holder, _requests(b"one", b"known", b"unknown", b"two"), out)
     out.seek(0)
     assert receive(out) == (OK, b"")
     assert receive(out) == (OK, b"one")
@@ -45,7 +45,7 @@ def test_requests_are_answered_in_turn_whatever_goes_wrong_with_one() -> None:
         failed = receive(out)
         assert failed is not None
         assert failed[0] == FAILED
-        assert SiteError.decoded(failed[1]).failure is Failure.UNTOLD
+        assert SiteError.decoded(failed[1]).failure is Failure.UNNAMED
     assert receive(out) == (OK, b"two")
     assert receive(out) is None
 
@@ -63,8 +63,8 @@ def test_work_for_a_client_that_was_killed_ends_quietly(answered: int, caplog: p
             os.close(reading)
             return request
 
-    shop: Any = Killed()
-    serve(shop, _requests(b"one", b"two"), out)
+    holder: Any = Killed()
+    serve(holder, _requests(b"one", b"two"), out)
     assert out.closed
     assert caplog.text == ""
 

@@ -9,7 +9,8 @@ import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fedbac.deploy.pki.kits import FederationFolder
-from fedbac.deploy.transports.nvflare.project import ADMIN, ADMINISTRATOR, SITES, provision, write_job
+from fedbac.deploy.transports.nvflare.files import ADMIN, ADMINISTRATOR, SITES, write_job
+from fedbac.deploy.transports.nvflare.project import provision
 from tests.deploy.clinics import Clinic, family
 from tests.deploy.story import Story
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedbac.deploy.pki.kits import FederationFolder
-from fedbac.deploy.transports.nvflare.project import ALLOWED, project_of, provision, write_job
+from fedbac.deploy.transports.nvflare.files import ALLOWED, write_job
+from fedbac.deploy.transports.nvflare.project import project_of, provision
 from fedbac.errors import DeployError
 from tests.deploy.clinics import Clinic
 

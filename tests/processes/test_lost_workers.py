@@ -16,7 +16,7 @@ from fedbac.errors import EngineError
 from fedbac.local import LoopTrainer, PoolTrainer, pool
 from fedbac.personalization import Shared
 from fedbac.runs import sweep
-from fedbac.runs.pool import Crew
+from fedbac.runs.pool import RunPool
 from fedbac.runs.store import RunFolder, Tail
 from tests.processes import LINUX, workers
 from tests.support import deal, federate
@@ -75,7 +75,7 @@ def test_a_run_that_always_kills_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "RESTARTS", 0)
-    team = Crew(1)
+    team = RunPool(1)
     try:
         bad, good = team.submit(die, str(tmp_path)), team.submit(live, str(tmp_path))
         with pytest.raises(EngineError, match=r"its process died 1 times.*--jobs"):

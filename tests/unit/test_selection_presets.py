@@ -106,9 +106,9 @@ def test_clients_take_as_long_as_was_expected(world: World | None) -> None:
     tiny_run(Method(name="watching", selection=Watching(fraction=0.6)), task=tiny_task(world=world))
     assert len(Watching.seen) == 4
     for expected_N, seconds_N in Watching.seen:
-        told_N = ~np.isnan(seconds_N)
-        assert told_N.sum() == 3
-        np.testing.assert_array_equal(expected_N[told_N], seconds_N[told_N])
+        statistic_N = ~np.isnan(seconds_N)
+        assert statistic_N.sum() == 3
+        np.testing.assert_array_equal(expected_N[statistic_N], seconds_N[statistic_N])
         assert (expected_N > 0).all()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedbac.config.experiment import Method
 from fedbac.core.rng import stream
-from fedbac.core.world import EQUAL, World, attend, extended
+from fedbac.core.world import EQUAL, World, extended, on_time
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
 from fedbac.rounds.cloud import rounds
@@ -21,7 +21,7 @@ SECONDS = np.arange(1.0, 11.0)
 
 
 def rng() -> np.random.Generator:
-    return stream(0, "attendance", 1)
+    return stream(0, "participants", 1)
 
 
 def test_a_profile_belongs_to_a_client_and_a_seed() -> None:
@@ -42,26 +42,26 @@ def test_seconds_are_receiving_training_and_sending() -> None:
 
 
 def test_nobody_is_missing_without_a_world() -> None:
-    attendance = attend(EQUAL, ALL, 10, SECONDS, rng())
-    np.testing.assert_array_equal(attendance.present, ALL)
-    assert attendance.dropped.size == attendance.late.size == 0
-    assert attendance.seconds == 10.0
+    participants = on_time(EQUAL, ALL, 10, SECONDS, rng())
+    np.testing.assert_array_equal(participants.present, ALL)
+    assert participants.dropped.size == participants.late.size == 0
+    assert participants.seconds == 10.0
 
 
 def test_the_share_that_drops_out_is_exact_and_changes_with_the_round() -> None:
     world = World(dropout=0.3)
-    found = [attend(world, ALL, 10, SECONDS, stream(0, "attendance", t)) for t in range(20)]
-    assert {attendance.dropped.size for attendance in found} == {3}
-    assert len({tuple(attendance.dropped) for attendance in found}) > 5
-    assert attend(world, ALL[:1], 1, SECONDS, rng()).present.size == 1, "somebody always stays"
+    found = [on_time(world, ALL, 10, SECONDS, stream(0, "participants", t)) for t in range(20)]
+    assert {participants.dropped.size for participants in found} == {3}
+    assert len({tuple(participants.dropped) for participants in found}) > 5
+    assert on_time(world, ALL[:1], 1, SECONDS, rng()).present.size == 1, "somebody always stays"
 
 
 def test_who_is_late_does_not_count_and_the_edge_waits_for_the_deadline() -> None:
-    attendance = attend(World(deadline=6.5), ALL, 10, SECONDS, rng())
-    np.testing.assert_array_equal(attendance.present, ALL[:6])
-    np.testing.assert_array_equal(attendance.late, ALL[6:])
-    assert attendance.seconds == 6.5
-    assert attend(World(deadline=0.5), ALL, 10, SECONDS, rng()).present.tolist() == [0], "the fastest counts"
+    participants = on_time(World(deadline=6.5), ALL, 10, SECONDS, rng())
+    np.testing.assert_array_equal(participants.present, ALL[:6])
+    np.testing.assert_array_equal(participants.late, ALL[6:])
+    assert participants.seconds == 6.5
+    assert on_time(World(deadline=0.5), ALL, 10, SECONDS, rng()).present.tolist() == [0], "the fastest counts"
 
 
 def test_of_too_many_the_first_count() -> None:
@@ -70,9 +70,9 @@ def test_of_too_many_the_first_count() -> None:
     more_N = extended(world, mask_N, np.ones(10, dtype=bool), rng())
     assert more_N.sum() == 8
     assert more_N[6:].all()
-    attendance = attend(world, np.flatnonzero(more_N), 4, SECONDS, rng())
-    np.testing.assert_array_equal(attendance.present, np.flatnonzero(more_N)[:4])
-    assert attendance.seconds == SECONDS[attendance.present].max()
+    participants = on_time(world, np.flatnonzero(more_N), 4, SECONDS, rng())
+    np.testing.assert_array_equal(participants.present, np.flatnonzero(more_N)[:4])
+    assert participants.seconds == SECONDS[participants.present].max()
 
 
 def test_dropout_costs_downloads_and_leaves_the_average_to_the_others() -> None:

@@ -147,7 +147,7 @@ class ScriptedEdges:
                 selected=(),
                 failed=(),
                 loss=0.0,
-                told_N={Statistic("loss"): np.zeros(1)},
+                statistic_N={Statistic("loss"): np.zeros(1)},
                 traffic=Ledger(),
                 readings=tuple(np.nan for _ in order.readings),
             )

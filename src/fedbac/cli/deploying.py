@@ -114,7 +114,7 @@ def _hosted_cloud(
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.roles.cloud import run_folder
-    from fedbac.deploy.transports.nvflare.hosting import SiteOrder
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
     from fedbac.runs.configure import configure
     from fedbac.runs.stopping import Stop
@@ -132,7 +132,8 @@ def _hosted_cloud(
 
 def _host(kit: "Kit", data: str | None, state: Path | None, device: str, stop: threading.Event) -> None:
     """Have NVFlare run an edge or a client; its processes are elsewhere, so paths are said in full."""
-    from fedbac.deploy.transports.nvflare.hosting import SiteOrder, run_site
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
+    from fedbac.deploy.transports.nvflare.hosting import run_site
 
     source = str(Path(data).resolve()) if data is not None and Path(data).exists() else data
     run_site(kit, SiteOrder(data=source, state=_in_full(state), device=device), stop)

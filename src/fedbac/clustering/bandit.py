@@ -133,7 +133,7 @@ class LinUCB(Settings):
 
     def learn(self, state: LinUCBState, evidence: Evidence) -> LinUCBState:
         """Eqs. 9 and 10 for the current arm of every edge; in turns, each edge learns right before it acts."""
-        return state if self.updates == "sequential" else self._learn(state, evidence, self._heard(evidence))
+        return state if self.updates == "sequential" else self._learn(state, evidence, self._answered(evidence))
 
     def _learn(self, state: LinUCBState, evidence: Evidence, members: Iterable[int]) -> LinUCBState:
         label_N, loss_NK = evidence.labels, evidence[self._losses]
@@ -155,9 +155,9 @@ class LinUCB(Settings):
         """Eq. 8: k* = argmax_k of the upper confidence bound."""
         before_N = after_N = evidence.labels
         if self.updates == "snapshot":
-            state, after_N = self._act(state, evidence, self._heard(evidence), rng)
+            state, after_N = self._act(state, evidence, self._answered(evidence), rng)
         else:
-            for m in self._heard(evidence):
+            for m in self._answered(evidence):
                 seen = replace(evidence, label_N=after_N)
                 state, after_N = self._act(self._learn(state, seen, [m]), seen, [m], rng)
         num_clusters = evidence[self._losses].shape[1]
@@ -189,7 +189,7 @@ class LinUCB(Settings):
             [self._context(state, m, k, self._alternative(m, k, evidence), evidence) for k in range(num_clusters)]
         )
 
-    def _heard(self, evidence: Evidence) -> list[int]:
+    def _answered(self, evidence: Evidence) -> list[int]:
         """Return the members that were asked; the others learn nothing and stay."""
         return np.flatnonzero(~np.isnan(evidence[self._losses]).all(1)).tolist()
 

@@ -79,10 +79,10 @@ class GaussianRewards(Settings):
     def learn(self, state: RewardsState, evidence: Evidence) -> RewardsState:
         """Reward the members of each cluster that trained, if there are two."""
         label_N, trace_NE = evidence.labels, evidence[EPOCHS]
-        told_N = np.isfinite(trace_NE).all(1)
+        finite_N = np.isfinite(trace_NE).all(1)
         weight_NN, change_N, calm_N = state.weight_NN.copy(), state.change_N.copy(), state.calm_N.copy()
         for k in np.unique(label_N):
-            members = np.flatnonzero((label_N == k) & told_N)
+            members = np.flatnonzero((label_N == k) & finite_N)
             if members.size < 2:
                 continue
             reward_N = rewards(trace_NE[members], evidence.size_N[members])

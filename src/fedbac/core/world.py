@@ -93,7 +93,7 @@ def _profile(world: World, seed: int, clients: tuple[int, ...]) -> Profile:
 
 
 @dataclass(frozen=True)
-class Attendance:
+class Participants:
     """The clients of one round at a site, as places."""
 
     present: IntArray
@@ -109,10 +109,10 @@ class Attendance:
         return np.sort(np.concatenate([self.present, self.dropped, self.late]))
 
 
-def everybody(mask_N: BoolArray, seconds_N: FloatArray) -> Attendance:
+def everybody(mask_N: BoolArray, seconds_N: FloatArray) -> Participants:
     """Return that all selected clients come home."""
     nobody = np.zeros(0, dtype=np.int64)
-    return Attendance(np.flatnonzero(mask_N), nobody, nobody, float(seconds_N[mask_N].max()))
+    return Participants(np.flatnonzero(mask_N), nobody, nobody, float(seconds_N[mask_N].max()))
 
 
 def extended(world: World, mask_N: BoolArray, able_N: BoolArray, rng: Rng) -> BoolArray:
@@ -124,7 +124,7 @@ def extended(world: World, mask_N: BoolArray, able_N: BoolArray, rng: Rng) -> Bo
     return more_N
 
 
-def attend(world: World, chosen: IntArray, wanted: int, seconds_N: FloatArray, rng: Rng) -> Attendance:
+def on_time(world: World, chosen: IntArray, wanted: int, seconds_N: FloatArray, rng: Rng) -> Participants:
     """Return who of the chosen clients is home in time, ``wanted`` of them at most: the first to finish.
 
     Somebody always is: where all would drop out or be late, one stays, or the fastest is waited for.
@@ -140,4 +140,4 @@ def attend(world: World, chosen: IntArray, wanted: int, seconds_N: FloatArray, r
     # An edge knows that it needs no more only when it has enough; else it waits for those who do not come.
     if world.deadline is not None and present.size < wanted:
         waited = max(waited, world.deadline)
-    return Attendance(np.sort(present), np.sort(dropped), late, waited)
+    return Participants(np.sort(present), np.sort(dropped), late, waited)

@@ -53,12 +53,12 @@ class AdjustedTrainer:
             start = checked_start_of_clients(self.scheme, answer, received_C)
             started.append(start.parts)
             orders.append(self._order(request, received_C, start))
-        told = []
+        results = []
         for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
             answer = self.scheme.after(received_C, started_C, trained_C, run)
-            told.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))
-        return told
+            results.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))
+        return results
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests, as the scheme blends them."""

@@ -28,7 +28,7 @@ keep it busy; more would only grow with the number of clients."""
 log = logging.getLogger("fedbac")
 
 T = TypeVar("T")
-Told = tuple[Trained, Parts]
+Returned = tuple[Trained, Parts]
 """What some clients came back with, and what they left out of their updates."""
 
 
@@ -54,13 +54,13 @@ class Chunks:
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [average_of(request) for request in requests]
-        told: list[list[Told]] = [[] for _ in requests]
+        returned: list[list[Returned]] = [[] for _ in requests]
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.fitting(requests))
-            if self._fold(chunk, requests, averages, told):
+            if self._fold(chunk, requests, averages, returned):
                 left = rest
-        return [averaged(average, pieces) for average, pieces in zip(averages, told, strict=True)]
+        return [averaged(average, pieces) for average, pieces in zip(averages, returned, strict=True)]
 
     def fitting(self, requests: Sequence[Average]) -> int:
         """Return how many clients fit into a chunk."""
@@ -80,7 +80,7 @@ class Chunks:
         chunk: Sequence[Piece],
         requests: Sequence[Average],
         averages: Sequence[EdgeAverage],
-        told: Sequence[list[Told]],
+        returned: Sequence[list[Returned]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
         orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
@@ -90,7 +90,7 @@ class Chunks:
         for piece, result in zip(chunk, trained, strict=True):
             result, left = _arrived(requests[piece.request], piece.clients, result)
             averages[piece.request].add(result.parts_C, result.loss_C)
-            told[piece.request].append((without_networks(requests[piece.request], result), left))
+            returned[piece.request].append((without_networks(requests[piece.request], result), left))
         return True
 
     def attempt(self, count: int, work: Callable[[], T]) -> T | None:
@@ -162,7 +162,7 @@ def free_memory(device: torch.device) -> int:
         return free
 
 
-def _arrived(request: Average, clients: slice, trained: Trained) -> Told:
+def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:
     """Return what arrives of the clients' updates, and what they leave out."""
     if request.link is None:
         return trained, {}
@@ -174,12 +174,12 @@ def _arrived(request: Average, clients: slice, trained: Trained) -> Told:
     return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
 
 
-def averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:
-    """Return the average of clients with what else they told, piece by piece."""
-    told, lefts = zip(*pieces, strict=True)
-    momenta = [piece.momentum for piece in told if piece.momentum is not None]
-    squares = [piece.square_C for piece in told if piece.square_C is not None]
-    epochs = [piece.epoch_CE for piece in told if piece.epoch_CE is not None]
+def averaged(average: EdgeAverage, pieces: Sequence[Returned]) -> Averaged:
+    """Return the average of clients with what else they returned, piece by piece."""
+    returned, lefts = zip(*pieces, strict=True)
+    momenta = [piece.momentum for piece in returned if piece.momentum is not None]
+    squares = [piece.square_C for piece in returned if piece.square_C is not None]
+    epochs = [piece.epoch_CE for piece in returned if piece.epoch_CE is not None]
     return Averaged(
         average.bank,
         average.weight,
@@ -188,6 +188,6 @@ def averaged(average: EdgeAverage, pieces: Sequence[Told]) -> Averaged:
         {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]} if momenta else None,
         np.concatenate(squares) if squares else None,
         np.concatenate(epochs) if epochs else None,
-        {part: trees.join([piece.parts_C[part] for piece in told]) for part in told[0].parts_C},
+        {part: trees.join([piece.parts_C[part] for piece in returned]) for part in returned[0].parts_C},
         {part: trees.join([left[part] for left in lefts]) for part in lefts[0]},
     )

@@ -21,7 +21,7 @@ from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples
 from fedbac.local.losses import Losses, kept
 from fedbac.local.stages import Stage
-from fedbac.local.teaching import Faculty, distilled, joined_bank
+from fedbac.local.teaching import TeacherRows, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
@@ -76,7 +76,7 @@ class Stack:
         """What is added to gradients, of the parts of which it ever was."""
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
-        self.faculty: Faculty | None = None
+        self.teacher_rows: TeacherRows | None = None
         """The teachers of this round; kept for another with as many of them."""
         self.taught = False
         """Whether anybody learns from them in this round."""
@@ -143,10 +143,10 @@ class Stack:
         self.taught = bank is not None
         if bank is None:
             return
-        if self.faculty is None or self.faculty.size != trees.count(bank):
-            self.faculty = Faculty(self.network, bank, self.capacity, self.device)
+        if self.teacher_rows is None or self.teacher_rows.size != trees.count(bank):
+            self.teacher_rows = TeacherRows(self.network, bank, self.capacity, self.device)
             self.graphs = {key: graph for key, graph in self.graphs.items() if not key[-1]}  # they knew the old one
-        self.faculty.load(requests, bank, order)
+        self.teacher_rows.load(requests, bank, order)
 
     def _starts(self, requests: Sequence[Train], part: str) -> tuple[Params, IntArray]:
         """Return the distinct starts of a part, and which of them each client of all requests has."""
@@ -255,7 +255,9 @@ class Stack:
             lost = mean(loss_B)
             return distilled(lost, logits, mean, *lesson) if lesson else lost, (lost, loss_B)
 
-        lessons = self.faculty.lessons(x_AB) if self.faculty is not None and self.taught and stage.taught else ()
+        lessons = (
+            self.teacher_rows.lessons(x_AB) if self.teacher_rows is not None and self.taught and stage.taught else ()
+        )
         leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
         together = vmap(loss, randomness="different")
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)

@@ -52,7 +52,7 @@ def lesson(network: nn.Module, request: Train, client: int) -> Lesson | None:
     return Lesson(network, request.teachers, client)
 
 
-class Faculty:
+class TeacherRows:
     """The teachers of all clients of a stack, in buffers that stay where they are."""
 
     def __init__(self, network: nn.Module, bank: Params, capacity: int, device: torch.device) -> None:

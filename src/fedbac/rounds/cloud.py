@@ -47,12 +47,12 @@ from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
-from fedbac.rounds.measure import plan_look, told
+from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.plan import moment_of
-from fedbac.rounds.record import Heard, Scores, beliefs, notes, score
-from fedbac.rounds.rows import AT_SITES, Holding, Members, Memory, Remembered, given_another, rows_of
+from fedbac.rounds.record import Reported, Scores, beliefs, notes, score
+from fedbac.rounds.rows import AT_SITES, Members, Memory, Remembered, SiteRows, given_another, rows_of
 
 
 def rounds(
@@ -112,12 +112,12 @@ class Round:
         self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
-        self._held: dict[bytes, list[dict[str, Holding]]] = {}
+        self._held: dict[bytes, list[dict[str, SiteRows]]] = {}
 
-    def _holdings(self, label_N: IntArray) -> list[dict[str, Holding]]:
+    def _site_rows(self, label_N: IntArray) -> list[dict[str, SiteRows]]:
         """Return what every site holds of each part; it is asked several times about the same labels."""
         if (key := label_N.tobytes()) not in self._held:
-            self._held[key] = self.members.holdings(self.method.personalization.parts, label_N)
+            self._held[key] = self.members.site_rows(self.method.personalization.parts, label_N)
         return self._held[key]
 
     def play(self, state: State) -> tuple[State, Record]:
@@ -150,14 +150,14 @@ class Round:
         after, shown = self._reassign(trained, asked, readings)
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self._judged_after_moves else trained, reports)
-        heard, labels = Heard.of(reports), trained.label_N
-        return after, lambda: {**shown, "round": after.round, **scores(), **self._told(labels, after, heard)}
+        reported, labels = Reported.of(reports), trained.label_N
+        return after, lambda: {**shown, "round": after.round, **scores(), **self._noted(labels, after, reported)}
 
-    def _told(self, labels: IntArray, after: State, heard: Heard) -> dict[str, Any]:
+    def _noted(self, labels: IntArray, after: State, reported: Reported) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
         moved_N = after.label_N != labels
         return {
-            "loss": heard.loss([site.size for site in self.sites]),
+            "loss": reported.loss([site.size for site in self.sites]),
             "notes": notes(self.method, after),
             "beliefs": beliefs(self.method, after),
             "assignment": labels.tolist(),
@@ -165,8 +165,8 @@ class Round:
             "moves": int(moved_N.sum()),
             "entered_empty": int(sum(k not in labels for k in after.label_N[moved_N])),
             "active_clusters": int(np.unique(labels).size),
-            **heard.clients(),
-            "simulated_seconds": self._simulated_seconds(heard),
+            **reported.clients(),
+            "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
         }
 
@@ -176,7 +176,7 @@ class Round:
 
     def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
         networks = judged(self.experiment, self.members, shown)
-        held = self._holdings(networks.label_N)
+        held = self._site_rows(networks.label_N)
         return score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
@@ -207,7 +207,7 @@ class Round:
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
         orders, memories = [], []
         rows: dict[tuple[str, bytes], Params] = {}
-        for m, held in enumerate(self._holdings(state.label_N)):
+        for m, held in enumerate(self._site_rows(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
             bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
@@ -249,7 +249,7 @@ class Round:
 
     def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6), and the step of the owners."""
-        held = self._holdings(state.label_N)
+        held = self._site_rows(state.label_N)
         return averages(self.method, self.moment, self.sites, held, state, sent, reports)
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
@@ -292,7 +292,7 @@ class Round:
         self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
     ) -> dict[Query, FloatArray]:
         """Answer the queries of the policies: from the reports, and by having networks measured."""
-        readings = told(asked.queries, self.method.personalization, self.members, before, sent, reports)
+        readings = answers_from(asked.queries, self.method.personalization, self.members, before, sent, reports)
         readings |= {
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
@@ -309,14 +309,14 @@ class Round:
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return readings | places.read(answers, averaged.num_clusters)
 
-    def _simulated_seconds(self, heard: Heard) -> float | None:
-        """Return how long the round would have taken: until the slowest site has done, and the cloud heard of it."""
+    def _simulated_seconds(self, reported: Reported) -> float | None:
+        """Return how long the round would have taken, until the cloud has heard of the slowest site."""
         world = self.experiment.task.world
         if world is None:
             return None
         num_bytes = sum(self.link.traffic.entries.values()) if self.method.topology.tiers == 3 else 0
         passing = BITS * num_bytes / len(self.sites) / (MEGA * world.megabits_cloud)
-        return max(heard.seconds_M) + passing
+        return max(reported.seconds_M) + passing
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
@@ -328,7 +328,7 @@ def averages(
     method: Method,
     moment: Moment,
     sites: Sequence[Site],
-    held: Sequence[Mapping[str, Holding]],
+    held: Sequence[Mapping[str, SiteRows]],
     state: State,
     sent: Parts,
     reports: Sequence[TrainReport],
@@ -360,31 +360,31 @@ def averages(
 
 
 def stepped(step: Step, sent_K: Params, combined_K: Params, memory: Parts, share_K: FloatArray) -> tuple[Params, Parts]:
-    """Return a part after its owners' step, and what they remember; who heard of nobody keeps its row and memory.
+    """Return a part after its owners' step, and their memory; an owner without reports keeps both.
 
     Weights that no gradient moves, such as statistics of batches, are none of the step's: they are taken as they are.
     """
-    heard = np.flatnonzero(share_K > 0)
+    reported = np.flatnonzero(share_K > 0)
     names = next(iter(memory.values()), combined_K)
     device = next(iter(combined_K.values())).device
 
     def rows(tree_K: Params) -> Tensor:
-        return trees.rows(trees.select({name: tree_K[name].to(device) for name in names}, heard))
+        return trees.rows(trees.select({name: tree_K[name].to(device) for name in names}, reported))
 
     before_KD, combined_KD = rows(sent_K), rows(combined_K)
-    known, share = {name: rows(stack) for name, stack in memory.items()}, trees.onto(share_K[heard], device)
+    known, share = {name: rows(stack) for name, stack in memory.items()}, trees.onto(share_K[reported], device)
     answer = consult("step", "a round", step.step, before_KD, combined_KD, known, share.to(before_KD.dtype))
     after_KD, learned = checked_step(step, answer, before_KD, known)
 
     def put(tree_K: Params, rows_KD: Tensor) -> Params:
         mine = {name: tree_K[name].to(device) for name in names}
-        return trees.put(mine, heard, trees.shaped(rows_KD, mine))
+        return trees.put(mine, reported, trees.shaped(rows_KD, mine))
 
     return combined_K | put(combined_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
 
 
 def _shares(
-    part: str, num_owners: int, sites: Sequence[Site], held: Sequence[Holding], reports: Sequence[TrainReport]
+    part: str, num_owners: int, sites: Sequence[Site], held: Sequence[SiteRows], reports: Sequence[TrainReport]
 ) -> FloatArray:
     """Return, by owner of a part, the examples of the clients that trained over those of all its clients."""
     trained_K, all_K = np.zeros(num_owners), np.zeros(num_owners)
@@ -395,7 +395,7 @@ def _shares(
 
 
 def _contributions(
-    method: Method, part: str, sites: Sequence[Site], held: Sequence[Holding], reports: Sequence[TrainReport]
+    method: Method, part: str, sites: Sequence[Site], held: Sequence[SiteRows], reports: Sequence[TrainReport]
 ) -> tuple[list[Params], FloatArray, IntArray]:
     """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
     weights, owners = [], []

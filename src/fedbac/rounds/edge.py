@@ -14,8 +14,8 @@ from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.world import EQUAL, Attendance, attend, everybody, extended
-from fedbac.rounds.measure import Survey, clients_to_ask, survey, survey_own, weighted
+from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
+from fedbac.rounds.measure import Measurement, clients_to_ask, measure_clients, measure_test_data, weighted
 from fedbac.rounds.messages import (
     MeasureOrder,
     MeasureReport,
@@ -44,11 +44,11 @@ def serve(
     they have in ``common``.
     """
     if isinstance(order, TrainOrder):
-        return (yield from Shift(order, site, experiment, present_N, common).run())
+        return (yield from EdgeRound(order, site, experiment, present_N, common).run())
     return (yield from _measure(order, site, experiment))
 
 
-class Shift:
+class EdgeRound:
     """A site's work in one round of the cloud."""
 
     def __init__(
@@ -71,12 +71,12 @@ class Shift:
         self.selected: set[int] = set()
         self.failed: set[int] = set()
         self.losses: list[float] = []
-        self.surveys: dict[tuple[Split, tuple[int, ...]], Survey] = {}
+        self.measurements: dict[tuple[Split, tuple[int, ...]], Measurement] = {}
         """Of the model as it is now, by the clients that were asked."""
         self.informed: set[int] = set()
         """The clients to whom the model as it is now was sent to be measured: once is enough."""
         self.readings = tuple(np.nan for _ in order.readings)
-        self.told_N: dict[Statistic, FloatArray] = {}
+        self.statistic_N: dict[Statistic, FloatArray] = {}
         self.updates: Parts = {}
         self.seconds = 0.0
         self.dropped: set[int] = set()
@@ -95,7 +95,7 @@ class Shift:
             selected=tuple(sorted(self.selected)),
             failed=tuple(sorted(self.failed)),
             loss=float(np.mean(self.losses)) if self.losses else float("nan"),
-            told_N=self.told_N,
+            statistic_N=self.statistic_N,
             traffic=self.link.traffic,
             momentum=self.momentum,
             readings=self.readings,
@@ -149,16 +149,16 @@ class Shift:
         chance = self.common.stream("selection", edge_round, site.index)
         mask_N = consult("selection", when, policy.act, self.selection, evidence, chance)
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
-        attendance = self._attend(mask_N, able_N, seconds_N, edge_round)
+        participants = self._participants(mask_N, able_N, seconds_N, edge_round)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
-        loss_N = yield from self._train_and_average(attendance, edge_round, statistics)
+        loss_N = yield from self._train_and_average(participants, edge_round, statistics)
         started_N = np.zeros_like(able_N)
-        started_N[attendance.started] = True
+        started_N[participants.started] = True
         answering_N = started_N.copy()
-        answering_N[attendance.dropped] = False
-        told: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
-        told |= {query: self.told_N[query] for query in statistics}
-        known = known | (yield from self._measured(ask.after, told, site.clients))
+        answering_N[participants.dropped] = False
+        known_after: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
+        known_after |= {query: self.statistic_N[query] for query in statistics}
+        known = known | (yield from self._measured(ask.after, known_after, site.clients))
         if last and self.losses and order.readings:
             # Asked before selection learns from this round: whom to trust is what was known when it began.
             trained = tuple(site.clients[i] for i in np.flatnonzero(np.isfinite(loss_N)))
@@ -176,7 +176,7 @@ class Shift:
         answers: dict[Query, FloatArray] = {}
         for query in queries:
             if isinstance(query, Loss | Accuracy):
-                found = yield from self._survey(self._split(query), asked)
+                found = yield from self._measure_clients(self._split(query), asked)
                 value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
                 answers[query] = found.by_client(value_VG[0], self.site) if query.each else found.mean(value_VG)[0]
             else:
@@ -188,7 +188,7 @@ class Shift:
         values = []
         for query in self.order.readings:
             assert isinstance(query, Loss | Accuracy)
-            found = yield from self._survey(self._split(query), self.site.clients)
+            found = yield from self._measure_clients(self._split(query), self.site.clients)
             value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
             values.append(float(found.mean(value_VG, asked)[0]))
         return tuple(values)
@@ -196,51 +196,53 @@ class Shift:
     def _split(self, query: Loss | Accuracy) -> Split:
         return query.on or self.experiment.method.measurement.split
 
-    def _survey(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Survey]:
+    def _measure_clients(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Measurement]:
         key = (split, () if split == "test" else asked)
-        if key not in self.surveys:
+        if key not in self.measurements:
             bank = {part: self.bank[part] for part in self.common.measured}
             row_N = {part: self.order.row_N[part] for part in self.common.measured}
-            found = yield from survey_own(bank, row_N, split, asked, self.site)
-            self.surveys[key] = found
+            found = yield from measure_test_data(bank, row_N, split, asked, self.site)
+            self.measurements[key] = found
             if split != "test" and self.experiment.method.measurement.location == "clients":
                 news = len(set(found.clients) - self.informed)
                 self.link.send("down", "evaluate", bank, receivers=news, one_row=True)
                 self.link.tell("up", NUMBERS_PER_MODEL, receivers=len(found.clients))
                 self.informed |= set(found.clients)
-        return self.surveys[key]
+        return self.measurements[key]
 
     def _durations(self) -> FloatArray:
         """Return how long every client would take for this round."""
         down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
         return self.common.seconds(self.site, down, up)
 
-    def _attend(self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int) -> Attendance:
+    def _participants(
+        self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int
+    ) -> Participants:
         """Let clients drop out, be late or be too many, as the world of the task has it."""
         world = self.experiment.task.world
         if world is None:
             return everybody(mask_N, seconds_N)
-        rng = self.common.stream("attendance", edge_round, self.site.index)
+        rng = self.common.stream("participants", edge_round, self.site.index)
         more_N = extended(world, mask_N, able_N, rng)
-        attendance = attend(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
-        self.seconds += attendance.seconds
-        self.dropped |= {self.site.clients[i] for i in attendance.dropped}
-        self.late |= {self.site.clients[i] for i in attendance.late}
-        return attendance
+        participants = on_time(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
+        self.seconds += participants.seconds
+        self.dropped |= {self.site.clients[i] for i in participants.dropped}
+        self.late |= {self.site.clients[i] for i in participants.late}
+        return participants
 
     def _train_and_average(
-        self, attendance: Attendance, edge_round: int, statistics: frozenset[Statistic]
+        self, participants: Participants, edge_round: int, statistics: frozenset[Statistic]
     ) -> Generator[Request, Result, FloatArray]:
         """Train the clients that come home, average those that trained well (Eq. 1), and return losses, NaN for all
         others. What nobody waits for is not computed."""
-        site, order, chosen = self.site, self.order, attendance.present
+        site, order, chosen = self.site, self.order, participants.present
         clients = tuple(site.clients[i] for i in chosen)
         momentum = None
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
         had = self.links.get("client_down", {})
         bank, had, broadcast = self.link.broadcast(
-            self.bank, had, site.index, edge_round, receivers=attendance.started.size, one_row=True
+            self.bank, had, site.index, edge_round, receivers=participants.started.size, one_row=True
         )
         request = Train(
             clients=clients,
@@ -252,7 +254,7 @@ class Shift:
             momentum=momentum,
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
             phases=self.common.phases,
-            teachers=self._teachers(chosen, attendance.started.size),
+            teachers=self._teachers(chosen, participants.started.size),
             edge_rounds=self.experiment.method.topology.edge_rounds,
             share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
@@ -277,7 +279,7 @@ class Shift:
 
         healthy_C = trained.healthy_C
         size_C = np.where(healthy_C, site.size_N[chosen], 0)
-        self.surveys, self.informed = {}, set()
+        self.measurements, self.informed = {}, set()
         self.bank = {part: arrived[part] if part in self.common.moving else stack for part, stack in self.bank.items()}
         # Who fails later keeps what it had, and its weight.
         self.weight = {part: np.where(new_R > 0, new_R, self.weight[part]) for part, new_R in trained.weight.items()}
@@ -285,13 +287,13 @@ class Shift:
             self.losses.append(float(weighted(trained.loss_C[healthy_C], size_C[healthy_C])))
         if self.momentum is not None and trained.momentum is not None:
             self.momentum = _keep_momentum(self.momentum, trained.momentum, chosen, healthy_C)
-        self.selected |= {site.clients[i] for i in attendance.started}
+        self.selected |= {site.clients[i] for i in participants.started}
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-        self.told_N = {
-            query: self._spread(_told(trained, query)[healthy_C], chosen[healthy_C])
+        self.statistic_N = {
+            query: self._spread(_statistic(trained, query)[healthy_C], chosen[healthy_C])
             for query in statistics | {Statistic("loss")}
         }
-        return self.told_N[Statistic("loss")]
+        return self.statistic_N[Statistic("loss")]
 
     def _spread(self, value_C: FloatArray, places: IntArray) -> FloatArray:
         """Return numbers of some clients as numbers of all, NaN of the others."""
@@ -314,7 +316,7 @@ class Shift:
         return frozenset(part for part, spec in parts.items() if spec.scope == "cluster")
 
 
-def _told(trained: Averaged, query: Statistic) -> FloatArray:
+def _statistic(trained: Averaged, query: Statistic) -> FloatArray:
     found = {"loss": trained.loss_C, "square": trained.square_C, "epochs": trained.epoch_CE}[query.name]
     assert found is not None
     return found
@@ -348,7 +350,7 @@ def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generat
     for wanted in order.wanted:
         if wanted.by in ("site", "each"):
             asked = clients_to_ask(experiment.method, site, order.selection, order.selected)
-            found = yield from survey(bank, wanted.row_V, wanted.split, asked, site, wanted.max_samples)
+            found = yield from measure_clients(bank, wanted.row_V, wanted.split, asked, site, wanted.max_samples)
             readings.append(found.together() if wanted.by == "site" else found.one_by_one(site))
             if experiment.method.measurement.location == "clients":
                 reached |= set(found.clients)

@@ -19,11 +19,11 @@ from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainReport, Wanted
-from fedbac.rounds.rows import Members, holdings
+from fedbac.rounds.rows import Members, site_rows
 
 
 @dataclass(frozen=True)
-class Survey:
+class Measurement:
     """What each group of examples said, and how much it counts; a group is a client, or the test data of an edge."""
 
     clients: tuple[int, ...]
@@ -50,8 +50,8 @@ class Survey:
             for value_VG in (self.measured.loss_VG, self.measured.accuracy_VG)
         )
         count_N = np.zeros(len(site.clients), dtype=np.int64)
-        told = [site.clients.index(client) for client in self.clients]
-        count_N[told] = np.where(self.weight_G > 0, self.measured.count_G, 0)
+        asked = [site.clients.index(client) for client in self.clients]
+        count_N[asked] = np.where(self.weight_G > 0, self.measured.count_G, 0)
         return Reading(loss_VN, accuracy_VN, count_N)
 
     def by_client(self, value_G: FloatArray, site: Site) -> FloatArray:
@@ -84,40 +84,40 @@ def clients_to_ask(method: Method, site: Site, selection: Any, selected: tuple[i
     return site.clients
 
 
-def survey(
+def measure_clients(
     bank: Parts,
     row_V: Mapping[str, IntArray],
     split: Split,
     clients: tuple[int, ...],
     site: Site,
     max_samples: int | None = None,
-) -> Generator[Request, Result, Survey]:
+) -> Generator[Request, Result, Measurement]:
     """Measure models, each on the data of each of these clients that hold any; test data belong to edges."""
     if split == "test":
         measured = yield Evaluate(bank, row_V, "test", site.edges, level="edge")
         assert isinstance(measured, Measured)
-        return Survey((), measured.count_G.astype(np.float64), _told(measured))
+        return Measurement((), measured.count_G.astype(np.float64), _checked(measured))
     holders = _holders(site, split, clients)
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, max_samples=max_samples)
     assert isinstance(measured, Measured)
     size_G = np.where(measured.count_G > 0, _sizes(site, split)[holders], 0)
-    return _sound(Survey(asked, size_G.astype(np.float64), _told(measured)))
+    return _sound(Measurement(asked, size_G.astype(np.float64), _checked(measured)))
 
 
-def survey_own(
+def measure_test_data(
     bank: Parts, row_N: Mapping[str, IntArray], split: Split, clients: tuple[int, ...], site: Site
-) -> Generator[Request, Result, Survey]:
+) -> Generator[Request, Result, Measurement]:
     """Measure the site's model with these clients; where they have models of their own, each measures its own."""
     if all((rows == rows[0]).all() for rows in row_N.values()):
         row_V = {part: rows[:1] for part, rows in row_N.items()}
-        return (yield from survey(bank, row_V, split, clients, site))
+        return (yield from measure_clients(bank, row_V, split, clients, site))
     holders = np.arange(len(site.clients)) if split == "test" else _holders(site, split, clients)
     row_V = {part: rows[holders] for part, rows in row_N.items()}
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, paired=True)
     assert isinstance(measured, Measured)
-    return _sound(Survey(asked, measured.count_G.astype(np.float64), _told(measured)))
+    return _sound(Measurement(asked, measured.count_G.astype(np.float64), _checked(measured)))
 
 
 def _sizes(site: Site, split: Split) -> IntArray:
@@ -131,7 +131,7 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
     return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
 
 
-def _told(measured: Measured) -> Measured:
+def _checked(measured: Measured) -> Measured:
     """Return zeros instead of nothing where there was nothing to measure, or nobody answered: they weigh nothing."""
     held_G = measured.count_G > 0
     if held_G.all():
@@ -143,13 +143,13 @@ def _told(measured: Measured) -> Measured:
     )
 
 
-def _sound(found: Survey) -> Survey:
+def _sound(found: Measurement) -> Measurement:
     """Leave out a client whose loss is not finite under any model: it is broken and says nothing about the models."""
     measured = found.measured
     sound_G = np.isfinite(measured.loss_VG).any(0)
     if sound_G.all() or not (sound_G & (measured.count_G > 0)).any():
         return found
-    return Survey(
+    return Measurement(
         found.clients,
         found.weight_G * sound_G,
         replace(
@@ -289,7 +289,7 @@ class Networks:
 
         Also return, by part, the row for each model.
         """
-        own = holdings(self.scheme.parts, site, self.members.labels(self.state.label_N, m))
+        own = site_rows(self.scheme.parts, site, self.members.labels(self.state.label_N, m))
         sent = sorted((model for model in models if not model.trained), key=lambda model: (model.mix_K, model.cluster))
         trained = [model for model in models if model.trained]
         bank: Parts = {}
@@ -328,7 +328,7 @@ class Networks:
         return self.chosen[key]
 
 
-def told(
+def answers_from(
     queries: Sequence[Query], scheme: Personalization, members: Members, before: State, sent: Parts,
     reports: Sequence[TrainReport],
 ) -> dict[Query, FloatArray]:  # fmt: skip
@@ -338,25 +338,27 @@ def told(
     }
     if {Gram(), Slope()}.isdisjoint(queries):
         return readings
-    update_N, told_N = updates(scheme.parts, members, sent, before.label_N, reports)
+    update_N, statistic_N = updates(scheme.parts, members, sent, before.label_N, reports)
     if Gram() in queries:
-        readings[Gram()] = gram(update_N, told_N, members.count)
+        readings[Gram()] = gram(update_N, statistic_N, members.count)
     if Slope() in queries:
         owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
-        readings[Slope()] = slope(update_N, told_N, members.count, owned)
+        readings[Slope()] = slope(update_N, statistic_N, members.count, owned)
     return readings
 
 
 def _by_member(query: Statistic, members: Members, reports: Sequence[TrainReport]) -> FloatArray:
     """Return what clients tell of their training: their own, or the mean at their site, by data."""
     if members.unit == "client":
-        value_N = np.full((members.count, *reports[0].told_N[query].shape[1:]), np.nan)
+        value_N = np.full((members.count, *reports[0].statistic_N[query].shape[1:]), np.nan)
         for m, report in enumerate(reports):
-            value_N[members.at(m)] = report.told_N[query]
+            value_N[members.at(m)] = report.statistic_N[query]
         return value_N
     if query == Statistic("loss"):
         return np.array([report.loss for report in reports])
-    return np.stack([_mean(report.told_N[query], site) for report, site in zip(reports, members.sites, strict=True)])
+    return np.stack(
+        [_mean(report.statistic_N[query], site) for report, site in zip(reports, members.sites, strict=True)]
+    )
 
 
 def _mean(value_N: FloatArray, site: Site) -> FloatArray:
@@ -368,18 +370,18 @@ def _mean(value_N: FloatArray, site: Site) -> FloatArray:
     return mean
 
 
-def gram(update_N: Tensor, told_N: IntArray, count: int) -> FloatArray:
+def gram(update_N: Tensor, statistic_N: IntArray, count: int) -> FloatArray:
     """Return ⟨Δ_a, Δ_b⟩ for all pairs of members; the rows and columns of those without an update are NaN."""
     total_NN = np.full((count, count), np.nan)
-    total_NN[np.ix_(told_N, told_N)] = (update_N @ update_N.T).cpu().numpy()
+    total_NN[np.ix_(statistic_N, statistic_N)] = (update_N @ update_N.T).cpu().numpy()
     return total_NN
 
 
-def slope(update_N: Tensor, told_N: IntArray, count: int, networks: Parts) -> FloatArray:
+def slope(update_N: Tensor, statistic_N: IntArray, count: int, networks: Parts) -> FloatArray:
     """Return ⟨Δ_n, Θ_j⟩ for all members and clusters; rows without an update are NaN."""
     rows_K = _matrix(networks).to(update_N.device)
     total_NK = np.full((count, len(rows_K)), np.nan)
-    total_NK[told_N] = (update_N @ rows_K.T).cpu().numpy()
+    total_NK[statistic_N] = (update_N @ rows_K.T).cpu().numpy()
     return total_NK
 
 
@@ -389,18 +391,20 @@ def updates(
     """Return what training changed in the parts that clusters own, a row for each member that trained; and who did."""
     owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
     if members.unit == "client":
-        told = [
+        present = [
             n
             for m, report in enumerate(reports)
-            for n in np.array(members.at(m))[np.isfinite(report.told_N[Statistic("loss")])]
+            for n in np.array(members.at(m))[np.isfinite(report.statistic_N[Statistic("loss")])]
         ]
         found = [report.updates for report in reports if report.updates]
     else:
-        told = [m for m, report in enumerate(reports) if report.weight[owned[0]][0] > 0]
-        found = [{part: _change(sent[part], int(label_N[m]), reports[m].bank[part]) for part in owned} for m in told]
-    if not told:
+        present = [m for m, report in enumerate(reports) if report.weight[owned[0]][0] > 0]
+        found = [{part: _change(sent[part], int(label_N[m]), reports[m].bank[part]) for part in owned} for m in present]
+    if not present:
         found = [{part: trees.select(sent[part], np.zeros(0, dtype=np.int64)) for part in owned}]
-    return _matrix({part: trees.join([update[part] for update in found]) for part in owned}), np.array(told, dtype=int)
+    return _matrix({part: trees.join([update[part] for update in found]) for part in owned}), np.array(
+        present, dtype=int
+    )
 
 
 def _change(sent_K: Params, label: int, trained: Params) -> Params:

@@ -88,7 +88,7 @@ class TrainReport:
     failed: Some[tuple[int, ...]]
     loss: Unchecked[float]
     """The mean loss in training; NaN if nobody trained."""
-    told_N: Mapping[Statistic, FloatArray]
+    statistic_N: Mapping[Statistic, FloatArray]
     """What each client told when it trained last; NaN if it did not, or failed."""
     traffic: Ledger
     momentum: Local[Parts | None] = None

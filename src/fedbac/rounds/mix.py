@@ -65,7 +65,7 @@ def judged(experiment: Experiment, members: Members, state: State) -> State:
 
 
 @dataclass(frozen=True)
-class Faculty:
+class TeacherRows:
     """The teachers of all members: whole networks, mixed from those of clusters."""
 
     part: str
@@ -81,8 +81,8 @@ class Faculty:
         return replace(self.teachers, weight_CT=self.teachers.weight_CT[rows], share_C=self.teachers.share_C[rows])
 
 
-def teachers(scheme: Personalization, state: State, teaching: Teaching) -> Faculty:
+def teachers(scheme: Personalization, state: State, teaching: Teaching) -> TeacherRows:
     """Make the teachers that a sharing policy wants."""
     part = next(part for part, spec in scheme.parts.items() if spec.scope == "cluster")
     bank = trees.blend(state.parts[part], teaching.mix_TJ)
-    return Faculty(part, Teachers(bank, teaching.weight_NT, teaching.share_N, teaching.temperature))
+    return TeacherRows(part, Teachers(bank, teaching.weight_NT, teaching.share_N, teaching.temperature))

@@ -15,7 +15,7 @@ from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
 from fedbac.rounds.messages import Edges, MeasureOrder, Site, TrainReport, Wanted
-from fedbac.rounds.rows import Holding, compact, distinct
+from fedbac.rounds.rows import SiteRows, compact, distinct
 
 Scores = Callable[[], dict[str, Any]]
 """Returns the numbers of a round from what was measured."""
@@ -24,7 +24,7 @@ Scores = Callable[[], dict[str, Any]]
 def score(
     experiment: Experiment,
     sites: Sequence[Site],
-    held: Sequence[Mapping[str, Holding]],
+    held: Sequence[Mapping[str, SiteRows]],
     edges: Edges,
     moment: Moment,
     state: State,
@@ -140,7 +140,9 @@ def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywher
     answered_E = count_E > 0
     return {
         **metrics.distributed(accuracy_E[answered_E], count_E[answered_E]),
-        "accuracy_per_edge": [float(one) if told else None for one, told in zip(accuracy_E, answered_E, strict=True)],
+        "accuracy_per_edge": [
+            float(one) if columns else None for one, columns in zip(accuracy_E, answered_E, strict=True)
+        ],
         "accuracy_global": everywhere,
     }
 
@@ -148,7 +150,7 @@ def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywher
 DIGITS = 4
 
 
-class Heard(NamedTuple):
+class Reported(NamedTuple):
     """What a record tells of the sites' reports: clients and numbers, not the networks, which take up memory."""
 
     loss_M: list[float]
@@ -160,10 +162,10 @@ class Heard(NamedTuple):
     seconds_M: list[float]
 
     @classmethod
-    def of(cls, reports: Sequence[TrainReport]) -> "Heard":
+    def of(cls, reports: Sequence[TrainReport]) -> "Reported":
         """Return what these reports say."""
-        told = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
-        return cls(*map(list, zip(*told, strict=True)))
+        columns = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
+        return cls(*map(list, zip(*columns, strict=True)))
 
     def loss(self, size_M: Sequence[int]) -> float | None:
         """Return the mean training loss over the sites that trained, weighted by their data; None when all failed."""

@@ -17,7 +17,7 @@ from fedbac.rounds.messages import Site
 T = TypeVar("T", int, tuple[int, ...])
 
 
-class Holding(NamedTuple):
+class SiteRows(NamedTuple):
     """The rows of one part that a site holds during a round."""
 
     owner_R: IntArray
@@ -26,15 +26,15 @@ class Holding(NamedTuple):
     """The row that each client of the site uses."""
 
 
-def holdings(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, Holding]:
+def site_rows(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, SiteRows]:
     """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
     shared = np.zeros(len(site.clients), dtype=np.int64)
     each, together = np.arange(len(site.clients)), label_C.size > 0 and bool((label_C == label_C[0]).all())
     by_scope = {
-        "cloud": Holding(np.array([0]), shared),
-        "cluster": Holding(label_C[:1], shared) if together else Holding(*np.unique(label_C, return_inverse=True)),
-        "edge": Holding(np.array([site.index]), shared),
-        "client": Holding(np.array(site.clients), each),
+        "cloud": SiteRows(np.array([0]), shared),
+        "cluster": SiteRows(label_C[:1], shared) if together else SiteRows(*np.unique(label_C, return_inverse=True)),
+        "edge": SiteRows(np.array([site.index]), shared),
+        "client": SiteRows(np.array(site.clients), each),
     }
     return {part: by_scope[spec.scope] for part, spec in parts.items()}
 
@@ -57,7 +57,7 @@ def compact(bank: Parts, row_V: Mapping[str, IntArray]) -> tuple[Parts, dict[str
     return kept, places
 
 
-def rows_of(bank: Parts, part: str, own: Holding, known: dict[tuple[str, bytes], Params]) -> Params:
+def rows_of(bank: Parts, part: str, own: SiteRows, known: dict[tuple[str, bytes], Params]) -> Params:
     """Return a site's rows of a part; sites with the same rows get the same object, and an engine makes use of that."""
     if (key := (part, own.owner_R.tobytes())) not in known:
         known[key] = trees.select(bank[part], own.owner_R)
@@ -91,9 +91,9 @@ class Members:
         """Return the members at a site, in the order of its clients."""
         return [m] if self.unit == "edge" else list(self.sites[m].clients)
 
-    def holdings(self, parts: Mapping[str, Part], label_N: IntArray) -> list[dict[str, Holding]]:
+    def site_rows(self, parts: Mapping[str, Part], label_N: IntArray) -> list[dict[str, SiteRows]]:
         """Return what every site holds of each part."""
-        return [holdings(parts, site, self.labels(label_N, m)) for m, site in enumerate(self.sites)]
+        return [site_rows(parts, site, self.labels(label_N, m)) for m, site in enumerate(self.sites)]
 
     def labels(self, label_N: IntArray, m: int) -> IntArray:
         """Return the cluster of each client of a site."""
@@ -160,7 +160,7 @@ class Remembered:
     """The memory of a site's links during a round: only the rows that the site holds."""
 
     whole: Memory
-    held: Mapping[str, Holding]
+    held: Mapping[str, SiteRows]
 
     def of(self, name: str) -> Parts:
         """Return what a link remembers of the rows that are held; nothing if it does not compress."""

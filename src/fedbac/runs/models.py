@@ -116,7 +116,7 @@ def models_of(
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
     state = judged(experiment, members, as_judged(experiment, state, records))
     parts = judged_parts(scheme)
-    held = members.holdings(scheme.parts, state.label_N)
+    held = members.site_rows(scheme.parts, state.label_N)
     return Models(
         scheme=scheme,
         network=federation.network,

@@ -13,7 +13,7 @@ from fedbac.local.pool import RESTARTS, start_pool
 log = logging.getLogger("fedbac")
 
 
-class Crew:
+class RunPool:
     """Worker processes, each a pool of its own: when one dies, only the run in its hands is begun again."""
 
     def __init__(self, size: int) -> None:

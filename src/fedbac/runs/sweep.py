@@ -21,7 +21,7 @@ from fedbac.files import remove_empty
 from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
 from fedbac.runs.folders import list_again, list_runs, listed, shortened
 from fedbac.runs.play import play_folder
-from fedbac.runs.pool import Crew
+from fedbac.runs.pool import RunPool
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail
 from fedbac.runs.summary import written
@@ -298,11 +298,11 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
         with tasks(runtime, run_folder) as submit:
             yield submit
         return
-    crew = Crew(jobs)
+    pool = RunPool(jobs)
     try:
-        yield lambda *words: crew.submit(run_folder, *words)
+        yield lambda *words: pool.submit(run_folder, *words)
     finally:
-        crew.close()  # a killed run resumes from its last checkpoint
+        pool.close()  # a killed run resumes from its last checkpoint
 
 
 # ------------------------------------------------------------------------------------------------ collecting

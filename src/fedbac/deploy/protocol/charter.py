@@ -308,18 +308,18 @@ class Together(BaseModel):
     sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
 
 
-def read_together(said: Mapping[str, Any], told: Sequence[Facts]) -> Together:
+def read_together(said: Mapping[str, Any], facts_of: Sequence[Facts]) -> Together:
     """Return the classes and sums of the clients of an edge, if they fit what it says of each."""
     try:
         found = Together.model_validate({name: said.get(name) for name in Together.model_fields})
     except ValidationError as error:
         raise WireError("facts: classes and sums of all clients are missing") from error
-    examples = sum(facts.train + facts.validation for facts in told)
+    examples = sum(facts.train + facts.validation for facts in facts_of)
     if found.sums is not None and not are_sums(found.sums):
         raise WireError("facts: the sums of images cannot be")
     if min(found.classes, default=0) < 0 or sum(found.classes) != examples:
         raise WireError(f"facts: classes must add up to the {examples} examples of all clients")
-    (dtype, shape), *others = {(facts.dtype, tuple(facts.shape)) for facts in told}
+    (dtype, shape), *others = {(facts.dtype, tuple(facts.shape)) for facts in facts_of}
     if not others:  # else they do not fit together, which is said in other words
         pixels = examples * math.prod(shape[1:])
         rows = [] if found.sums is None else found.sums

@@ -19,7 +19,7 @@ ITS_LOG = "; its log says why"
 class Failure(Enum):
     """All that may be told, with places for numbers."""
 
-    UNTOLD = "error {}" + ITS_LOG
+    UNNAMED = "error {}" + ITS_LOG
     CANNOT_RUN = "the experiment of the federation cannot run here" + ITS_LOG
     OTHER_DATA = (
         "its data are not those with which the run began; put them back and start it again, or have the cloud start "
@@ -42,15 +42,15 @@ class SiteError(DeployError):
 
     def __init__(self, failure: Failure, *numbers: int, detail: str = "") -> None:
         self.failure, self.numbers = failure, tuple(map(index, numbers))  # what is no whole number is an error
-        self.told = failure.value.format(*self.numbers)
-        super().__init__(f"{self.told.removesuffix(ITS_LOG)}: {detail}" if detail else self.told)
+        self.public = failure.value.format(*self.numbers)
+        super().__init__(f"{self.public.removesuffix(ITS_LOG)}: {detail}" if detail else self.public)
 
     @classmethod
     def of(cls, error: BaseException) -> "SiteError":
         """Return any error as one that may be told of."""
         if isinstance(error, SiteError):
             return error
-        return SiteError(Failure.UNTOLD, 100_000 + secrets.randbelow(900_000), detail=_described(error))
+        return SiteError(Failure.UNNAMED, 100_000 + secrets.randbelow(900_000), detail=_described(error))
 
     def encoded(self) -> bytes:
         """Return it without its detail."""

@@ -185,7 +185,7 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     for part, weight_R in report.weight.items():
         if weight_R.sum() > site.size:
             raise WireError(f"trained: report/weight/{part} counts more examples than the edge has")
-    healthy = int(np.isfinite(report.told_N[Statistic("loss")]).sum())
+    healthy = int(np.isfinite(report.statistic_N[Statistic("loss")]).sum())
     if any(trees.count(params) != healthy for params in report.updates.values()):
         raise WireError(f"trained: report/updates must be of the {healthy} clients whose loss is finite")
     return replace(report, bank=dict(order.bank) | report.bank)

@@ -20,15 +20,15 @@ FORGOTTEN = sent("forgotten")
 """The answer of a child that does not have the networks whose changes it was sent."""
 
 Child = TypeVar("Child")
-Heard = tuple[dict[Child, bytes], dict[Child, str]]
+Answered = tuple[dict[Child, bytes], dict[Child, str]]
 """By child, answers, and the reasons of those who gave none."""
 
 
-def ask_twice(
-    ask: Callable[[Mapping[Child, bytes]], Heard[Child]],
+def ask_with_retry(
+    ask: Callable[[Mapping[Child, bytes]], Answered[Child]],
     messages: Mapping[Child, bytes],
     whole: Callable[[Child], bytes],
-) -> Heard[Child]:
+) -> Answered[Child]:
     """Ask children; those who do not have what their message builds on are asked again with the whole of it."""
     answers, reasons = ask(messages)
     forgetful = [child for child, answer in answers.items() if len(answer) < SHORT and answer == FORGOTTEN]
@@ -39,7 +39,7 @@ def ask_twice(
     return answers | more, reasons | lost
 
 
-class Asking:
+class Caller:
     """The children of a run: each is handed the charter before its first question, and again once it forgot it."""
 
     def __init__(self, children: Children, charter: Charter) -> None:

@@ -25,7 +25,7 @@ from fedbac.deploy.protocol.messages import (
     start_of,
 )
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.roles.calls import ask_twice
+from fedbac.deploy.roles.calls import ask_with_retry
 
 log = logging.getLogger("fedbac")
 
@@ -65,14 +65,14 @@ class Clients:
     def average(self, request: Average) -> Averaged:
         """Have clients train, and average what they come back with; one that does not has failed."""
         train = request.train
-        told = self._trained(train, request.broadcast)
+        results = self._trained(train, request.broadcast)
         self.before = (train.round, train.edge_round + 1)
         sent = self.owners.without(train.bank, "client")
         average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
-        for one in told:
+        for one in results:
             average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
-        squares = [one.square_C for one in told if one.square_C is not None]
-        epochs = [one.epoch_CE for one in told if one.epoch_CE is not None]
+        squares = [one.square_C for one in results if one.square_C is not None]
+        epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
         counted_C = np.where(average.healthy_C, request.size_C, 0)
         own = self.owners.only(train.bank, "client")
         return Averaged(
@@ -82,7 +82,7 @@ class Clients:
             loss_C=average.loss_C,
             square_C=np.concatenate(squares) if squares else None,
             epoch_CE=np.concatenate(epochs) if epochs else None,
-            kept={part: trees.join([one.parts_C[part] for one in told]) for part in request.keep},
+            kept={part: trees.join([one.parts_C[part] for one in results]) for part in request.keep},
         )
 
     def evaluate(self, request: Evaluate) -> Measured:
@@ -112,9 +112,9 @@ class Clients:
         def whole(client: int) -> bytes:
             return fit_request(train, train.clients.index(client), self.charter)
 
-        answers, reasons = ask_twice(self.reach.ask, messages, whole)
+        answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
         num_epochs = self.charter.epochs(train.phases)
-        told = []
+        results = []
         for place, client in enumerate(train.clients):
             found = _lost_update(train, place, num_epochs)
             if client in answers:
@@ -123,9 +123,9 @@ class Clients:
                     found = replace(found, parts_C=link.with_twins(found.parts_C))
                 except WireError as error:
                     reasons[client] = str(error)
-            told.append(found)
+            results.append(found)
         self.reach.note(reasons)
-        return told
+        return results
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:
@@ -155,12 +155,12 @@ class Clients:
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
         answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
         each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
-        told = dict(zip(clients, each, strict=True))
+        results = dict(zip(clients, each, strict=True))
         found, missed, nothing = [], 0, _lost_evaluation(request.num_models)
         for edge in request.owners:
             try:
                 if edge in others:
-                    found.append(_of_all([told[client] for client in self.charter.clients[edge]]))
+                    found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
                     found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))

@@ -52,7 +52,7 @@ class Cloud:
         if before is not None:
             _refuse_another(before.charter.experiment, experiment, self.folder)
         with (
-            closing(children_of(self.kit, self._greet, self.listen)) as children,
+            closing(children_of(self.kit, self._shake_hands, self.listen)) as children,
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
             self._board = board
@@ -105,10 +105,10 @@ class Cloud:
     def _state(self) -> Path:
         return self.state or self.kit.folder / "state"
 
-    def _greet(self, name: str, said: bytes) -> bytes:
+    def _shake_hands(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)
         if self.remote is not None:
-            self.remote.asking.rejoined(name)
+            self.remote.caller.rejoined(name)
         return welcome(self.kit.site.name)
 
     def _waiting(self, what: str, level: int = logging.INFO) -> None:

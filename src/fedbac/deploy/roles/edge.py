@@ -29,10 +29,10 @@ from fedbac.deploy.protocol.messages import (
 )
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
-from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Asking, Silences
+from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
+from fedbac.deploy.roles.data_holder import DataHolder, LocalState
 from fedbac.deploy.roles.status import Board
-from fedbac.deploy.roles.trainer import Keepsakes, Shop
 from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.transports.base import Children
 from fedbac.deploy.transports.connect import children_of, parent_of
@@ -40,19 +40,19 @@ from fedbac.errors import quoted
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
-from fedbac.rounds.rows import Holding, Remembered, first_memory
+from fedbac.rounds.rows import Remembered, SiteRows, first_memory
 
 OF_SITES = ("client_down", "cloud_up")
 """The links of which a site is the sender, and so remembers what they do."""
 
 
-class Desk:
+class OrderHandler:
     """A site at work. What it owns stays here; what clients own stays with them."""
 
     def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
         self.clients = Clients(charter, reach)
-        self.keepsakes = Keepsakes(state / charter.run)
+        self.local_state = LocalState(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
         self.trained: tuple[int, Parts] = (0, {})
@@ -60,7 +60,7 @@ class Desk:
 
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
-        kept = self.keepsakes.before(before) or {"parts": {}}
+        kept = self.local_state.before(before) or {"parts": {}}
         own = self.charter.own("edge", self.site.index, kept["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
 
@@ -86,7 +86,7 @@ class Desk:
         if came < min(self.min_clients, len(report.selected)):
             raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
         own = self.charter.owners.only(report.bank, "edge")
-        self.keepsakes.keep((order.round, 0), parts=own, links=memory.with_(report.links))
+        self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
         return report
 
@@ -100,8 +100,8 @@ class Desk:
     def _memory(self, order: TrainOrder) -> Remembered:
         """Return what the links of which the site is the sender remember from before a round."""
         method = self.charter.experiment.method
-        held = {part: Holding(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
-        kept = self.keepsakes.before((order.round, 0))
+        held = {part: SiteRows(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
+        kept = self.local_state.before((order.round, 0))
         if kept is not None:
             names = [name for name in OF_SITES if name in remembering(method.links.chains)]
             return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
@@ -151,10 +151,10 @@ log = logging.getLogger("fedbac")
 class EdgeReach:
     """An edge's way to its clients, by their links, and to its own test data."""
 
-    def __init__(self, charter: Charter, site: SiteConfig, children: Children, shop: Shop | None) -> None:
+    def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
-        self.children, self.shop = children, shop
-        self.asking, self.silences = Asking(children, charter), Silences()
+        self.children, self.holder = children, holder
+        self.caller, self.silences = Caller(children, charter), Silences()
         self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
@@ -163,21 +163,21 @@ class EdgeReach:
     def clients(self) -> frozenset[int]:
         """Return the clients whose link is alive, and whose data are those of the run."""
         here = [name for name in self.children.present() if name in self.number_of]
-        refused = self.asking.inform(here, self.deadline)
+        refused = self.caller.inform(here, self.deadline)
         return frozenset(self.number_of[name] for name in here if name not in refused)
 
     def ask(self, messages: Mapping[int, bytes]) -> Answers:
         """Send clients their messages and wait for the answers."""
         named = {self.name_of[client]: message for client, message in messages.items()}
         self.asked = list(messages)
-        answers, reasons = self.asking.ask(named, self.deadline)
+        answers, reasons = self.caller.ask(named, self.deadline)
         return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
 
     def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
         """Measure on the edge's own test data."""
-        if self.shop is None:
+        if self.holder is None:
             return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")
-        return {edge: self.shop.answer(message) for edge, message in messages.items()}, {}
+        return {edge: self.holder.answer(message) for edge, message in messages.items()}, {}
 
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gives no answer that can be used, and who does again."""
@@ -188,11 +188,11 @@ class EdgeReach:
 class Edge:
     """One edge of a federation: what it says to the cloud, and to its clients."""
 
-    def __init__(self, site: SiteConfig, state: Path, shop: Shop | None = None, kit: Kit | None = None) -> None:
-        self.site, self.state, self.shop, self.kit = site, state, shop, kit
+    def __init__(self, site: SiteConfig, state: Path, holder: DataHolder | None = None, kit: Kit | None = None) -> None:
+        self.site, self.state, self.holder, self.kit = site, state, holder, kit
         self.children: Children | None = None
         """Its clients; set once they can be taken."""
-        self.desk: Desk | None = None
+        self.handler: OrderHandler | None = None
         """Its place in a run; set by the cloud."""
         self.reach: EdgeReach | None = None
         self.silences = Silences()
@@ -203,11 +203,11 @@ class Edge:
         assert self.children is not None
         return self.children
 
-    def greet(self, name: str, said: bytes) -> bytes:
+    def handshake(self, name: str, said: bytes) -> bytes:
         """Take a client."""
         check_hello(name, said)
         if self.reach is not None:
-            self.reach.asking.rejoined(name)
+            self.reach.caller.rejoined(name)
         return welcome(self.site.name)
 
     def hello(self) -> bytes:
@@ -223,20 +223,24 @@ class Edge:
             return self._begin(message, payload)
         if message.kind == "revoked":
             return self._revoked(message)
-        desk, reach = self.desk, self.reach
-        if desk is None or reach is None or message.head.get("charter") != desk.charter.id:
+        handler, reach = self.handler, self.reach
+        if handler is None or reach is None or message.head.get("charter") != handler.charter.id:
             return STRANGER
         if message.kind == "relay":
             return self._relay(message, reach)
         try:
-            said = self._train(message, desk, gone) if message.kind == "train" else self._measure(message, desk, gone)
+            said = (
+                self._train(message, handler, gone)
+                if message.kind == "train"
+                else self._measure(message, handler, gone)
+            )
             self.silences.note([self.site.name], {})
             return said
         except ForgottenError:
             return FORGOTTEN
         except TooFewClientsError as error:
             self.silences.note([self.site.name], {self.site.name: str(error)})
-            return sent("absent", reason=error.told, present=self._present())
+            return sent("absent", reason=error.public, present=self._present())
 
     def _present(self) -> tuple[str, ...]:
         return tuple(sorted(self.clients.present() - set(self.unfit)))
@@ -244,43 +248,43 @@ class Edge:
     @property
     def unfit(self) -> dict[str, str]:
         """Clients that are there with other data than those of the run, and what they said of it."""
-        return {} if self.reach is None else self.reach.asking.unfit
+        return {} if self.reach is None else self.reach.caller.unfit
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
         payload = sent("enroll", **received(message))
         answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
-        told: dict[str, Facts] = {}
+        facts_of: dict[str, Facts] = {}
         unusable: dict[str, str] = {}
         for name, answer in answers.items():
             try:
                 facts = read_facts(received(decode(answer, ("facts",)))["facts"])
                 read_together(facts.model_dump(), [facts])
-                told[name] = facts
+                facts_of[name] = facts
             except WireError as error:
                 unusable[name] = str(error)
         own = None
-        if self.shop is not None:
-            own = received(decode(self.shop.answer(payload), ("facts",)))["facts"]
+        if self.holder is not None:
+            own = received(decode(self.holder.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
         reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
-        plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in told.items()}
-        return sent("roster", clients=plain, edge=own, together=_together(list(told.values())), reasons=reasons)
+        plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
+        return sent("roster", clients=plain, edge=own, together=_together(list(facts_of.values())), reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
         charter = read_charter(received(message)["charter"])
-        if self.desk is not None and self.desk.charter.id == charter.id:  # as after a link that was lost for a moment
+        if self.handler is not None and self.handler.charter.id == charter.id:  # after a link was lost for a moment
             return sent("ready")
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
             raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
-        if self.shop is not None and self.site.name in charter.fingerprints:
-            self.shop.answer(payload)
-        reach = EdgeReach(charter, self.site, self.clients, self.shop)
+        if self.holder is not None and self.site.name in charter.fingerprints:
+            self.holder.answer(payload)
+        reach = EdgeReach(charter, self.site, self.clients, self.holder)
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach
-        self.desk = Desk(charter, site, reach, self.state, self.site.deploy.min_clients)
+        self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy.min_clients)
         log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
         return sent("ready")
 
@@ -291,23 +295,23 @@ class Edge:
             log.warning("the cloud passed on a newer list of revoked certificates")
         return sent("ready")
 
-    def _train(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        charter = desk.charter
-        order = read_train_request(message, charter, desk.site, desk.first_memory(), desk.shelf)
-        own = desk.own((order.round, 0), order.bank)
-        here = {part: np.array([desk.site.index]) for part in charter.owners.only(own, "edge")}
+    def _train(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
+        charter = handler.charter
+        order = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
+        own = handler.own((order.round, 0), order.bank)
+        here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
         if charter.codec("cloud_down") is not None:
-            desk.shelf.put(order.bank)
+            handler.shelf.put(order.bank)
         order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
-        report = desk.train(order, gone)
-        told_N = {query: report.told_N[query] for query in {*order.statistics, Statistic("loss")}}
-        report = replace(report, bank=charter.owners.without(report.bank, "edge", "client"), told_N=told_N)
+        report = handler.train(order, gone)
+        statistic_N = {query: report.statistic_N[query] for query in {*order.statistics, Statistic("loss")}}
+        report = replace(report, bank=charter.owners.without(report.bank, "edge", "client"), statistic_N=statistic_N)
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
-    def _measure(self, message: Message, desk: Desk, gone: threading.Event) -> bytes:
-        order, round_, kept = read_measure_request(message, desk.charter, desk.site, desk.first_memory())
-        own, trained = desk.own((round_ + 1, 0), order.bank), desk.averages(round_)
+    def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
+        order, round_, kept = read_measure_request(message, handler.charter, handler.site, handler.first_memory())
+        own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
         if not set(kept) <= set(trained):
             raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")
         used = {part for wanted in order.wanted for part in wanted.row_V}
@@ -315,7 +319,7 @@ class Edge:
         order = replace(order, bank=bank, kept={part: trained[part] for part in kept})
         for wanted in order.wanted:
             check_rows(wanted.row_V, order.bank, order.kept)
-        return sent("measured", report=desk.measure(order, round_, gone), present=self._present())
+        return sent("measured", report=handler.measure(order, round_, gone), present=self._present())
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
         """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
@@ -335,12 +339,12 @@ class Edge:
         return sent("relayed", answer=answers, reasons=reasons, present=self._present(), numbers=numbers)
 
 
-def _together(told: list[Facts]) -> dict[str, Any]:
+def _together(facts_of: list[Facts]) -> dict[str, Any]:
     """Return the class counts and sums of all clients, so that the cloud does not see those of one."""
-    classes = np.zeros(max((len(facts.classes) for facts in told), default=0), dtype=np.int64)
-    for facts in told:
+    classes = np.zeros(max((len(facts.classes) for facts in facts_of), default=0), dtype=np.int64)
+    for facts in facts_of:
         classes[: len(facts.classes)] += facts.classes
-    sums = [facts.sums for facts in told if facts.sums is not None]
+    sums = [facts.sums for facts in facts_of if facts.sums is not None]
     return {"classes": classes.tolist(), "sums": added_up(sums) if len({len(rows) for rows in sums}) == 1 else None}
 
 
@@ -357,8 +361,8 @@ def run_edge(
     """Take clients and serve the cloud until ``stop`` is set."""
     site, folder = kit.site, state or kit.folder / "state"
     assert site.edge is not None
-    shop = None if source is None else Shop(site.name, site.number, site.edge, False, source, folder, runtime)
-    edge = Edge(site, folder, shop, kit)
+    holder = None if source is None else DataHolder(site.name, site.number, site.edge, False, source, folder, runtime)
+    edge = Edge(site, folder, holder, kit)
 
     def look() -> dict[str, Any]:
         return {
@@ -368,7 +372,7 @@ def run_edge(
             "traffic": children.traffic(),
         }
 
-    with closing(children_of(kit, edge.greet, listen)) as children, closing(Board(folder, look)) as board:
+    with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
         board.say(doing="serving")
         try:

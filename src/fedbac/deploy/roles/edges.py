@@ -19,9 +19,9 @@ from fedbac.core.schemes import running_phases
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
-from fedbac.deploy.roles.calls import Asking, Silences, ask_twice
+from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
-from fedbac.deploy.roles.edge import EDGE, Desk
+from fedbac.deploy.roles.edge import EDGE, OrderHandler
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import TooFewSitesError, quoted
@@ -58,7 +58,7 @@ class Remote:
     ) -> None:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
-        self.asking, self.silences = Asking(children, charter), Silences()
+        self.caller, self.silences = Caller(children, charter), Silences()
         self.round = 0
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
@@ -94,7 +94,7 @@ class Remote:
         self.pause = min(2 * self.pause, LONGEST)
         return TooFewSitesError(reason)
 
-    def heard(self, name: str, message: Message) -> None:
+    def answered(self, name: str, message: Message) -> None:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
@@ -162,14 +162,14 @@ class RemoteEdges(Remote):
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
 
         def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
-            return self.asking.ask(some, self.patience)
+            return self.caller.ask(some, self.patience)
 
-        answers, reasons = ask_twice(ask, messages, whole)
+        answers, reasons = ask_with_retry(ask, messages, whole)
         found: dict[str, Message | str] = dict(reasons)
         for name, answer in answers.items():
             try:
                 message = decode(answer, (kind, "absent"))
-                self.heard(name, message)
+                self.answered(name, message)
                 found[name] = message if message.kind == kind else quoted(message.head.get("reason"))
             except WireError as error:
                 found[name] = str(error)
@@ -204,7 +204,7 @@ def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
         selected=(),
         failed=(),
         loss=float("nan"),
-        told_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
+        statistic_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
         traffic=Ledger(),
         momentum=order.momentum,
         readings=(float("nan"),) * len(order.readings),
@@ -253,15 +253,15 @@ class RelayReach:
 
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gives no answer that can be used, and who does again."""
-        told = {f"client {client}": reason for client, reason in reasons.items()}
-        self.remote.silences.note([f"client {client}" for client in self.asked], told)
+        named = {f"client {client}": reason for client, reason in reasons.items()}
+        self.remote.silences.note([f"client {client}" for client in self.asked], named)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
     ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
         """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
         messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
-        replies, lost = self.remote.asking.ask(messages, self.remote.patience)
+        replies, lost = self.remote.caller.ask(messages, self.remote.patience)
         answers: dict[int, bytes] = {}
         reasons: dict[int, str] = {}
         here: set[int] = set()
@@ -271,7 +271,7 @@ class RelayReach:
                 if edge_name(m) in lost:
                     raise WireError(lost[edge_name(m)])
                 message = decode(replies[edge_name(m)], ("relayed",))
-                self.remote.heard(edge_name(m), message)
+                self.remote.answered(edge_name(m), message)
                 found = received(message, answer=mine, numbers=self.charter.clients[m])
                 here |= set(found["numbers"])
                 answers |= {mine[c]: answer for c, answer in found["answer"].items()}
@@ -296,7 +296,7 @@ class RemoteClients(Remote):
 
     def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
         super().__init__(charter, *rest)
-        self.desk = Desk(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
+        self.handler = OrderHandler(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Run the order here, with clients elsewhere."""
@@ -305,11 +305,11 @@ class RemoteClients(Remote):
         self.round = order.round
         here = replace(
             order,
-            bank=dict(order.bank) | self.desk.own((order.round, 0), order.bank),
+            bank=dict(order.bank) | self.handler.own((order.round, 0), order.bank),
             momentum=None,
         )
         try:
-            report = self.desk.train(here, threading.Event())
+            report = self.handler.train(here, threading.Event())
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
@@ -323,9 +323,9 @@ class RemoteClients(Remote):
             raise self.again(str(error)) from error
 
     def _measure(self, order: MeasureOrder) -> MeasureReport:
-        own = self.desk.own((self.round + 1, 0), order.bank)
+        own = self.handler.own((self.round + 1, 0), order.bank)
         bank = {part: own.get(part, params) for part, params in order.bank.items()}
-        return self.desk.measure(replace(order, bank=bank), self.round, threading.Event())
+        return self.handler.measure(replace(order, bank=bank), self.round, threading.Event())
 
     def _too_few(self) -> str | None:
         if self.children.present():

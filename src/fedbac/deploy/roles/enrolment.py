@@ -54,7 +54,7 @@ class Enrolled:
 
     @property
     def fingerprint(self) -> str:
-        """The hash of everybody's data: of the hashes that they told."""
+        """The hash of everybody's data: of the hashes that they sent."""
         return hashlib.sha256(json.dumps(dict(sorted(self.charter.fingerprints.items()))).encode()).hexdigest()
 
     @property
@@ -114,7 +114,7 @@ def enrol(
     waiting: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> Enrolled:
-    """Wait until every site has said what it holds, and return the federation; ``waiting`` is told who is missing."""
+    """Wait until every site has said what it holds, and return the federation; ``waiting`` hears who is missing."""
     refuse_simulated(experiment)
     expected = {
         edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
@@ -140,14 +140,14 @@ def enrol(
 def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
     try:
         roster = received(decode(answer, ("roster",)))
-        told = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
+        facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
         own = roster["edge"]
-        if len(told) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
-            together = read_together(roster["together"], list(told.values()))
+        if len(facts_of) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
+            together = read_together(roster["together"], list(facts_of.values()))
             roll.classes[edge], roll.sums[edge] = together.classes, together.sums
             if own is not None:
                 roll.edges[edge] = _tests(own)
-            roll.clients |= told
+            roll.clients |= facts_of
         for name, reason in roster["reasons"].items():
             log.warning("%s said nothing of its data: %s", quoted(name), quoted(reason))
     except (WireError, ValueError, TypeError) as error:

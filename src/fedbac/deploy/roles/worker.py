@@ -15,7 +15,7 @@ from typing import BinaryIO
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.deploy.protocol.failures import SiteError
-from fedbac.deploy.roles.trainer import Shop
+from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.transports.pipes import FAILED, OK, receive, send
 from fedbac.errors import Error
 
@@ -31,27 +31,27 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not end up between messages
     try:
         runtime = parse(Runtime, say["runtime"], "runtime")
-        shop = Shop(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)
+        holder = DataHolder(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)
     except Error as error:
         send(out, FAILED, str(error).encode(errors="replace"))  # for the client itself, whose log or terminal has it
         return
-    serve(shop, sys.stdin.buffer, out)
+    serve(holder, sys.stdin.buffer, out)
 
 
-def serve(shop: Shop, requests: BinaryIO, out: BinaryIO) -> None:
+def serve(holder: DataHolder, requests: BinaryIO, out: BinaryIO) -> None:
     """Say that the data could be read; then answer requests until there are no more, or nobody to answer."""
     try:
         send(out, OK, b"")
         while (request := receive(requests)) is not None:
-            send(out, *_answered(shop, request[1]))
+            send(out, *_answered(holder, request[1]))
     except BrokenPipeError:  # the client was killed, and nobody is left to work for
         with suppress(BrokenPipeError):
             out.close()  # or the end of this process would try once more, and complain
 
 
-def _answered(shop: Shop, request: bytes) -> tuple[int, bytes]:
+def _answered(holder: DataHolder, request: bytes) -> tuple[int, bytes]:
     try:
-        return OK, shop.answer(request)
+        return OK, holder.answer(request)
     except Exception as error:
         failure = SiteError.of(error)
         log.error("a request failed: %s", failure, exc_info=not isinstance(error, Error))

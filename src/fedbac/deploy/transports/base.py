@@ -13,7 +13,7 @@ class Refusal(DeployError):  # noqa: N818 (turning someone away is no error)
     """Turns a child away, or the parent by its welcome; the text is what the other side reads, so it says the fix."""
 
 
-Greet = Callable[[str, bytes], bytes]
+Handshake = Callable[[str, bytes], bytes]
 """Takes a child's name, as its certificate has it, and its hello; returns the welcome, or raises a Refusal.
 
 A transport calls it for one child at a time, from a thread of its own.
@@ -70,7 +70,7 @@ class Parent(Protocol):
         ...
 
 
-class Exchange:
+class Call:
     """One request to one child, and what became of it."""
 
     def __init__(self, message: bytes) -> None:

@@ -2,19 +2,19 @@
 
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.pki.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
-from fedbac.deploy.transports.base import Counted, Greet, Parent
+from fedbac.deploy.transports.base import Counted, Handshake, Parent
 
 MIB = 2**20
 
 
-def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
+def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Counted:
     """Listen for the children of a site; ``listen`` in place of what the kit says."""
     if kit.site.deploy.transport == "nvflare":
         from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
         from fedbac.deploy.transports.nvflare.parent import here
 
         trust, heartbeat = Trust(_credentials(kit)), kit.site.deploy.heartbeat
-        return Counted(NvflareChildren(here(), kit.site.children, greet, trust, heartbeat=heartbeat))
+        return Counted(NvflareChildren(here(), kit.site.children, handshake, trust, heartbeat=heartbeat))
     from fedbac.deploy.transports.grpc import GrpcChildren  # an extra, imported only when needed
 
     address = listen or kit.site.listen
@@ -23,7 +23,7 @@ def children_of(kit: Kit, greet: Greet, listen: str | None = None) -> Counted:
         address,
         _credentials(kit),
         kit.site.children,
-        greet,
+        handshake,
         heartbeat=kit.site.deploy.heartbeat,
         limit=_limit(kit),
     )

@@ -35,7 +35,7 @@ class Kind(IntEnum):
         return f"{'an' if self is Kind.ANSWER else 'a'} {self.name}"
 
 
-class Message(NamedTuple):
+class Packet(NamedTuple):
     """A whole message."""
 
     kind: Kind
@@ -76,7 +76,7 @@ class Assembler:
         """Return the bytes kept of a message that is not whole yet."""
         return sum(map(len, self._chunks))
 
-    def take(self, frame: bytes) -> Message | None:
+    def take(self, frame: bytes) -> Packet | None:
         """Take the next frame; return the message that it completes."""
         if not HEADER.size <= len(frame) <= LARGEST_FRAME:
             raise FrameError(f"a frame of {len(frame)} bytes")
@@ -89,7 +89,7 @@ class Assembler:
             if total or len(chunk):
                 raise FrameError(f"{kind.one} with content")
             self._admit(kind, number)
-            return Message(kind, number, b"")
+            return Packet(kind, number, b"")
         if self._open is None:
             if total > self._limits[kind]:
                 raise FrameError(f"{kind.one} of {total:,} bytes, where {self._limits[kind]:,} are allowed")
@@ -105,7 +105,7 @@ class Assembler:
             return None
         payload = b"".join(self._chunks)
         self._open, self._chunks = None, []
-        return Message(kind, number, payload)
+        return Packet(kind, number, payload)
 
 
 class Outbox:

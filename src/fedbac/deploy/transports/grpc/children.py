@@ -12,8 +12,8 @@ import grpc
 
 from fedbac.deploy.pki.authority import Identity, read_identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import Exchange, Greet, Refusal
-from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Message, Outbox
+from fedbac.deploy.transports.base import Call, Handshake, Refusal
+from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
     LET_GO,
@@ -34,7 +34,7 @@ from fedbac.errors import DeployError, quoted
 log = logging.getLogger("fedbac")
 
 
-class Link:
+class Connection:
     """One child that is connected. Its requests change under the lock of its GrpcChildren."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Link:
         self.welcomed = False
         self.ended: float | None = None
         """When it was."""
-        self.current: Exchange | None = None
+        self.current: Call | None = None
         """The request that the child has; also after nobody waits for it, until the child says that it is free."""
-        self.next: Exchange | None = None
+        self.next: Call | None = None
         """The request that waits for the child to be free."""
         self._signs = signs_budget(heartbeat)
 
@@ -67,7 +67,7 @@ class Link:
         """Whether the time of the child's certificate is over."""
         return dt.datetime.now(dt.UTC) >= self.identity.expires
 
-    def start(self, exchange: Exchange) -> None:
+    def start(self, exchange: Call) -> None:
         """Send a request now, or as soon as the child is free."""
         if self.current is None:
             self.current = exchange
@@ -111,20 +111,20 @@ class GrpcChildren:
         listen: str,
         credentials: Credentials,
         children: Collection[str],
-        greet: Greet,
+        handshake: Handshake,
         *,
         heartbeat: float,
         limit: int,
     ) -> None:
         self._children = frozenset(children)
-        self._greet = greet
+        self._shake_hands = handshake
         self._heartbeat, self._limit = heartbeat, limit
         self._revoked = Revoked(credentials)
         self._changed = threading.Condition()
         """Guards all below, and every link's fields."""
-        self._greeting = threading.Lock()
-        self._links: dict[str, Link] = {}
-        self._lingering: list[tuple[Link, threading.Thread]] = []
+        self._handshaking = threading.Lock()
+        self._links: dict[str, Connection] = {}
+        self._lingering: list[tuple[Connection, threading.Thread]] = []
         self._heard: dict[str, float] = {}
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
         self._closing = threading.Event()
@@ -157,7 +157,7 @@ class GrpcChildren:
         """
         now = time.monotonic()
         last, patience = now + deadline, now + min(deadline, self._heartbeat)
-        exchanges = {name: Exchange(message) for name, message in messages.items()}
+        exchanges = {name: Call(message) for name, message in messages.items()}
         with self._changed:
             for name, exchange in exchanges.items():
                 link = self._links.get(name)
@@ -219,12 +219,12 @@ class GrpcChildren:
             maximum_concurrent_rpcs=self._most,
         )
 
-    def _await(self, exchanges: Mapping[str, Exchange], until: float) -> None:
+    def _await(self, exchanges: Mapping[str, Call], until: float) -> None:
         self._changed.wait_for(
             lambda: all(exchange.done for exchange in exchanges.values()), max(0.0, until - time.monotonic())
         )
 
-    def _abandon(self, link: Link) -> None:
+    def _abandon(self, link: Connection) -> None:
         """Tell a child that nobody waits any more; one that has not even got the whole request starts afresh."""
         assert link.current is not None
         if link.outbox.empty:
@@ -248,7 +248,7 @@ class GrpcChildren:
             reader.start()
         return link.outbox
 
-    def _admitted(self, context: Any) -> Link:
+    def _admitted(self, context: Any) -> Connection:
         """Return the link of a child that may join; a newer one takes the place of an older."""
         identity = read_identity(context.auth_context()["x509_pem_cert"][0], context.peer())
         name = identity.name
@@ -268,12 +268,12 @@ class GrpcChildren:
             if name in self._links:
                 again = "dialled again; if this goes on, its kit is in use twice"
                 self._end(self._links[name], again, grpc.StatusCode.FAILED_PRECONDITION)
-            link = self._links[name] = Link(
+            link = self._links[name] = Connection(
                 identity, context, self._changed, heartbeat=self._heartbeat, limit=self._limit
             )
         return link
 
-    def _read(self, link: Link, frames: Iterator[bytes]) -> None:
+    def _read(self, link: Connection, frames: Iterator[bytes]) -> None:
         """Take what a child sends, until the link ends; runs in a thread of its own."""
         reason, code = "lost its link", grpc.StatusCode.UNAVAILABLE
         try:
@@ -291,9 +291,9 @@ class GrpcChildren:
         finally:
             self._end(link, reason, code)
 
-    def _handle(self, link: Link, message: Message) -> None:
+    def _handle(self, link: Connection, message: Packet) -> None:
         if message.kind is Kind.HELLO:
-            with self._greeting:
+            with self._handshaking:
                 if link.ended is None:  # while it waited for its turn
                     self._welcome(link, message.payload)
             return
@@ -310,9 +310,9 @@ class GrpcChildren:
             link.free()
             self._changed.notify_all()
 
-    def _welcome(self, link: Link, hello: bytes) -> None:
+    def _welcome(self, link: Connection, hello: bytes) -> None:
         try:
-            welcome = self._greet(link.name, hello)
+            welcome = self._shake_hands(link.name, hello)
             if len(welcome) > self._limit:
                 raise DeployError(f"the welcome has {len(welcome):,} bytes; {self._limit:,} are allowed")
         except Refusal:
@@ -327,7 +327,7 @@ class GrpcChildren:
                 link.welcomed = True
                 log.info("%s has joined", link.name)
 
-    def _end(self, link: Link, reason: str, code: Any = grpc.StatusCode.UNAVAILABLE) -> None:
+    def _end(self, link: Connection, reason: str, code: Any = grpc.StatusCode.UNAVAILABLE) -> None:
         """End a link, once; whoever waits for its child is told why."""
         with self._changed:
             if link.ended is not None:

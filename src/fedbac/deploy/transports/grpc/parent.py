@@ -13,7 +13,7 @@ import grpc
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.transports.base import Answer, Refusal
-from fedbac.deploy.transports.frames import Assembler, FrameError, Kind, Message, Outbox
+from fedbac.deploy.transports.frames import Assembler, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
     LET_GO,
@@ -48,7 +48,7 @@ class Uplink:
         self._heartbeat = heartbeat
         self._stop = stop
         self._lock = threading.Lock()
-        self._arrived: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
         self._welcomed = False
         self._request: int | None = None
         """Number of the request that was not replied to yet."""
@@ -75,7 +75,7 @@ class Uplink:
         for thread in self._threads:
             thread.start()
 
-    def next(self) -> Message | None:
+    def next(self) -> Packet | None:
         """Wait for a welcome or a request; return None when the link has ended."""
         return self._arrived.get()
 
@@ -185,7 +185,7 @@ class GrpcParent:
                 continue
             link = self._dial(proof, hello(), stop)
             try:
-                lasted = self._attend(link, welcomed, answer)
+                lasted = self._keep(link, welcomed, answer)
             finally:
                 link.close()
             if stop.is_set():
@@ -215,7 +215,7 @@ class GrpcParent:
         )
         return Uplink(channel, self._name, hello, heartbeat=self._heartbeat, limit=self._limit, stop=stop)
 
-    def _attend(self, link: Uplink, welcomed: Callable[[bytes], None], answer: Answer) -> float:
+    def _keep(self, link: Uplink, welcomed: Callable[[bytes], None], answer: Answer) -> float:
         """Do what the parent asks for until the link ends; return how many seconds it lasted after the welcome."""
         since = None
         while (message := link.next()) is not None:
@@ -231,7 +231,7 @@ class GrpcParent:
                 self._note(f"welcomed by {self._parent}", logging.INFO)
         return 0.0 if since is None else time.monotonic() - since
 
-    def _reply(self, request: Message, answer: Answer, gone: threading.Event) -> tuple[Kind, int, bytes]:
+    def _reply(self, request: Packet, answer: Answer, gone: threading.Event) -> tuple[Kind, int, bytes]:
         try:
             payload = answer(request.payload, gone)
             if gone.is_set():
@@ -242,7 +242,7 @@ class GrpcParent:
             failure = SiteError.of(error)
             log.error("a request failed: %s", failure)
             log.debug("in full", exc_info=True)
-            return Kind.FAILED, request.number, failure.told.encode()
+            return Kind.FAILED, request.number, failure.public.encode()
         return Kind.ANSWER, request.number, payload
 
     def _explained(self, link: Uplink) -> tuple[str, int]:

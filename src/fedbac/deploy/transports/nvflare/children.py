@@ -1,26 +1,17 @@
-"""A parent's end: greets its children, looks after them, and calls them by their proxies."""
+"""A parent's end: shakes hands with its children, looks after them, and calls them by their proxies."""
 
 import datetime as dt
 import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedbac.deploy.pki.authority import Identity, is_signed_by, read, read_identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import Exchange, Greet, Refusal
-from fedbac.deploy.transports.nvflare.parent import FIRST, OK, Post
+from fedbac.deploy.transports.base import Call, Handshake, Refusal
+from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
-
-END = b"\0"
-"""Between the certificate and the hello; a PEM holds none."""
-
-
-def with_certificate(certificate: Path, hello: bytes) -> bytes:
-    """Return a hello with the certificate of whoever says it."""
-    return read(certificate) + END + hello
 
 
 class Trust:
@@ -73,7 +64,7 @@ class Child:
         """By the certificate that it brought."""
         self.tried = threading.Event()
         """Set once it was asked for its hello, whatever came of that."""
-        self.waiting: set[Exchange] = set()
+        self.waiting: set[Call] = set()
 
     def call(self, method: str, timeout: float, *args: Any) -> bytes:
         """Call a published method of the child; a DeployError says why there is no answer."""
@@ -96,17 +87,19 @@ class NvflareChildren:
     everybody. ``children`` who are not in the job are not there; NVFlare takes no site into a job that runs.
     """
 
-    def __init__(self, post: Post, children: Collection[str], greet: Greet, trust: Trust, *, heartbeat: float) -> None:
-        self._post, self._greet, self._trust, self._heartbeat = post, greet, trust, heartbeat
+    def __init__(
+        self, post: Post, children: Collection[str], handshake: Handshake, trust: Trust, *, heartbeat: float
+    ) -> None:
+        self._post, self._shake_hands, self._trust, self._heartbeat = post, handshake, trust, heartbeat
         self._changed = threading.Condition()
-        self._greeting = threading.Lock()
+        self._handshaking = threading.Lock()
         self._closing = threading.Event()
         self._children = {name: Child(name, post.proxies[name]) for name in children if name in post.proxies}
         for name in sorted(set(children) - set(self._children)):
             log.warning("%s is not in the job; it takes part when the job is submitted again", name)
         post.called.wait()
         self._threads = [
-            threading.Thread(target=self._attend, args=(child,), name=f"fedbac-{child.name}", daemon=True)
+            threading.Thread(target=self._keep, args=(child,), name=f"fedbac-{child.name}", daemon=True)
             for child in self._children.values()
         ]
         for thread in self._threads:
@@ -127,7 +120,7 @@ class NvflareChildren:
 
     def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none."""
-        exchanges = {name: Exchange(message) for name, message in messages.items()}
+        exchanges = {name: Call(message) for name, message in messages.items()}
         with self._changed:
             for name, exchange in exchanges.items():
                 self._start(self._children.get(name), exchange, deadline)
@@ -150,7 +143,7 @@ class NvflareChildren:
             for child in self._children.values():
                 self._lose(child, "this site is closing")
 
-    def _start(self, child: Child | None, exchange: Exchange, deadline: float) -> None:
+    def _start(self, child: Child | None, exchange: Call, deadline: float) -> None:
         if len(exchange.message) > self._post.limit:
             exchange.reason = f"the message has {len(exchange.message):,} bytes; {self._post.limit:,} are allowed"
         elif child is None or not child.present:
@@ -159,7 +152,7 @@ class NvflareChildren:
             child.waiting.add(exchange)
             threading.Thread(target=self._ask, args=(child, exchange, deadline), daemon=True).start()
 
-    def _ask(self, child: Child, exchange: Exchange, deadline: float) -> None:
+    def _ask(self, child: Child, exchange: Call, deadline: float) -> None:
         """Wait for NVFlare's answer, which may come after everybody else has given the child up."""
         answer, reason = None, None
         try:
@@ -176,7 +169,7 @@ class NvflareChildren:
                 exchange.answer, exchange.reason = answer, reason
             self._changed.notify_all()
 
-    def _abandon(self, child: Child, exchange: Exchange) -> None:
+    def _abandon(self, child: Child, exchange: Call) -> None:
         """Tell a child that nobody waits any more."""
         child.waiting.discard(exchange)
 
@@ -188,8 +181,8 @@ class NvflareChildren:
 
         threading.Thread(target=tell, daemon=True).start()
 
-    def _attend(self, child: Child) -> None:
-        """Greet a child, then ask it for signs of life; one that fell silent is greeted again when it comes back."""
+    def _keep(self, child: Child) -> None:
+        """Shake hands with a child and ask for signs of life; one that fell silent starts again when it is back."""
         noted = ""
         while not self._closing.is_set():
             began = time.monotonic()
@@ -216,9 +209,9 @@ class NvflareChildren:
     def _join(self, child: Child) -> None:
         said = child.call("hello", FIRST)
         try:
-            with self._greeting:
+            with self._handshaking:
                 child.identity, hello = self._trust.take(child.name, said)
-                welcome = self._greet(child.name, hello)
+                welcome = self._shake_hands(child.name, hello)
         except Refusal as refusal:
             raise DeployError(f"refused: {refusal}") from refusal
         child.call("welcome", FIRST, welcome)

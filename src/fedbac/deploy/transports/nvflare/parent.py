@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedbac.deploy.pki.authority import read
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.transports.base import Answer, Refusal
-from fedbac.deploy.transports.nvflare.children import with_certificate
 from fedbac.errors import visible
 
 OK, FAILED = 0, 1
+END = b"\0"
+"""Between the certificate of whoever says hello and the hello; a PEM holds none."""
 FIRST = 60.0
 """Seconds that a role has until it can say hello: it reads its data first."""
 
@@ -57,7 +59,7 @@ class Post:
         """Note that the role has ended with an error, so that the parent is told."""
         failure = SiteError.of(error)
         log.error("%s has ended: %s", self.name, failure)
-        self._broken = failure.told
+        self._broken = failure.public
         self._serving.set()
 
     def hello(self, caller: str) -> Reply:
@@ -123,7 +125,7 @@ class Post:
             failure = SiteError.of(error)
             log.error("a request failed: %s", failure)
             log.debug("in full", exc_info=True)
-            return FAILED, failure.told.encode()
+            return FAILED, failure.public.encode()
 
 
 _here: list[Post] = []
@@ -155,6 +157,6 @@ class NvflareParent:
         """Answer the parent's requests, one at a time, until ``stop`` is set."""
 
         def proven() -> bytes:
-            return with_certificate(self._certificate, hello())
+            return read(self._certificate) + END + hello()
 
         self._post.serve(Role(proven, welcomed, answer), stop)

@@ -11,13 +11,12 @@ from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.handshake import check_welcome, hello
 from fedbac.deploy.roles.cloud import Cloud, run_folder
+from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
-from fedbac.deploy.roles.trainer import Shop
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.transports.connect import parent_of
-from fedbac.deploy.transports.nvflare.hosting import Outcome, SiteOrder, stop_asked
+from fedbac.deploy.transports.nvflare.files import SERVER, Outcome, SiteOrder, stop_asked
 from fedbac.deploy.transports.nvflare.parent import Post, Reply, take_post
-from fedbac.deploy.transports.nvflare.project import SERVER
 from fedbac.errors import Error, RunInUseError, visible
 
 LOOK = 0.5
@@ -154,11 +153,13 @@ class ClientSite(Served):
         """Serve as a client."""
         site = kit.site
         assert site.edge is not None
-        shop = Shop(site.name, site.number, site.edge, True, order.data or "", _state(kit, order), _runtime(order))
+        holder = DataHolder(
+            site.name, site.number, site.edge, True, order.data or "", _state(kit, order), _runtime(order)
+        )
         parent_of(kit).serve(
             hello=lambda: hello(site.name),
             welcomed=lambda said: check_welcome(site.parent or "", said),
-            answer=lambda request, gone: shop.answer(request),
+            answer=lambda request, gone: holder.answer(request),
             stop=stop,
         )
 

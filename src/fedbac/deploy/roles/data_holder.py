@@ -47,7 +47,7 @@ Training = tuple[int, int]
 """A round and an edge round."""
 
 
-class Keepsakes:
+class LocalState:
     """The versions of what one owner keeps, in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class OwnExamples(Examples):
         return tuple(whole if mine.size else mine for mine in self.shards.train)
 
 
-class Shop:
+class DataHolder:
     """What a client does, and an edge with test data: answers its parent's messages from its own data."""
 
     def __init__(self, name: str, number: int, edge: int, is_client: bool, source: str, state: Path, runtime: Runtime):
@@ -247,7 +247,7 @@ class Shop:
         finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
         if np.isfinite(trained.loss_C).all() and all(finite):
             own = charter.owners.only(trained.parts_C, "client")
-            self.keepsakes.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
+            self.local_state.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
         passed = {part: params for part, params in parts_C.items() if part in link.passing["up"]}
         return sent("update", changes, "trained/parts_C", trained=replace(trained, parts_C=passed))
 
@@ -274,9 +274,9 @@ class Shop:
         }
 
     @property
-    def keepsakes(self) -> Keepsakes:
+    def local_state(self) -> LocalState:
         """What the client keeps of this run."""
-        return Keepsakes(self.state / self.terms.run)
+        return LocalState(self.state / self.terms.run)
 
     def _kept(self, before: tuple[int, int]) -> dict[str, Parts]:
-        return self.keepsakes.before(before) or {"parts": {}, "momentum": {}, "left": {}}
+        return self.local_state.before(before) or {"parts": {}, "momentum": {}, "left": {}}
