@@ -83,7 +83,7 @@ def test_the_package_on_the_page_of_plug_ins_brings_its_method(monkeypatch: pyte
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["schemes", "transforms"])
+@pytest.mark.parametrize("name", ["schemes", "devices", "aggregation"])
 def test_a_page_on_classes_of_the_users_runs_as_it_stands(name: str) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
