@@ -40,7 +40,7 @@ def body(artefact: Artefact, results: Results) -> list[str]:
         "The paper counts only training between clients and edges (C.39). Measuring on clients' data costs bytes too. "
         "Clustering sends clients networks whenever it measures. `fed-bac` sends them the edge's new model in every "
         "round, because it rewards Thompson sampling on their validation data "
-        "(docs/decisions/0005-validation-traffic.md). `paper-figures` and `paper-text` reward it on test data held by "
+        "(docs/decisions/0001-0006-foundations.md). `paper-figures` and `paper-text` reward it on test data held by "
         "the edge, which sends nothing.",
         "**Whole run**: bytes of all rounds, the mean over seeds. The ratio divides them by HierFAVG's of the same "
         "seeds and as many rounds: above 1, the method sends more.",
