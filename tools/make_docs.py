@@ -118,7 +118,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
         _kinds("personalization", PERSONALIZATION, CORRECTED + MIXED),
     ),
     "personalization-mixed": (
-        "networks of one's own, mixed with the shared one",
+        "personal networks, mixed with the shared one",
         _kinds("personalization", PERSONALIZATION, MIXED, taken=True),
     ),
     "personalization-corrected": (

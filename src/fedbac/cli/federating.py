@@ -97,7 +97,7 @@ def renew(
     ] = None,
     days: DaysOption = SITE_DAYS,
 ) -> None:
-    """Make kits anew from federation.yaml, with new keys and certificates. Old ones stay good until they expire."""
+    """Make kits again from federation.yaml, with new keys and certificates. Old ones are valid until they expire."""
     _check_days(days)
     federation = _federation_folder().load(folder)
     renewed = federation.renew(names or (), days)

@@ -60,7 +60,7 @@ class Merging(Settings):
     """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
     validation data are few, so an edge leaves only if all of them speak for it."""
     period: Rounds = 5
-    """Rounds from one look to the next; doubles for as long as nobody moves."""
+    """Rounds between measurements; doubles each time nobody moves."""
     tolerance: NonNegative = 0.25
     """The gap at which merging is expected to neither help nor hurt."""
     move_cost: NonNegative = 0.01

@@ -89,9 +89,9 @@ class _FromUpdates(Settings):
 class Agglomerative(_FromUpdates):
     """Join the members whose updates are closest, and then groups of them, until what is left is far apart.
 
-    The tree of all joins is cut into so many clusters, or at a distance. If neither is given, it is cut where the next
-    join is the largest step relative to the last one. There are then at least 2 clusters, with on average at least 2
-    members in each.
+    The tree of all joins is cut into a number of clusters, or at a distance. If neither is given, it is cut where the
+    next join is the largest step relative to the last one. There are then at least 2 clusters, with on average at least
+    2 members in each.
     """
 
     kind: Literal["agglomerative"] = "agglomerative"
@@ -104,7 +104,7 @@ class Agglomerative(_FromUpdates):
     num_clusters: Edges | None = None
     """Cut the tree into this many clusters."""
     threshold: NonNegative | None = None
-    """Cut at this distance; 0 leaves everybody alone, and a very large one leaves all in one cluster."""
+    """Cut at this distance; 0 leaves every member alone, a very large one leaves all in one cluster."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Agglomerative":

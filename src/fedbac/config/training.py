@@ -16,7 +16,7 @@ class Sgd(Settings):
 
 
 class AdamW(Settings):
-    """Adam with decoupled weight decay, as in PyTorch. It begins anew with every phase of a client's training."""
+    """Adam with decoupled weight decay, as in PyTorch. Its state is reset in every phase of a client's training."""
 
     kind: Literal["adamw"] = "adamw"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -42,13 +42,13 @@ class Training(Settings):
     learning_rate: Positive = 0.01
     """η of the first round; with a warm-up, of the first round after it."""
     schedule: Literal["exponential", "constant", "cosine"] = "exponential"
-    """How η_t goes on: by ``learning_rate_decay``, not at all, or as a half wave down to ``floor``."""
+    """How η_t changes: by ``learning_rate_decay``, not at all, or as a half wave down to ``floor``."""
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of ``cosine``: η_t comes down to this share of η, which it would have in the round after the last."""
     warmup_rounds: RoundsOrNone = 0
-    """W: η_t = η · t/(W+1) in so many first rounds, before the schedule begins."""
+    """W: η_t = η · t/(W+1) in the first W rounds, before the schedule begins."""
     optimizer: OptimizerChoice = Sgd()
     """What clients train by."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9

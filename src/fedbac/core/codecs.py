@@ -77,9 +77,9 @@ class Clip(Alteration):
 
 
 class GaussianNoise(Alteration):
-    """Add Gaussian noise to every entry; its standard deviation is so many times the norm of the clip before it.
+    """Add Gaussian noise to every entry; its standard deviation is ``multiplier`` times the norm of the preceding clip.
 
-    It comes from the seed of the run, so it shows what privacy costs, and protects from nobody who knows the seed.
+    It comes from the seed of the run, so it shows what privacy costs, but whoever knows the seed can remove it.
     """
 
     kind: Literal["noise"] = "noise"

@@ -65,7 +65,7 @@ class Phase:
     terms: tuple[str, ...] | None = None
     """The networks whose logits are summed; those of the prediction when not given."""
     epochs: int | None = None
-    """Passes over the client's data; as many as the task says when not given."""
+    """Passes over the client's data; default: the task's."""
     pull: Mapping[str, Pull] = field(default_factory=dict)
     """By part; at most one each."""
     taught: bool = False

@@ -56,7 +56,7 @@ class World(Settings):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the selected clients that drop out while they train, in every round; at least one stays."""
     deadline: Positive | None = None
-    """Seconds after which an edge waits no longer; if nobody is in time, the fastest still counts."""
+    """Seconds that an edge waits for updates; if none is in time, the fastest still counts."""
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
     """Select this many times as many clients as the policy does, others at random; the first to finish count."""
 

@@ -25,7 +25,7 @@ class Noise(Settings):
     clients: Share = 0.4
     """Share of the clients of every edge that are noisy, rounded."""
     labels: Share = 1.0
-    """Probability that a label of a noisy client is drawn anew; the draw may hit the true class."""
+    """Probability that a label of a noisy client is drawn again; the draw may hit the true class."""
 
 
 def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tuple[Dataset, Shards]:

@@ -34,13 +34,13 @@ class AdaptiveStart(Settings):
     top_layers: NumLayers = 1
     """How many of the last layers have a W."""
     mix_rate: NonNegative = 1.0
-    """η_W; with 0 everybody always starts from w."""
+    """η_W; with 0 all start from w."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
     """s: how many of a client's examples W learns from, another random choice in every round."""
     settled: NonNegative = 0.1
     """The first time W learns until its last ten passes ended with losses of a smaller standard deviation."""
     first_passes: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """But at most so many passes."""
+    """Most passes of the first time."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property

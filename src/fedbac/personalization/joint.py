@@ -87,7 +87,7 @@ class Additive(Settings):
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
     order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first h for all epochs with f still, and then f with h still."""
+    """Both are trained at once; or first h for all epochs with f frozen, and then f with h frozen."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""

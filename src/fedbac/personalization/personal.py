@@ -26,7 +26,7 @@ class Personal(Settings):
     strength: NonNegative = 1.0
     """λ; 0 is purely local training. A step is stable as long as learning rate times λ stays well below 2."""
     epochs: Epochs | None = None
-    """Passes over the data to train v; as many as for w when not given."""
+    """Passes over the data to train v; default: as many as for w."""
     unseen: Literal["global", "init"] = "global"
     """What an owner has for v until it first trains: the network for all as it is then, or the initial one."""
     terms: ClassVar[tuple[str, ...]] = ("personal",)

@@ -25,11 +25,11 @@ class PersonalHead(Settings):
     head_layers: NumLayers = 1
     """How many of the last layers the head has; a network needs at least one more."""
     order: Literal["together", "head_first"] = "together"
-    """All layers are trained at once; or first the head with the body still, and then the body with the head still."""
+    """All layers are trained at once; or first the head with the body frozen, then the body with the head frozen."""
     head_epochs: Epochs | None = None
-    """Passes over the data for the head, if it comes first; as many as the task says when not given."""
+    """Passes over the data for the head, if it comes first; default: the task's."""
     body_epochs: Epochs | None = None
-    """Passes over the data for the body, if the head comes first; as many as the task says when not given."""
+    """Passes over the data for the body, if the head comes first; default: the task's."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property

@@ -36,7 +36,7 @@ class TwoHeads(Settings):
     balanced: bool = True
     """Whether g is trained by the balanced softmax, or by the plain one."""
     head_epochs: Epochs | None = None
-    """Passes over the data to train p; as many as for φ and g when not given."""
+    """Passes over the data to train p; default: as many as for φ and g."""
     terms: ClassVar[tuple[str, ...]] = ("generic", "personal")
 
     @property

@@ -29,7 +29,7 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
-FORMER = "Results recorded so far, and pages made from them, are of a former version without gradients of its own."
+FORMER = "Recorded results, and pages made from them, are of a former version, which took no gradients of its own."
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
     FORMER,
@@ -84,13 +84,13 @@ NOTES: dict[str, Note] = {
     "linucb-isolated": Note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
     "fedbac-plus": Note(
         reference=OURS,
-        summary="Clusters merge where their networks fit each other's data, share their networks once they have "
-        "overfitted, and give each client credit of its own.",
+        summary="Clusters merge where their networks fit each other's data and share their networks once they overfit; "
+        "clients are credited one by one.",
     ),
     "fedbac-plus-2": Note(
         reference=OURS,
         summary="The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
-        "Then, if that serves them better, each edge goes on in a cluster of its own; clusters merge where they fit. "
+        "Then, if that serves them better, each edge continues in its own cluster; clusters merge where they fit. "
         "Edges predict with a blend of their own model and the mean of all. "
         "All clients train, except those whose labels cannot be learned.",
     ),
@@ -111,10 +111,10 @@ NOTES: dict[str, Note] = {
         reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
         "Federated Learning, 2020",
         summary="Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
-        "II), and c the mean of all c_i. Twice as much is sent as by FedAvg.",
+        "II), and c the mean of all c_i. This sends twice as much as FedAvg.",
         differences=(
-            "Means are by data, not of clients alike. So c is the mean of all c_i by data, and moves by the share of "
-            "data that took part, not by the share of clients.",
+            "Means are weighted by data, not uniform over clients; c moves by the share of data, not of clients, that "
+            "took part.",
             "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not "
             "clipped.",
             "The server's step size is 1.",
@@ -124,9 +124,9 @@ NOTES: dict[str, Note] = {
         reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
         "Regularization, 2021",
         summary="Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
-        "the mean h of all h_i, and goes on from the average of the clients minus h/α.",
+        "the mean h of all h_i, and continues from the average of the clients minus h/α.",
         differences=(
-            "Means are by data, not of clients alike; so is the share of those that took part, by which h moves.",
+            "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
             "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
         ),
     ),
@@ -138,11 +138,11 @@ NOTES: dict[str, Note] = {
         "the mean gradient of all and the edge's. z_i is 0 at the start of a round, as in the authors' code.",
         differences=(
             BY_DATA,
-            "Clients may take different numbers of steps: differences of networks are divided by how far SGD goes in "
-            "as many steps, with momentum, before they are averaged.",
+            "Clients may take different numbers of steps: differences of networks are divided by how far SGD with "
+            "momentum moves in as many steps, before they are averaged.",
             "A client that did not take part in the edge average before has z_i = 0; the original has all take part.",
-            "Clients get, and send, two corrections beside the network, so that edges need do no more than average; "
-            "between edges and cloud one is sent.",
+            "Clients get and send two corrections beside the network, so that edges only average; between edges and "
+            "cloud one is sent.",
         ),
     ),
     "fedavgm": Note(
@@ -153,12 +153,12 @@ NOTES: dict[str, Note] = {
     ),
     "fedadam": Note(
         reference=FEDOPT,
-        summary="FedAvg whose server takes the mean change of a round for a gradient, and a step of Adam.",
+        summary="FedAvg whose server takes a step of Adam, with the mean change of a round as the gradient.",
         differences=(ALL_CLIENTS, TUNED),
     ),
     "fedyogi": Note(
         reference=FEDOPT,
-        summary="FedAvg whose server takes the mean change of a round for a gradient, and a step of Yogi.",
+        summary="FedAvg whose server takes a step of Yogi, with the mean change of a round as the gradient.",
         differences=(ALL_CLIENTS, TUNED),
     ),
     "hierfavg": Note(
@@ -200,7 +200,7 @@ NOTES: dict[str, Note] = {
     ),
     "cfl": Note(
         reference=CFL,
-        summary="Everybody starts in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
+        summary="All members start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
         "update is small while a single update is large.",
         differences=(
             ON_EDGES,
@@ -222,11 +222,13 @@ NOTES: dict[str, Note] = {
             "Fine-tuning takes the last 10 rounds of the same total.",
         ),
     ),
-    "ditto": Note(DITTO, "A shared network, and one of each client's own that is pulled to it."),
-    "ditto-edges": Note(DITTO, "A shared network, and one of each edge's own that is pulled to it.", (EDGES_OWN,)),
+    "ditto": Note(DITTO, "A shared network, and a personal one per client that is pulled towards it."),
+    "ditto-edges": Note(
+        DITTO, "A shared network, and a personal one per edge that is pulled towards it.", (EDGES_OWN,)
+    ),
     "fedper": Note(
         "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019",
-        "One body for all, and a last layer of each edge's own.",
+        "One body for all, and a last layer per edge.",
         (EDGES_OWN,),
     ),
     "fedrep": Note(FEDREP, "Like FedPer, but the head is trained first and then the body.", (EDGES_OWN,)),
@@ -241,12 +243,12 @@ NOTES: dict[str, Note] = {
     ),
     "pfedme": Note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
-        "A shared network, and one of each client's own that is held near it and that it follows.",
+        "A shared network, and a personal one per client: each is pulled towards the other.",
         ("Rounds have the task's epochs, not 20 batches.", "Only those selected train; in the authors' code all do."),
     ),
     "fedrod": Note(
         "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022",
-        "One body under a generic head, trained with the balanced softmax, and beside it a head of each edge's own.",
+        "One body under a generic head, trained with the balanced softmax, and a personal head per edge.",
         (
             EDGES_OWN,
             "The personal head is trained before the body and the generic head, not in the same steps.",
@@ -353,8 +355,8 @@ NOTES: dict[str, Note] = {
     ),
     "fed-csad": Note(
         reference="Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
-        summary="A contextual bandit selects clients. The mean of all edges' networks teaches every edge, the more the "
-        "better it is.",
+        summary="A contextual bandit selects clients. The mean of all edges' networks teaches every edge, with more "
+        "weight the better it is.",
         differences=(
             "The whole is our reading: neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
             "The context of a client is its loss, data, rounds since it was selected and speed; it leaves out the "

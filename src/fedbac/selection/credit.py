@@ -53,8 +53,8 @@ class Credited(Settings):
     """What policies have in common that give credit.
 
     A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Who holds less than half of the edge's
-    mean number of examples is not judged.
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the
+    edge's mean number of examples are not judged.
     """
 
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -143,8 +143,8 @@ class CreditThompson(Credited):
     """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
     A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Who holds less than half of the edge's
-    mean number of examples is not judged. Where nobody fails this is the paper's sampling, draw for draw.
+    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the
+    edge's mean number of examples are not judged. Where nobody fails this is the paper's sampling, draw for draw.
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"

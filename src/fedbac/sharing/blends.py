@@ -32,7 +32,7 @@ class LeaveOneOut(Settings):
     """u_k = α_k Θ_k + (1 − α_k) c_k, where c_k is the mean of all other clusters' networks, by data.
 
     After the cloud has averaged, members measure the accuracy of Θ_k and of c_k: α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)),
-    and 1 if both are zero or nothing is measured yet. Members start from u_k and are judged by it.
+    and 1 if both are zero or nothing is measured yet. Members start from u_k and are evaluated with it.
     """
 
     kind: Literal["leave_one_out"] = "leave_one_out"
@@ -85,7 +85,7 @@ class Blend(Settings):
 
     α_k ← α_k − η_α⟨Θ_k − w, ∇F(u_k)⟩, between 0 and 1. A round's update Δ stands for −∇F, and the product is divided by
     ‖Δ‖² and kept within ±1, so that no learning rate or size of network matters: α_k moves by at most η_α a round.
-    Members start from u_k and are judged by it; what they come back with is averaged into Θ_k.
+    Members start from u_k and are evaluated with it; what they come back with is averaged into Θ_k.
     """
 
     kind: Literal["blend"] = "blend"
@@ -144,7 +144,7 @@ class Similar(Settings):
     """Every cluster sends a mix of all networks, with more of those whose members' updates point where its own do.
 
     Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w that sum to one, where p are the shares of
-    data. Members start from their mix and are judged by it.
+    data. Members start from their mix and are evaluated with it.
     """
 
     kind: Literal["similar"] = "similar"

@@ -46,9 +46,9 @@ class TowardsMean(Unlearned):
 
 
 class MeanThenApart(Unlearned):
-    """One network for all, the mean by data, until every cluster goes on alone from there: fine-tuning.
+    """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning.
 
-    Clusters begin every round with their mean, and are judged by it, up to the first of the last rounds.
+    Clusters begin every round with their mean, and are evaluated with it, up to the first of the last rounds.
     """
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
