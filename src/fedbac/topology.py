@@ -8,7 +8,7 @@ __all__ = ["Flat", "Hierarchical"]
 
 
 class Flat(Settings):
-    """One site that holds everybody; edges of the task are groups of test data and nothing else."""
+    """One site holds all clients; edges of the task are only groups of test data."""
 
     kind: Literal["flat"] = "flat"
     edge_rounds: ClassVar[int] = 1

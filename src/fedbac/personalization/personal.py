@@ -68,7 +68,7 @@ class Interpolated(Settings):
     alpha_rate: Positive | None = None
     """η_α; the learning rate of the round when not given."""
     epochs: Epochs | None = None
-    """Passes over the data; as many as the task says when not given."""
+    """Passes over the data; default: the task's."""
     terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     @property
@@ -137,7 +137,7 @@ class MoreauEnvelope(Settings):
     mixing: Annotated[float, Field(gt=0, le=10)] = 1.0
     """β: the new w is (1 − β) times the one that clients received and β times the mean of what they made of it."""
     epochs: Epochs | None = None
-    """Passes over the data; as many as the task says when not given."""
+    """Passes over the data; default: the task's."""
     terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     @property
