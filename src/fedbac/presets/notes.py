@@ -29,7 +29,7 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
-FORMER = "Recorded results, and pages made from them, are of a former version, which took no gradients of its own."
+FORMER = "The results on the page of rivals are of a former version, which took no gradients of its own."
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
     FORMER,
