@@ -57,11 +57,11 @@ def test_convolutions_and_their_gradients(name: str, where: str, mode: Mode) -> 
     right = F.conv2d(exact[0], exact[1], None, layer.step, layer.padding, 1, CLIENTS)
     gradient = torch.randn(right.shape).to(kind)
     to_x, to_weight = torch.autograd.grad(right, exact, gradient.double())
-    kernels: Any = Convolution(layer, mode)
+    kernels: Any = Convolution(layer, mode, load)
     x, weight, gradient = x.to(device), weight.to(device), gradient.to(device)
-    near(kernels.convolve(x, weight, CLIENTS, load), right.detach(), mode)
-    near(kernels.to_input(gradient, weight, CLIENTS, load), to_x, mode)
-    near(kernels.to_filters(x, gradient, CLIENTS, load), to_weight, mode)
+    near(kernels.convolve(x, weight, CLIENTS), right.detach(), mode)
+    near(kernels.to_input(gradient, weight, CLIENTS), to_x, mode)
+    near(kernels.to_filters(x, gradient, CLIENTS), to_weight, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)

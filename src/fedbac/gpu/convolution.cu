@@ -35,11 +35,9 @@ __device__ void read(const number* first, const number* second, Words<N>& out) {
 #if MODE == BF16
     Numbers<N> high = {};
     if (second) high = *(const Numbers<N>*)second;
-    #pragma unroll
-    for (int i = 0; i < N; ++i) out.at[i] = low.at[i] | (unsigned)high.at[i] << 16;
+    UNROLL for (int i = 0; i < N; ++i) out.at[i] = low.at[i] | (unsigned)high.at[i] << 16;
 #else
-    #pragma unroll
-    for (int i = 0; i < N; ++i) out.at[i] = as_word(low.at[i]);
+    UNROLL for (int i = 0; i < N; ++i) out.at[i] = as_word(low.at[i]);
 #endif
 }
 
@@ -118,8 +116,7 @@ __device__ void stage_inputs(word* tile, word* filters, const number* in, const 
 // Read N numbers from a row, whose place is OFFSET more than a multiple of four; four at a time where they lie so.
 template <int OFFSET, int N>
 __device__ void read_row(const float* from, float (&out)[N]) {
-    #pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
         int quad = j - (OFFSET + j) % 4;
         if (quad >= 0 && quad + 3 < N) {
             if (quad == j) {
@@ -157,21 +154,16 @@ __device__ void convolve(const float* in, const float* weights, float* out, int 
             #pragma unroll 1
             for (int c = 0; c < G::CHUNK; ++c, from += G::PLANE) {
                 const float* own = filters + c * TAPS * G::OUT_STRIDE + og * G::OUT_TILE;
-                #pragma unroll
-                for (int ty = 0; ty < G::TAPS_Y; ++ty) {
+                UNROLL for (int ty = 0; ty < G::TAPS_Y; ++ty) {
                     float seen[SPAN > 0 ? SPAN : 1];
                     read_row<BEGIN % 4>(tile + from + ty * G::STRIDE, seen);
-                    #pragma unroll
-                    for (int d = 0; d < G::REACH; ++d)
-                        #pragma unroll
-                        for (int rest = 0; rest < G::OUT_STEP; ++rest) {
+                    UNROLL for (int d = 0; d < G::REACH; ++d)
+                        UNROLL for (int rest = 0; rest < G::OUT_STEP; ++rest) {
                             if (d < G::begin(rest) || d >= G::end(rest)) continue;
                             float filter[G::OUT_TILE];
                             read_row<0>(own + tap<G>(ty, rest, d) * G::OUT_STRIDE, filter);
-                            #pragma unroll
-                            for (int o = 0; o < G::OUT_TILE; ++o)
-                                #pragma unroll
-                                for (int p = 0; p < G::PIXELS; ++p)
+                            UNROLL for (int o = 0; o < G::OUT_TILE; ++o)
+                                UNROLL for (int p = 0; p < G::PIXELS; ++p)
                                     sum[rest][o][p] += filter[o] * seen[G::IN_STEP * p + d];
                         }
                 }
@@ -180,23 +172,19 @@ __device__ void convolve(const float* in, const float* weights, float* out, int 
     }
     int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * group * G::PIXELS;
     if (!working || first + sample >= batch || y >= G::OUT_HEIGHT) return;
-    #pragma unroll
-    for (int o = 0; o < G::OUT_TILE; ++o) {
+    UNROLL for (int o = 0; o < G::OUT_TILE; ++o) {
         int channel = o0 + og * G::OUT_TILE + o;
         if (channel >= G::OUT) return;
         size_t image = ((size_t)(first + sample) * clients + client) * G::OUT + channel;
         float* to = out + (image * G::OUT_HEIGHT + y) * G::OUT_WIDTH + x;
         constexpr int ALL = G::OUT_STEP * G::PIXELS;
         float found[ALL];
-        #pragma unroll
-        for (int p = 0; p < ALL; ++p) found[p] = sum[p % G::OUT_STEP][o][p / G::OUT_STEP];
+        UNROLL for (int p = 0; p < ALL; ++p) found[p] = sum[p % G::OUT_STEP][o][p / G::OUT_STEP];
         if (ALL % 4 == 0 && G::OUT_WIDTH % 4 == 0) {
-            #pragma unroll
-            for (int p = 0; p + 3 < ALL; p += 4)
+            UNROLL for (int p = 0; p + 3 < ALL; p += 4)
                 if (x + p < G::OUT_WIDTH) *(float4*)(to + p) = {found[p], found[p + 1], found[p + 2], found[p + 3]};
         } else {
-            #pragma unroll
-            for (int p = 0; p < ALL; ++p)
+            UNROLL for (int p = 0; p < ALL; ++p)
                 if (x + p < G::OUT_WIDTH) to[p] = found[p];
         }
     }
@@ -217,8 +205,7 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
     float sum[G::OUT_STEP][G::OUT_TILE][G::PIXELS][4] = {};
     if (G::TAPS_Y * G::REACH > 0) {
         int from[G::PIXELS];
-        #pragma unroll
-        for (int p = 0; p < G::PIXELS; ++p) {
+        UNROLL for (int p = 0; p < G::PIXELS; ++p) {
             int place = min(warp * G::PIXELS + p, G::SAMPLES * PER_SAMPLE - 1), sample = place / PER_SAMPLE;
             int rest = place - sample * PER_SAMPLE, row = rest / G::Q_GROUPS, group = rest - row * G::Q_GROUPS;
             from[p] = (sample * G::CHUNK + low) * G::PLANE + G::IN_STEP * (row * G::STRIDE + 8 * group + high) + G::LEFT + G::DX;
@@ -232,24 +219,18 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
             for (int c = 0; c < G::CHUNK; c += 8) {
                 const word* own = filters + (c + low) * TAPS * G::OUT_STRIDE + high;
                 const word* seen = tile + c * G::PLANE;
-                #pragma unroll
-                for (int ty = 0; ty < G::TAPS_Y; ++ty)
-                    #pragma unroll
-                    for (int d = 0; d < G::REACH; ++d) {
+                UNROLL for (int ty = 0; ty < G::TAPS_Y; ++ty)
+                    UNROLL for (int d = 0; d < G::REACH; ++d) {
                         unsigned b[G::PIXELS][2];
-                        #pragma unroll
-                        for (int p = 0; p < G::PIXELS; ++p) {
+                        UNROLL for (int p = 0; p < G::PIXELS; ++p) {
                             const word* at = seen + from[p] + ty * G::STRIDE + d;
                             b[p][0] = at[0], b[p][1] = at[4 * G::PLANE];
                         }
-                        #pragma unroll
-                        for (int rest = 0; rest < G::OUT_STEP; ++rest) {
+                        UNROLL for (int rest = 0; rest < G::OUT_STEP; ++rest) {
                             if (d < G::begin(rest) || d >= G::end(rest)) continue;
-                            #pragma unroll
-                            for (int o = 0; o < G::OUT_TILE; ++o) {
+                            UNROLL for (int o = 0; o < G::OUT_TILE; ++o) {
                                 unsigned a[4];
-                                #pragma unroll
-                                for (int i = 0; i < 4; ++i)
+                                UNROLL for (int i = 0; i < 4; ++i)
                                     a[i] = own[(i / 2 * 4 * TAPS + tap<G>(ty, rest, d)) * G::OUT_STRIDE + 16 * o + i % 2 * 8];
                                 #pragma unroll
                                 for (int p = 0; p < G::PIXELS; ++p) multiply<MODE == BF16>(sum[rest][o][p], a, b[p]);
@@ -259,24 +240,20 @@ __device__ void convolve(const number* in, const stored* weights, number* out, i
             }
         }
     }
-    #pragma unroll
-    for (int p = 0; p < G::PIXELS; ++p) {
+    UNROLL for (int p = 0; p < G::PIXELS; ++p) {
         int place = warp * G::PIXELS + p, sample = place / PER_SAMPLE, rest = place - sample * PER_SAMPLE;
         int row = rest / G::Q_GROUPS, group = rest - row * G::Q_GROUPS;
         int y = G::OUT_STEP * (q0 + row) + G::OUT_Y, x = G::OUT_STEP * (8 * group + 2 * low);
         if (sample >= G::SAMPLES || first + sample >= batch || y >= G::OUT_HEIGHT) continue;
-        #pragma unroll
-        for (int i = 0; i < 2 * G::OUT_TILE; ++i) {
+        UNROLL for (int i = 0; i < 2 * G::OUT_TILE; ++i) {
             int channel = o0 + 8 * i + high;
             if (channel >= G::OUT) continue;
             size_t image = ((size_t)(first + sample) * clients + client) * G::OUT + channel;
             number* to = out + (image * G::OUT_HEIGHT + y) * G::OUT_WIDTH + x;
             float found[2 * G::OUT_STEP];
-            #pragma unroll
-            for (int j = 0; j < 2 * G::OUT_STEP; ++j)
+            UNROLL for (int j = 0; j < 2 * G::OUT_STEP; ++j)
                 found[j] = sum[j % G::OUT_STEP][i / 2][p][i % 2 * 2 + j / G::OUT_STEP];
-            #pragma unroll
-            for (int j = 0; j < 2 * G::OUT_STEP; j += 2) {
+            UNROLL for (int j = 0; j < 2 * G::OUT_STEP; j += 2) {
                 if (G::OUT_WIDTH % 2 == 0) {
                     if (x + j < G::OUT_WIDTH) store_two(to + j, found[j], found[j + 1]);
                 } else {
@@ -326,8 +303,7 @@ __device__ void add_up(float (&sum)[N], float* total, int unit, int slice) {
         }
     }
     __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i] = total[i * THREADS + unit];
+    UNROLL for (int i = 0; i < N; ++i) sum[i] = total[i * THREADS + unit];
 }
 
 // Where the block's piece of the filters' gradient goes, of channel o and channel c.
@@ -359,22 +335,16 @@ __device__ void filters(const number* in, const number* back, float* partial, in
             for (int step = slice; step < F::OUT_ROWS * F::GROUPS; step += F::SLICES) {
                 int row = step / F::GROUPS, x = (step - row * F::GROUPS) * 4;
                 float pulls[F::OUT_TILE][4];
-                #pragma unroll
-                for (int i = 0; i < F::OUT_TILE; ++i)
+                UNROLL for (int i = 0; i < F::OUT_TILE; ++i)
                     read_row<0>(gradients + (o + i * OS) * F::OUT_PLANE + row * F::OUT_STRIDE + x, pulls[i]);
-                #pragma unroll
-                for (int ty = 0; ty < F::KERNEL_Y; ++ty)
-                    #pragma unroll
-                    for (int j = 0; j < F::IN_TILE; ++j) {
+                UNROLL for (int ty = 0; ty < F::KERNEL_Y; ++ty)
+                    UNROLL for (int j = 0; j < F::IN_TILE; ++j) {
                         float seen[SPAN];
                         int line = (c + j * CS) * F::PLANE + (F::STEP * row + ty) * F::STRIDE;
                         read_row<BEGIN % 4>(inputs + line + F::STEP * x + BEGIN, seen);
-                        #pragma unroll
-                        for (int tx = 0; tx < F::KERNEL_X; ++tx)
-                            #pragma unroll
-                            for (int i = 0; i < F::OUT_TILE; ++i)
-                                #pragma unroll
-                                for (int p = 0; p < 4; ++p)
+                        UNROLL for (int tx = 0; tx < F::KERNEL_X; ++tx)
+                            UNROLL for (int i = 0; i < F::OUT_TILE; ++i)
+                                UNROLL for (int p = 0; p < 4; ++p)
                                     sum[(i * F::IN_TILE + j) * TAPS + ty * F::KERNEL_X + tx] +=
                                         pulls[i][p] * seen[F::STEP * p + tx];
                     }
@@ -386,21 +356,16 @@ __device__ void filters(const number* in, const number* back, float* partial, in
             for (int step = slice; step < F::OUT_ROWS * F::GROUPS; step += F::SLICES) {
                 int row = step / F::GROUPS, x = (step - row * F::GROUPS) * 8 + low;
                 unsigned a[F::OUT_TILE][4];
-                #pragma unroll
-                for (int i = 0; i < F::OUT_TILE; ++i)
-                    #pragma unroll
-                    for (int k = 0; k < 4; ++k)
+                UNROLL for (int i = 0; i < F::OUT_TILE; ++i)
+                    UNROLL for (int k = 0; k < 4; ++k)
                         a[i][k] = gradients[((o * F::OUT_TILE + i) * 16 + k % 2 * 8 + high) * F::OUT_PLANE +
                                             row * F::OUT_STRIDE + x + k / 2 * 4];
                 const word* seen = inputs + (c * F::IN_TILE * 8 + high) * F::PLANE + F::STEP * (row * F::STRIDE + x) + BEGIN;
-                #pragma unroll
-                for (int j = 0; j < F::IN_TILE; ++j)
-                    #pragma unroll
-                    for (int t = 0; t < TAPS; ++t) {
+                UNROLL for (int j = 0; j < F::IN_TILE; ++j)
+                    UNROLL for (int t = 0; t < TAPS; ++t) {
                         const word* at = seen + j * 8 * F::PLANE + t / F::KERNEL_X * F::STRIDE + t % F::KERNEL_X;
                         unsigned b[2] = {at[0], at[4 * F::STEP]};
-                        #pragma unroll
-                        for (int i = 0; i < F::OUT_TILE; ++i)
+                        UNROLL for (int i = 0; i < F::OUT_TILE; ++i)
                             multiply<MODE == BF16>(*(float(*)[4])(sum + ((i * F::IN_TILE + j) * TAPS + t) * 4), a[i], b);
                     }
             }
@@ -410,25 +375,21 @@ __device__ void filters(const number* in, const number* back, float* partial, in
     if (slice) return;
 #if MODE == FLOAT32
     constexpr int OS = F::OUT_BLOCK / F::OUT_TILE, CS = F::IN_BLOCK / F::IN_TILE;
-    #pragma unroll
-    for (int i = 0; i < F::OUT_TILE * F::IN_TILE; ++i) {
+    UNROLL for (int i = 0; i < F::OUT_TILE * F::IN_TILE; ++i) {
         int own = unit / CS, o = o0 + own + i / F::IN_TILE * OS, c = c0 + unit - own * CS + i % F::IN_TILE * CS;
         if (o >= F::OUT || c >= F::IN) continue;
         float* to = piece<F>(partial, client, clients, chunk, o, c);
-        #pragma unroll
-        for (int t = 0; t < TAPS; ++t) to[t] = sum[i * TAPS + t];
+        UNROLL for (int t = 0; t < TAPS; ++t) to[t] = sum[i * TAPS + t];
     }
 #else
     constexpr int CS = F::IN_BLOCK / (8 * F::IN_TILE);
     int lane = unit % 32, own = unit / 32 / CS;
-    #pragma unroll
-    for (int i = 0; i < F::OUT_TILE * F::IN_TILE * 4; ++i) {
+    UNROLL for (int i = 0; i < F::OUT_TILE * F::IN_TILE * 4; ++i) {
         int o = o0 + (own * F::OUT_TILE + i / (4 * F::IN_TILE)) * 16 + i % 4 / 2 * 8 + lane / 4;
         int c = c0 + ((unit / 32 - own * CS) * F::IN_TILE + i / 4 % F::IN_TILE) * 8 + lane % 4 * 2 + i % 2;
         if (o >= F::OUT || c >= F::IN) continue;
         float* to = piece<F>(partial, client, clients, chunk, o, c);
-        #pragma unroll
-        for (int t = 0; t < TAPS; ++t) to[t] = sum[(i / 4 * TAPS + t) * 4 + i % 4];
+        UNROLL for (int t = 0; t < TAPS; ++t) to[t] = sum[(i / 4 * TAPS + t) * 4 + i % 4];
     }
 #endif
 }

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from ctypes import c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedbac.gpu.driver import Module, current_stream, pointers, shared_limit
+from fedbac.gpu.driver import Module, current_stream, header, pointers, shared_limit, text
 
 Mode = Literal["float32", "tf32", "bf16"]
 MODES: tuple[Mode, ...] = ("float32", "tf32", "bf16")
@@ -52,10 +51,9 @@ class Layer:
 class Convolution:
     """The kernels of a layer, in one precision."""
 
-    def __init__(self, layer: Layer, mode: Mode) -> None:
-        self.layer, self.mode = layer, mode
+    def __init__(self, layer: Layer, mode: Mode, load: Callable[[str], Any] = Module) -> None:
+        self.layer, self.mode, self.load = layer, mode, load
         self.per_word = 2 if mode == "bf16" else 1
-        self.modules: dict[Callable[[str], Any], Any] = {}
 
     @property
     def covered(self) -> bool:
@@ -136,7 +134,7 @@ class Convolution:
         columns = -(-first["OUT_WIDTH"] // step)
         if exact:
             out_tile = 8 if first["OUT"] > 4 else 4
-            pixels = 4 if 1.2 * _up(columns, 4) < _up(columns, 8) else 8
+            pixels = 4 if 1.2 * up(columns, 4) < up(columns, 8) else 8
             pixels = min(pixels, max(1, 8 // step))
             out_groups, groups = min(8, -(-first["OUT"] // out_tile)), -(-columns // pixels)
             while out_groups > 1 and out_groups * groups > 2 * THREADS:
@@ -151,9 +149,9 @@ class Convolution:
         q_rows = min(rows, max(1, places // groups))
         q_rows = -(-rows // -(-rows // q_rows))
         for grid in grids:
-            left = _up(max(0, -grid["DX"]), 4)
+            left = up(max(0, -grid["DX"]), 4)
             reach = grid["IN_STEP"] * (groups * (pixels if exact else 8) - 1) + grid["DX"] + grid["REACH"]
-            stride = _up(left + max(grid["IN_X"], reach), 4)
+            stride = up(left + max(grid["IN_X"], reach), 4)
             tile_rows = grid["IN_STEP"] * (q_rows - 1) + max(grid["TAPS_Y"], 1)
             if exact:
                 stride = _row_stride(stride, grid["IN_STEP"] * pixels, grid["IN_STEP"], groups)
@@ -164,12 +162,12 @@ class Convolution:
         fitting = (MOST_BYTES // (4 * least) - taps * out_stride) // plane
         samples = max(1, min(places // (q_rows * groups), fitting))
         units = samples * q_rows * groups
-        threads = _up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
+        threads = up(out_block // out_tile * units, 32) if exact else 32 * -(-units // pixels)
         chunk = max(1, TILE_BYTES // (4 * (samples * plane + taps * out_stride)))
-        padded = words if exact else _up(words, 8)
+        padded = words if exact else up(words, 8)
         chunk = min(padded, chunk if exact else max(8, chunk // 8 * 8))
         chunk = -(-padded // -(-padded // chunk))
-        chunk = chunk if exact else _up(chunk, 8)
+        chunk = chunk if exact else up(chunk, 8)
         for grid in grids:
             grid |= {
                 "GRIDS": len(grids), "KERNEL_Y": self.layer.kernel[0], "KERNEL_X": self.layer.kernel[1],
@@ -192,7 +190,7 @@ class Convolution:
 
         def work(tile: tuple[int, int]) -> tuple[float, int]:
             """Numbers read from tiles for a product, padding included, and those of a thread."""
-            outputs, inputs = _up(layer.outputs, tile[0] * unit[0]), _up(layer.channels, tile[1] * unit[1])
+            outputs, inputs = up(layer.outputs, tile[0] * unit[0]), up(layer.channels, tile[1] * unit[1])
             reads = (2 * tile[0] + layer.kernel[0] * layer.kernel[1] * tile[1]) / (tile[0] * tile[1])
             return outputs * inputs * (1 + reads / taps), -tile[0] * tile[1]
 
@@ -202,9 +200,9 @@ class Convolution:
         ins = min(-(-layer.channels // (in_tile * unit[1])), max(1, most // outs))
         group = 4 if exact else 8
         groups = -(-width // group)
-        left = _up(layer.padding[1], 4)
+        left = up(layer.padding[1], 4)
         reach = layer.step * (groups * group - 1) - layer.padding[1] + layer.kernel[1]
-        stride = _up(left + max(layer.width, reach), 4)
+        stride = up(left + max(layer.width, reach), 4)
         out_stride = groups * group
         out_block, in_block = outs * out_tile * unit[0], ins * in_tile * unit[1]
 
@@ -238,12 +236,12 @@ class Convolution:
         """The kernels' text with this layer's sizes."""
         structs = {"Forward": self.forward, "Filters": self.filters}
         structs |= {f"Back{number}": sizes for number, sizes in enumerate(self.back)}
-        texts = [f"#define MODE {MODES.index(self.mode)}"]
+        texts = [header({"MODE": MODES.index(self.mode)})]
         for name, sizes in structs.items():
             numbers = ", ".join(f"{key} = {value}" for key, value in sizes.items())
             columns = self._columns(sizes) if "TAP_STEP" in sizes else ""
             texts.append(f"struct {name} {{ enum {{ {numbers} }}; {columns} }};")
-        texts += [files("fedbac.gpu").joinpath(name).read_text() for name in ("intrinsics.cu", "convolution.cu")]
+        texts.append(text("intrinsics.cu", "convolution.cu"))
         convolved = "(const number* in, const stored* weights, number* out, int batch, int clients)"
         given = "(in, weights, out, batch, clients);"
         cases = [f"case {n}: return convolve<Back{n}>{given}" for n in range(len(self.back))]
@@ -260,30 +258,27 @@ class Convolution:
             texts.append(f'extern "C" __global__ void {bounds} {signature} {{ {body} }}')
         return "\n".join(texts)
 
-    def convolve(self, x: Tensor, weight: Tensor, clients: int, load: Callable[[str], Any] = Module) -> Tensor:
+    @cached_property
+    def module(self) -> Any:
+        """The compiled kernels."""
+        return self.load(self.source)
+
+    def convolve(self, x: Tensor, weight: Tensor, clients: int) -> Tensor:
         """Return the convolution of ``x [batch, clients · channels, …]``."""
-        layer, batch = self.layer, len(x)
-        filters = self._words(weight.reshape(clients, layer.outputs, layer.channels, layer.taps).permute(0, 2, 3, 1))
-        out = x.new_empty((batch, clients * layer.outputs, *layer.size))
-        self._convolve("forward", self.forward, load, x, filters, out, clients)
-        return out
+        return self._convolve("forward", self.forward, x, weight, (0, 2, 3, 1), clients)
 
-    def to_input(self, gradient: Tensor, weight: Tensor, clients: int, load: Callable[[str], Any] = Module) -> Tensor:
+    def to_input(self, gradient: Tensor, weight: Tensor, clients: int) -> Tensor:
         """Return the gradient of the input."""
-        layer, batch = self.layer, len(gradient)
-        filters = self._words(weight.reshape(clients, layer.outputs, layer.channels, layer.taps).permute(0, 1, 3, 2))
-        out = gradient.new_empty((batch, clients * layer.channels, layer.height, layer.width))
-        self._convolve("back", self.back[0], load, gradient, filters, out, clients)
-        return out
+        return self._convolve("back", self.back[0], gradient, weight, (0, 1, 3, 2), clients)
 
-    def to_filters(self, x: Tensor, gradient: Tensor, clients: int, load: Callable[[str], Any] = Module) -> Tensor:
+    def to_filters(self, x: Tensor, gradient: Tensor, clients: int) -> Tensor:
         """Return the gradient of the filters: sums over some examples each, and these summed in their order."""
         layer, sizes, batch = self.layer, self.filters, len(x)
         chunks = -(-batch // (sizes["CHUNK"] * self.per_word))
         shape = (chunks, clients * layer.outputs, layer.channels, *layer.kernel)
         partial = torch.empty(shape, device=x.device, dtype=torch.float32)
         blocks = -(-layer.channels // sizes["IN_BLOCK"]), -(-layer.outputs // sizes["OUT_BLOCK"])
-        self._launch("filters_", sizes, load, (clients * chunks, *blocks), x, gradient, partial, clients)
+        self._launch("filters_", sizes, (clients * chunks, *blocks), x, gradient, partial, clients)
         return partial.sum(0).to(x.dtype)
 
     def _words(self, filters: Tensor) -> Tensor:
@@ -296,26 +291,28 @@ class Convolution:
         return filters.reshape(clients, reduced // 2, 2, *rest).movedim(2, 4).contiguous()
 
     def _convolve(
-        self, name: str, sizes: Sizes, load: Callable[[str], Any], x: Tensor, filters: Tensor, out: Tensor, clients: int
-    ) -> None:
+        self, name: str, sizes: Sizes, x: Tensor, weight: Tensor, axes: tuple[int, ...], clients: int
+    ) -> Tensor:
+        """Convolve by filters ``[client, output, channel, tap]`` whose axes are brought into another order first."""
+        layer = self.layer
+        filters = self._words(weight.reshape(clients, layer.outputs, layer.channels, layer.taps).permute(axes))
+        out = x.new_empty((len(x), clients * sizes["OUT"], sizes["OUT_HEIGHT"], sizes["OUT_WIDTH"]))
         blocks = clients * -(-len(x) // sizes["SAMPLES"])
         grid = blocks, sizes["BANDS"], sizes["OUT_BLOCKS"] * sizes["GRIDS"]
-        self._launch(name, sizes, load, grid, x, filters, out, clients)
+        self._launch(name, sizes, grid, x, filters, out, clients)
+        return out
 
     def _launch(
         self,
         name: str,
         sizes: Sizes,
-        load: Callable[[str], Any],
         grid: tuple[int, int, int],
         first: Tensor,
         second: Tensor,
         out: Tensor,
         clients: int,
     ) -> None:
-        if load not in self.modules:
-            self.modules[load] = load(self.source)
-        module, shared = self.modules[load], max(map(_shared, self.back if name == "back" else [sizes]))
+        module, shared = self.module, max(map(_shared, self.back if name == "back" else [sizes]))
         first, second = first.contiguous(), second.contiguous()
         values: list[Any] = [c_void_p(tensor.data_ptr()) for tensor in (first, second, out)]
         values += [c_int(len(first)), c_int(clients)]
@@ -323,10 +320,8 @@ class Convolution:
         module.launch(module.kernel(name, shared), grid, sizes["THREADS"], shared, stream, pointers(values))
 
 
-@cache
-def kernels_for(layer: Layer, mode: Mode) -> Convolution:
-    """Return the kernels of a layer, compiled once."""
-    return Convolution(layer, mode)
+kernels_for = cache(Convolution)
+"""The kernels of a layer, compiled once."""
 
 
 def _shared(sizes: Sizes) -> int:
@@ -352,5 +347,6 @@ def _congruent(n: int, rest: int) -> int:
     return n + (rest - n) % 32
 
 
-def _up(n: int, multiple: int) -> int:
+def up(n: int, multiple: int) -> int:
+    """Round up."""
     return -(-n // multiple) * multiple

@@ -1,9 +1,10 @@
 """Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -102,6 +103,16 @@ def current_stream(device: torch.device) -> c_void_p | None:
 def pointers(values: Sequence[Any]) -> Any:
     """Return the array of addresses of ``values`` that a launch wants; the values must outlive it."""
     return (c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+
+
+def header(sizes: Mapping[str, object]) -> str:
+    """Return the macros that come before the text of kernels."""
+    return "\n".join(f"#define {name} {value}" for name, value in {"UNROLL": '_Pragma("unroll")', **sizes}.items())
+
+
+def text(*names: str) -> str:
+    """Return what these files say."""
+    return "\n".join(files("fedbac.gpu").joinpath(name).read_text() for name in names)
 
 
 def compile_source(source: str) -> bytes:

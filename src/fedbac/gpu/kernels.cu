@@ -88,10 +88,8 @@ template <int COUNT, class Fetch, class Put>
 __device__ void carry(int items, Fetch fetch, Put put) {
     for (int begin = threadIdx.x; begin < items; begin += COUNT * blockDim.x) {
         decltype(fetch(0)) held[COUNT];
-        #pragma unroll
-        for (int n = 0; n < COUNT; ++n) held[n] = fetch(min(begin + n * (int)blockDim.x, items - 1));
-        #pragma unroll
-        for (int n = 0; n < COUNT; ++n)
+        UNROLL for (int n = 0; n < COUNT; ++n) held[n] = fetch(min(begin + n * (int)blockDim.x, items - 1));
+        UNROLL for (int n = 0; n < COUNT; ++n)
             if (begin + n * (int)blockDim.x < items) put(begin + n * (int)blockDim.x, held[n]);
     }
 }
@@ -152,11 +150,9 @@ __device__ void convolve(const Buffers& b, int step) {
         int pair = rest / POSITIONS, at = rest - pair * POSITIONS, py = at / PW, px = at - py * PW;
         if (first + 2 * pair >= win.count) continue;
         float sum[2][4][TILE];
-        #pragma unroll
-        for (int c = 0; c < TILE; ++c) {
+        UNROLL for (int c = 0; c < TILE; ++c) {
             float bias = weights[FAN * OP + tile * TILE + c];
-            #pragma unroll
-            for (int q = 0; q < 4; ++q) sum[0][q][c] = sum[1][q][c] = bias;
+            UNROLL for (int q = 0; q < 4; ++q) sum[0][q][c] = sum[1][q][c] = bias;
         }
         #pragma unroll 1
         for (int channel = 0; channel < C; ++channel) {
@@ -165,25 +161,20 @@ __device__ void convolve(const Buffers& b, int step) {
             x[1] = x[0] + C * H * STRIDE;
             float line[2][2][COLUMNS];  // of two examples, two image lines
             auto read = [&](int y) {
-                #pragma unroll
-                for (int s = 0; s < 2; ++s)
-                    #pragma unroll
-                    for (int i = 0; i < COLUMNS; i += 2) {
+                UNROLL for (int s = 0; s < 2; ++s)
+                    UNROLL for (int i = 0; i < COLUMNS; i += 2) {
                         float2 two = *(const float2*)(x[s] + y * STRIDE + i);
                         line[s][y % 2][i] = two.x;
                         line[s][y % 2][i + 1] = two.y;
                     }
             };
             read(0);
-            #pragma unroll
-            for (int ky = 0; ky < K; ++ky) {
+            UNROLL for (int ky = 0; ky < K; ++ky) {
                 read(ky + 1);
-                #pragma unroll
-                for (int kx = 0; kx < K; ++kx) {
+                UNROLL for (int kx = 0; kx < K; ++kx) {
                     const float* w = weights + ((channel * K + ky) * K + kx) * OP + tile * TILE;
                     float tap[TILE];
-                    #pragma unroll
-                    for (int c = 0; c < TILE; c += 2) {
+                    UNROLL for (int c = 0; c < TILE; c += 2) {
                         if (TILE % 4 == 0 && c % 4 == 0) {
                             float4 four = *(const float4*)(w + c);
                             tap[c] = four.x, tap[c + 1] = four.y, tap[c + 2] = four.z, tap[c + 3] = four.w;
@@ -192,10 +183,8 @@ __device__ void convolve(const Buffers& b, int step) {
                             tap[c] = two.x, tap[c + 1] = two.y;
                         }
                     }
-                    #pragma unroll
-                    for (int s = 0; s < 2; ++s)
-                        #pragma unroll
-                        for (int c = 0; c < TILE; ++c) {
+                    UNROLL for (int s = 0; s < 2; ++s)
+                        UNROLL for (int c = 0; c < TILE; ++c) {
                             sum[s][0][c] += tap[c] * line[s][ky % 2][kx];
                             sum[s][1][c] += tap[c] * line[s][ky % 2][kx + 1];
                             sum[s][2][c] += tap[c] * line[s][(ky + 1) % 2][kx];
@@ -204,18 +193,15 @@ __device__ void convolve(const Buffers& b, int step) {
                 }
             }
         }
-        #pragma unroll
-        for (int s = 0; s < 2; ++s) {
+        UNROLL for (int s = 0; s < 2; ++s) {
             int sample = first + 2 * pair + s;
             if (sample >= win.count) continue;
-            #pragma unroll
-            for (int c = 0; c < TILE; ++c) {
+            UNROLL for (int c = 0; c < TILE; ++c) {
                 int channel = tile * TILE + c;
                 if (channel >= O) continue;
                 float best = sum[s][0][c];
                 int winner = 0;
-                #pragma unroll
-                for (int q = 1; q < 4; ++q)
+                UNROLL for (int q = 1; q < 4; ++q)
                     if (sum[s][q][c] > best || sum[s][q][c] != sum[s][q][c]) best = sum[s][q][c], winner = q;
                 bool dead = best <= 0;
                 size_t to = ((size_t)row * BATCH + sample) * (O * POSITIONS) + channel * POSITIONS + at;
@@ -240,14 +226,12 @@ __device__ int winners(const Buffers& b, int row, int sample, int channel, int f
     for (int begin = from; begin < to; begin += 32 * AHEAD) {
         float g[AHEAD];
         int winner[AHEAD];
-        #pragma unroll
-        for (int n = 0; n < AHEAD; ++n) {
+        UNROLL for (int n = 0; n < AHEAD; ++n) {
             int at = begin + 32 * n + lane;
             g[n] = at < to ? b.back[LEVEL][base + at] : 0;
             winner[n] = at < to ? b.winner[LEVEL][base + at] : 4;
         }
-        #pragma unroll
-        for (int n = 0; n < AHEAD; ++n) {
+        UNROLL for (int n = 0; n < AHEAD; ++n) {
             bool counts = winner[n] < 4 && g[n] != 0;
             unsigned who = __ballot_sync(~0u, counts);
             if (counts) {
@@ -283,8 +267,7 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
     int2* list = lists + warp * list_room(SHARE);
     float sum[PER_LANE][INPUTS] = {}, bias = 0;
     const float* tap[PER_LANE];  // where it lies for a window at the origin
-    #pragma unroll
-    for (int t = 0; t < PER_LANE; ++t) {
+    UNROLL for (int t = 0; t < PER_LANE; ++t) {
         int k = min(lane + 32 * t, TAPS - 1);
         tap[t] = input + k / K * STRIDE + k % K + c0 * H * STRIDE;
     }
@@ -299,19 +282,14 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
         #pragma unroll 2
         for (int i = 0; i < count; i += TOGETHER) {
             int4 two[TOGETHER / 2];
-            #pragma unroll
-            for (int n = 0; n < TOGETHER / 2; ++n) two[n] = *(const int4*)(list + i + 2 * n);
-            #pragma unroll
-            for (int n = 0; n < TOGETHER; ++n) {
+            UNROLL for (int n = 0; n < TOGETHER / 2; ++n) two[n] = *(const int4*)(list + i + 2 * n);
+            UNROLL for (int n = 0; n < TOGETHER; ++n) {
                 float g = __int_as_float(n % 2 ? two[n / 2].z : two[n / 2].x);
                 int corner = n % 2 ? two[n / 2].w : two[n / 2].y;
                 const float* x[PER_LANE];
-                #pragma unroll
-                for (int t = 0; t < PER_LANE; ++t) x[t] = (const float*)((const char*)tap[t] + corner);
-                #pragma unroll
-                for (int t = 0; t < PER_LANE; ++t)
-                    #pragma unroll
-                    for (int c = 0; c < INPUTS; ++c)
+                UNROLL for (int t = 0; t < PER_LANE; ++t) x[t] = (const float*)((const char*)tap[t] + corner);
+                UNROLL for (int t = 0; t < PER_LANE; ++t)
+                    UNROLL for (int c = 0; c < INPUTS; ++c)
                         if (C % INPUTS == 0 || c0 + c < C) sum[t][c] += g * x[t][c * H * STRIDE];
             }
         }
@@ -330,18 +308,15 @@ __device__ void convolve_weights(const Buffers& b, const Rule& rule, int step) {
         __syncthreads();
         if (split == 0)
             for (int other = 1; other < SPLIT; ++other) {
-                #pragma unroll
-                for (int i = 0; i < NUMBERS - 1; ++i)
+                UNROLL for (int i = 0; i < NUMBERS - 1; ++i)
                     sum[i / INPUTS][i % INPUTS] += totals[((warp + other) * NUMBERS + i) * 32 + lane];
                 bias += totals[((warp + other) * NUMBERS + NUMBERS - 1) * 32 + lane];
             }
     }
     if (!works || split > 0) return;
     float* to = b.partial + ((size_t)row * CHUNKS + blockIdx.y) * CONV_WEIGHTS + AT + channel;
-    #pragma unroll
-    for (int t = 0; t < PER_LANE; ++t)
-        #pragma unroll
-        for (int c = 0; c < INPUTS; ++c)
+    UNROLL for (int t = 0; t < PER_LANE; ++t)
+        UNROLL for (int c = 0; c < INPUTS; ++c)
             if (lane + 32 * t < TAPS && c0 + c < C) to[((c0 + c) * TAPS + lane + 32 * t) * OP] = sum[t][c];
     if (lane == 0 && c0 == 0) to[FAN * OP] = bias;
 }
@@ -370,8 +345,7 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
     __syncthreads();
     if (sample >= win.count) return;
     int tap[PER_LANE], at[PER_LANE];
-    #pragma unroll
-    for (int t = 0; t < PER_LANE; ++t) {
+    UNROLL for (int t = 0; t < PER_LANE; ++t) {
         tap[t] = min(lane + 32 * t, TAPS - 1);  // lanes that are left over do the same as the last, without a branch
         at[t] = tap[t] / K * STRIDE + tap[t] % K;
     }
@@ -380,10 +354,8 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
         #pragma unroll 1
         for (int c0 = 0; c0 < C; c0 += INPUTS) {
             float w[PER_LANE][INPUTS];
-            #pragma unroll
-            for (int t = 0; t < PER_LANE; ++t)
-                #pragma unroll
-                for (int c = 0; c < INPUTS; ++c)
+            UNROLL for (int t = 0; t < PER_LANE; ++t)
+                UNROLL for (int c = 0; c < INPUTS; ++c)
                     w[t][c] = c0 + c < C ? weights[(channel * C + c0 + c) * TAPS + tap[t]] : 0;
             int2 next = list[0];
             for (int i = 0; i < count; ++i) {
@@ -392,18 +364,14 @@ __device__ void convolve_back(const Buffers& b, const Rule& rule, int step) {
                 float g = __int_as_float(one.x);
                 float* to[PER_LANE];
                 float old[PER_LANE][INPUTS];
-                #pragma unroll
-                for (int t = 0; t < PER_LANE; ++t) {
+                UNROLL for (int t = 0; t < PER_LANE; ++t) {
                     to[t] = (float*)((char*)(sums + c0 * PLANE + at[t]) + one.y);
-                    #pragma unroll
-                    for (int c = 0; c < INPUTS; ++c)
+                    UNROLL for (int c = 0; c < INPUTS; ++c)
                         if (C % INPUTS == 0 || c0 + c < C) old[t][c] = to[t][c * PLANE];
                 }
                 __syncwarp();  // all have read before the first writes
-                #pragma unroll
-                for (int t = 0; t < PER_LANE; ++t)
-                    #pragma unroll
-                    for (int c = 0; c < INPUTS; ++c)
+                UNROLL for (int t = 0; t < PER_LANE; ++t)
+                    UNROLL for (int c = 0; c < INPUTS; ++c)
                         if (C % INPUTS == 0 || c0 + c < C) to[t][c * PLANE] = old[t][c] + g * w[t][c];
                 __syncwarp();
             }
@@ -444,22 +412,18 @@ __device__ void linear(const float* weights, const float* from, float* to, float
             int end = min(I, (share + 1) * SHARE);
             float4 one[AHEAD], other[AHEAD];
             auto load = [&](float4 (&into)[AHEAD], int i) {
-                #pragma unroll
-                for (int n = 0; n < AHEAD; ++n) {  // never past the row of biases
+                UNROLL for (int n = 0; n < AHEAD; ++n) {  // never past the row of biases
                     int at = I % STEP ? min(i + n, I) : min(i, I + 1 - AHEAD) + n;
                     into[n] = *(const float4*)(weights + at * OP + o);
                 }
             };
             auto add = [&](const float4 (&w)[AHEAD], int i) {
-                #pragma unroll
-                for (int n = 0; n < AHEAD; ++n) {
+                UNROLL for (int n = 0; n < AHEAD; ++n) {
                     if (I % STEP != 0 && i + n >= I) break;
                     float4 x = *(const float4*)(from + (i + n) * PITCH + s);
                     float a[4] = {w[n].x, w[n].y, w[n].z, w[n].w}, c[4] = {x.x, x.y, x.z, x.w};
-                    #pragma unroll
-                    for (int p = 0; p < 4; ++p)
-                        #pragma unroll
-                        for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
+                    UNROLL for (int p = 0; p < 4; ++p)
+                        UNROLL for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
                 }
             };
             load(one, share * SHARE);
@@ -481,20 +445,17 @@ __device__ void linear(const float* weights, const float* from, float* to, float
             *(float4*)(to + output * PITCH + example) = value;
         };
         if (SHARES == 1) {
-            #pragma unroll
-            for (int p = 0; p < 4; ++p)
+            UNROLL for (int p = 0; p < 4; ++p)
                 if (works) finish(o + p, s, make_float4(sum[p][0], sum[p][1], sum[p][2], sum[p][3]));
             continue;
         }
         __syncthreads();  // nobody needs the input any more
-        #pragma unroll
-        for (int p = 0; p < 4; ++p)
+        UNROLL for (int p = 0; p < 4; ++p)
             if (works) work[(share * 4 + p) * UNITS + unit] = make_float4(sum[p][0], sum[p][1], sum[p][2], sum[p][3]);
         __syncthreads();
         for (int i = threadIdx.x; i < 4 * UNITS; i += HEAD_THREADS) {
             float4 total = work[i];
-            #pragma unroll
-            for (int n = 1; n < SHARES; ++n) {
+            UNROLL for (int n = 1; n < SHARES; ++n) {
                 float4 more = work[n * 4 * UNITS + i];
                 total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
             }
@@ -523,8 +484,7 @@ __device__ void linear_back(
         float sum[4][8] = {};
         float4 held[FETCHES];
         auto fetch = [&](int o0) {  // a warp takes 16 outputs of eight inputs
-            #pragma unroll
-            for (int n = 0; n < FETCHES; ++n) {
+            UNROLL for (int n = 0; n < FETCHES; ++n) {
                 int at = threadIdx.x + n * BACK_THREADS, input = i0 + at / 4, o = o0 + at % 4 * 4;
                 bool there = at / 4 < COLUMNS && input < I && o < OP;
                 held[n] = there ? *(const float4*)(weights + input * OP + o) : make_float4(0, 0, 0, 0);
@@ -534,8 +494,7 @@ __device__ void linear_back(
         #pragma unroll 1
         for (int o0 = 0; o0 < OP; o0 += STRIP) {
             __syncthreads();  // nobody needs the previous strip any more
-            #pragma unroll
-            for (int n = 0; n < FETCHES; ++n) {
+            UNROLL for (int n = 0; n < FETCHES; ++n) {
                 int at = threadIdx.x + n * BACK_THREADS, four = at % 4;
                 if (at / 4 >= COLUMNS) continue;
                 float* put = strip + 4 * four * STRIDE + (at / 4 ^ four / 2 * 8);  // so that 32 lanes meet 32 banks
@@ -544,25 +503,20 @@ __device__ void linear_back(
             __syncthreads();
             fetch(o0 + STRIP);
             if (!works) continue;
-            #pragma unroll
-            for (int o = 0; o < STRIP; ++o) {
+            UNROLL for (int o = 0; o < STRIP; ++o) {
                 if (OP % STRIP != 0 && o0 + o >= OP) break;
                 const float* g = from + (o0 + o) * PITCH + half;
                 float4 w = *(const float4*)(strip + o * STRIDE + 4 * (quad ^ o / 8 * 2));
                 float4 x = *(const float4*)g, y = *(const float4*)(g + 4);
                 float a[4] = {w.x, w.y, w.z, w.w}, c[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-                #pragma unroll
-                for (int p = 0; p < 4; ++p)
-                    #pragma unroll
-                    for (int q = 0; q < 8; ++q) sum[p][q] += a[p] * c[q];
+                UNROLL for (int p = 0; p < 4; ++p)
+                    UNROLL for (int q = 0; q < 8; ++q) sum[p][q] += a[p] * c[q];
             }
         }
         if (!works) continue;
-        #pragma unroll
-        for (int q = 0; q < 8; ++q) {
+        UNROLL for (int q = 0; q < 8; ++q) {
             int sample = half + q;
-            #pragma unroll
-            for (int p = 0; p < 4; ++p) {
+            UNROLL for (int p = 0; p < 4; ++p) {
                 if (IP % 4 != 0 && i + p >= IP) break;
                 if (RELU && sample < count && out[sample * IP + i + p] <= 0) sum[p][q] = 0;
                 if (to) to[(i + p) * PITCH + sample] = sum[p][q];
@@ -571,8 +525,7 @@ __device__ void linear_back(
             float* put = back + sample * IP + i;
             if (IP % 4 == 0) *(float4*)put = make_float4(sum[0][q], sum[1][q], sum[2][q], sum[3][q]);
             else
-                #pragma unroll
-                for (int p = 0; p < 4; ++p)
+                UNROLL for (int p = 0; p < 4; ++p)
                     if (i + p < IP) put[p] = sum[p][q];
         }
     }
@@ -604,8 +557,7 @@ __device__ void head(const Buffers& b, int step, bool learns) {
     for (int i = threadIdx.x; i < GROUP / 4 * LINEAR_INPUT; i += HEAD_THREADS) {
         int s = i / LINEAR_INPUT * 4, at = i - s / 4 * LINEAR_INPUT;
         float x[4];
-        #pragma unroll
-        for (int q = 0; q < 4; ++q) x[q] = s + q < count ? linear_input(b, win, row, first + s + q, at) : 0.0f;
+        UNROLL for (int q = 0; q < 4; ++q) x[q] = s + q < count ? linear_input(b, win, row, first + s + q, at) : 0.0f;
         *(float4*)(wide + at * PITCH + s) = make_float4(x[0], x[1], x[2], x[3]);
     }
     __syncthreads();
@@ -715,10 +667,8 @@ __device__ void linear_weights(const Buffers& b, Window win, int row, int tile, 
         if (NUMBER > 0 || (CONVOLUTIONS > 0 && I % 4 == 0))
             four(in, there && i < I, b.out[LEVEL > 0 ? LEVEL - 1 : 0] + example * ((I + 3) / 4 * 4) + i);
         else
-            #pragma unroll
-            for (int q = 0; q < 4; ++q) in[q] = there && i + q < I ? linear_input(b, win, row, sample, i + q) : 0;
-        #pragma unroll
-        for (int q = 0; q < 4; ++q)
+            UNROLL for (int q = 0; q < 4; ++q) in[q] = there && i + q < I ? linear_input(b, win, row, sample, i + q) : 0;
+        UNROLL for (int q = 0; q < 4; ++q)
             if (i + q >= I) in[q] = there && i + q == I;  // the input of the bias
     };
     load(mine);
@@ -728,14 +678,11 @@ __device__ void linear_weights(const Buffers& b, Window win, int row, int tile, 
         *(float4*)(g + mine * WIDTH + to) = make_float4(out[0], out[1], out[2], out[3]);
         __syncthreads();
         load(first + DEPTH + mine);  // while this tile is added up
-        #pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
+        UNROLL for (int s = 0; s < DEPTH; ++s) {
             float4 u = *(const float4*)(x + s * WIDTH + ti), v = *(const float4*)(g + s * WIDTH + to);
             float a[4] = {u.x, u.y, u.z, u.w}, c[4] = {v.x, v.y, v.z, v.w};
-            #pragma unroll
-            for (int p = 0; p < 4; ++p)
-                #pragma unroll
-                for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
+            UNROLL for (int p = 0; p < 4; ++p)
+                UNROLL for (int q = 0; q < 4; ++q) sum[p][q] += a[p] * c[q];
         }
     }
     if (o0 + to >= OP) return;

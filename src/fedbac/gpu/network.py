@@ -1,12 +1,14 @@
 """How a network of ``native.Layers`` lies in the GPU kernels' memory, and how they are launched for it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 
 import numpy as np
 
 from fedbac.core.settings import IntArray
+from fedbac.gpu.convolution import up
+from fedbac.gpu.driver import header, text
 from fedbac.native import Layers
 
 MAX_PARTS = 4
@@ -52,7 +54,7 @@ class Convolution:
     @property
     def padded(self) -> int:
         """Columns of its weight matrix."""
-        return 4 if self.outputs <= 4 else _up(self.outputs, 8)
+        return 4 if self.outputs <= 4 else up(self.outputs, 8)
 
     @property
     def size(self) -> int:
@@ -84,7 +86,7 @@ class Convolution:
     def threads(self) -> int:
         """Threads of the forward pass: one per item, or an even share of several."""
         items = self.samples // 2 * self.positions * -(-self.outputs // self.tile)
-        return _up(-(-items // -(-items // 256)), 32)
+        return up(-(-items // -(-items // 256)), 32)
 
     @property
     def blocks(self) -> int:
@@ -119,19 +121,19 @@ class Convolution:
 
     def forward_shared(self) -> int:
         """Bytes of shared memory of the forward pass."""
-        return 4 * (self.size + self.samples * self.channels * self.height * _up(self.width, 2) + 2)
+        return 4 * (self.size + self.samples * self.channels * self.height * up(self.width, 2) + 2)
 
     def weights_shared(self) -> int:
         """Bytes of shared memory of the weights' gradient."""
-        share = _up(-(-self.positions // self.split), TOGETHER)
+        share = up(-(-self.positions // self.split), TOGETHER)
         numbers = -(-(self.kernel**2) // 32) * self.inputs + 1
-        work = 4 * _up(self.channels * self.height * self.stride, 4) + 8 * self.warps * share
+        work = 4 * up(self.channels * self.height * self.stride, 4) + 8 * self.warps * share
         return max(work, 4 * self.warps * numbers * 32)
 
     def back_shared(self, warps: int) -> int:
         """Bytes of shared memory of the input's gradient."""
-        own = 8 * _up(self.positions, TOGETHER) + 4 * self.channels * self.height * self.stride
-        return 4 * _up(self.outputs * self.channels * self.kernel**2, 2) + warps * own
+        own = 8 * up(self.positions, TOGETHER) + 4 * self.channels * self.height * self.stride
+        return 4 * up(self.outputs * self.channels * self.kernel**2, 2) + warps * own
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Linear:
     @property
     def padded(self) -> int:
         """Columns of its weight matrix."""
-        return _up(self.outputs, 4)
+        return up(self.outputs, 4)
 
     @property
     def size(self) -> int:
@@ -272,7 +274,7 @@ class Plan:
         """Return the bytes of shared memory of the head backwards: a strip of weights has a stride of four more."""
         inputs = max((linear.inputs for linear in self.linears if linear.level > 0), default=0)
         rows = self.linears[-1].padded + 2 * self._widest()
-        return 4 * (rows * PITCH + GROUP + STRIP * (min(span, _up(inputs, 16)) + 4))
+        return 4 * (rows * PITCH + GROUP + STRIP * (min(span, up(inputs, 16)) + 4))
 
     def _head_wide(self) -> int:
         """Return the rows of shared memory for the first layer's input, or the shares of a layer's sums."""
@@ -292,33 +294,16 @@ class Plan:
     def source(self) -> str:
         """The kernels' text with this network's header."""
         last = self.linears[-1]
-        numbers = {
-            "BATCH": self.room,
-            "CLASSES": last.outputs,
-            "CLASSES_PADDED": last.padded,
-            "WEIGHTS": self.size,
-            "CONV_WEIGHTS": self.conv_size,
-            "CONVOLUTIONS": len(self.convolutions),
-            "LINEAR_INPUT": self.linear_input,
-            "WIDEST": self._widest(),
-            "HEAD_WIDE": self._head_wide(),
-            "HEAD_THREADS": HEAD_THREADS,
-            "BACK_THREADS": BACK_THREADS,
-            "SPAN": self._span(),
-            "STRIP": STRIP,
-            "LAST_LEVEL": last.level,
-            "MAX_LEVELS": len(self.levels),
-            "MAX_PARTS": MAX_PARTS,
-            "CHUNK": CHUNK,
-            "CHUNKS": self.chunks,
-            "GROUPS": self.groups,
-            "SLICE": SLICE,
-            "SLICES": self.slices,
-            "IMAGE_CHANNELS": self.layers.channels,
-            "IMAGE_HEIGHT": self.layers.height,
-            "IMAGE_WIDTH": self.layers.width,
+        numbers: dict[str, object] = {
+            "BATCH": self.room, "CLASSES": last.outputs, "CLASSES_PADDED": last.padded, "WEIGHTS": self.size,
+            "CONV_WEIGHTS": self.conv_size, "CONVOLUTIONS": len(self.convolutions), "LINEAR_INPUT": self.linear_input,
+            "WIDEST": self._widest(), "HEAD_WIDE": self._head_wide(), "HEAD_THREADS": HEAD_THREADS,
+            "BACK_THREADS": BACK_THREADS, "SPAN": self._span(), "STRIP": STRIP, "LAST_LEVEL": last.level,
+            "MAX_LEVELS": len(self.levels), "MAX_PARTS": MAX_PARTS, "CHUNK": CHUNK, "CHUNKS": self.chunks,
+            "GROUPS": self.groups, "SLICE": SLICE, "SLICES": self.slices, "IMAGE_CHANNELS": self.layers.channels,
+            "IMAGE_HEIGHT": self.layers.height, "IMAGE_WIDTH": self.layers.width,
             "FLOAT_PIXELS": int(self.float_pixels),
-        }
+        }  # fmt: skip
         forward, back = [], []
         for c in self.convolutions:
             shape = [c.level, c.channels, c.height, c.width, c.outputs, c.kernel, c.padded, c.offset]
@@ -329,48 +314,35 @@ class Plan:
             [number, x.level, x.inputs, x.padded, x.offset, int(x is not last)] for number, x in enumerate(self.linears)
         ]
         linears_back = [
-            [x.level - 1, x.inputs, x.inputs if number == 0 else _up(x.inputs, 4), x.padded, x.offset, int(number > 0)]
+            [x.level - 1, x.inputs, x.inputs if number == 0 else up(x.inputs, 4), x.padded, x.offset, int(number > 0)]
             for number, x in reversed(list(enumerate(self.linears)))
             if x.level > 0
         ]
-        header = [f"#define {name} {value}" for name, value in numbers.items()]
-        header += [
-            _list("CONVOLUTION_LIST", forward),
-            _list("CONVOLUTION_BACK_LIST", back),
-            _list("LINEARS", linears),
-            _list("LINEARS_BACK", linears_back),
-        ]
-        return "\n".join([*header, files("fedbac.gpu").joinpath("kernels.cu").read_text()])
+        lists = {
+            "CONVOLUTION_LIST": forward, "CONVOLUTION_BACK_LIST": back, "LINEARS": linears, "LINEARS_BACK": linears_back
+        }  # fmt: skip
+        calls = {f"{name}(X)": " ".join(f"X({str(one)[1:-1]})" for one in entries) for name, entries in lists.items()}
+        return "\n".join([header(numbers | calls), text("kernels.cu")])
+
+    def _placed(self) -> Iterator[tuple[Convolution | Linear, int, int]]:
+        """Yield each layer, the inputs of one of its outputs, and where its weights begin in a flat network."""
+        begin = 0
+        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
+        for layer in layers:
+            fan = layer.size // layer.padded - 1
+            yield layer, fan, begin
+            begin += layer.outputs * (fan + 1)
 
     def positions(self) -> IntArray:
         """Return, for every number of the kernels' layout, its index among a network's weights; −1 is padding."""
         out = np.full(self.size, -1, dtype=np.int64)
-        begin = 0
-        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
-        for layer in layers:
-            fan = layer.channels * layer.kernel**2 if isinstance(layer, Convolution) else layer.inputs
-            weights = begin + np.arange(layer.outputs * fan).reshape(layer.outputs, fan)
-            biases = begin + layer.outputs * fan + np.arange(layer.outputs)
-            matrix = out[layer.offset : layer.offset + layer.size].reshape(fan + 1, layer.padded)
-            matrix[:fan, : layer.outputs], matrix[fan, : layer.outputs] = weights.T, biases
-            begin += layer.outputs * (fan + 1)
+        for layer, fan, begin in self._placed():
+            matrix = out[layer.offset : layer.offset + layer.size].reshape(fan + 1, layer.padded)[:, : layer.outputs]
+            matrix[:fan] = begin + np.arange(layer.outputs * fan).reshape(layer.outputs, fan).T
+            matrix[fan] = begin + layer.outputs * fan + np.arange(layer.outputs)
         return out
 
     def inside(self, weights: slice) -> slice:
         """Return where weights of whole layers, given by their span in a flat network, lie in the kernels' layout."""
-        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
-        begin, held = 0, []
-        for layer in layers:
-            fan = layer.channels * layer.kernel**2 if isinstance(layer, Convolution) else layer.inputs
-            if weights.start <= begin < weights.stop:
-                held.append(layer)
-            begin += layer.outputs * (fan + 1)
+        held = [layer for layer, _, begin in self._placed() if weights.start <= begin < weights.stop]
         return slice(held[0].offset, held[-1].offset + held[-1].size) if held else slice(0, 0)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _list(name: str, entries: list[list[int]]) -> str:
-    return f"#define {name}(X) " + " ".join(f"X({', '.join(map(str, entry))})" for entry in entries)

@@ -45,10 +45,8 @@ __device__ float over_block(float value, float* room) {
 template <class Work>
 __device__ void visit(Work work) {
     int team = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    #pragma unroll
-    for (int j = 0; j < OWN; ++j)
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn) {
+    UNROLL for (int j = 0; j < OWN; ++j)
+        UNROLL for (int turn = 0; turn < TURNS; ++turn) {
             int channel = team + j * TEAMS, at = (turn * LANES + lane) * N;
             if (channel < CHANNELS && at < SIZE) work(j, channel, turn, channel * SIZE + at);
         }
@@ -61,13 +59,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) normalize(const number*
     float held[OWN][TURNS][N] = {}, sum = 0, squares = 0;
     visit([&](int j, int channel, int turn, int at) {
         Numbers read = *(const Numbers*)(in + begin + at);
-        #pragma unroll
-        for (int i = 0; i < N; ++i) sum += held[j][turn][i] = as_float(read.at[i]);
+        UNROLL for (int i = 0; i < N; ++i) sum += held[j][turn][i] = as_float(read.at[i]);
     });
     float mean = over_block(sum, room) / (CHANNELS * SIZE);
     visit([&](int j, int channel, int turn, int at) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) {
+        UNROLL for (int i = 0; i < N; ++i) {
             float away = held[j][turn][i] - mean;
             squares += away * away;
         }
@@ -76,8 +72,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) normalize(const number*
     visit([&](int j, int channel, int turn, int at) {
         float slope = factor * (scale ? scale[group * CHANNELS + channel] : 1), base = shift ? shift[group * CHANNELS + channel] : 0;
         Numbers found;
-        #pragma unroll
-        for (int i = 0; i < N; ++i) found.at[i] = as_number((held[j][turn][i] - mean) * slope + base);
+        UNROLL for (int i = 0; i < N; ++i) found.at[i] = as_number((held[j][turn][i] - mean) * slope + base);
         *(Numbers*)(out + begin + at) = found;
     });
     if (threadIdx.x == 0) {
@@ -95,19 +90,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) normalize_back(const nu
     float normal[OWN][TURNS][N] = {}, pull[OWN][TURNS][N] = {};
     visit([&](int j, int channel, int turn, int at) {
         Numbers seen = *(const Numbers*)(in + begin + at), pulled = *(const Numbers*)(back + begin + at);
-        #pragma unroll
-        for (int i = 0; i < N; ++i) {
+        UNROLL for (int i = 0; i < N; ++i) {
             normal[j][turn][i] = (as_float(seen.at[i]) - mean) * factor;
             pull[j][turn][i] = as_float(pulled.at[i]);
         }
     });
-    #pragma unroll
-    for (int j = 0; j < OWN; ++j) {
+    UNROLL for (int j = 0; j < OWN; ++j) {
         float product = 0, sum = 0;
-        #pragma unroll
-        for (int turn = 0; turn < TURNS; ++turn)
-            #pragma unroll
-            for (int i = 0; i < N; ++i) product += normal[j][turn][i] * pull[j][turn][i], sum += pull[j][turn][i];
+        UNROLL for (int turn = 0; turn < TURNS; ++turn)
+            UNROLL for (int i = 0; i < N; ++i) product += normal[j][turn][i] * pull[j][turn][i], sum += pull[j][turn][i];
         product = over_warp(product), sum = over_warp(sum);
         int channel = team + j * TEAMS;
         if (lane == 0 && channel < CHANNELS) {
@@ -128,8 +119,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) normalize_back(const nu
     visit([&](int j, int channel, int turn, int at) {
         float slope = scale ? scale[group * CHANNELS + channel] : 1;
         Numbers found;
-        #pragma unroll
-        for (int i = 0; i < N; ++i)
+        UNROLL for (int i = 0; i < N; ++i)
             found.at[i] = as_number(factor * (slope * pull[j][turn][i] - level - normal[j][turn][i] * along));
         *(Numbers*)(out + begin + at) = found;
     });

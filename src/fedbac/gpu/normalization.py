@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from ctypes import c_float, c_void_p
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbac.gpu.driver import Module, current_stream, pointers
+from fedbac.gpu.driver import Module, current_stream, header, pointers, text
 
 MOST_HELD, MOST_WARPS = 32, 32
 """Numbers of an image that a thread holds, and warps of a block."""
@@ -45,8 +44,7 @@ class GroupNorm:
         """The compiled kernels."""
         sizes = {"CHANNELS": self.channels, "SIZE": self.size, "WARPS": self.warps, "HALF": int(self.half)}
         sizes["SHARING"] = self._sharing(self.warps)
-        header = [f"#define {name} {value}" for name, value in sizes.items()]
-        return self.load("\n".join([*header, *(_text(name) for name in ("intrinsics.cu", "normalization.cu"))]))
+        return self.load("\n".join([header(sizes), text("intrinsics.cu", "normalization.cu")]))
 
     def forward(self, x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return ``x [batch, groups · channels, …]`` normalized, and mean and factor of every group."""
@@ -70,11 +68,5 @@ class GroupNorm:
         self.module.launch(self.module.kernel(name), grid, 32 * self.warps, 0, stream, pointers([*values, *more]))
 
 
-@cache
-def norm_for(channels: int, size: int, half: bool) -> GroupNorm:
-    """Return the kernels for groups of a shape, compiled once."""
-    return GroupNorm(channels, size, half)
-
-
-def _text(name: str) -> str:
-    return files("fedbac.gpu").joinpath(name).read_text()
+norm_for = cache(GroupNorm)
+"""The kernels for groups of a shape, compiled once."""

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from ctypes import Structure, c_float, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbac.gpu.driver import Module, current_stream, pointers
+from fedbac.gpu.driver import Module, current_stream, header, pointers, text
 
 CHUNK, THREADS, MOST = 8192, 256, 56
 """Numbers of a block, its threads, and kinds of weights in a launch: its arguments may have 4 KiB."""
@@ -84,6 +83,4 @@ def step(
 
 @cache
 def _module(load: Callable[[str], Any]) -> Any:
-    sizes = {"CHUNK": CHUNK, "THREADS": THREADS, "MOST": MOST}
-    header = [f"#define {name} {value}" for name, value in sizes.items()]
-    return load("\n".join([*header, files("fedbac.gpu").joinpath("update.cu").read_text()]))
+    return load("\n".join([header({"CHUNK": CHUNK, "THREADS": THREADS, "MOST": MOST}), text("update.cu")]))
