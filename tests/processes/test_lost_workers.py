@@ -146,4 +146,4 @@ def test_what_dies_with_a_worker_of_the_torch_trainer_is_done_again_to_the_bit(
             trainer.train(asked)
     finally:
         trainer.close()
-    assert not trainer.parcel.exists()
+    assert not trainer.arguments.exists()

@@ -50,39 +50,33 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
 
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
     layers = layers_of(network, examples.dataset.x_train.shape[1:])
-    reason = _reason(network, scheme, examples, layers)
-    known = layers if reason is None else None
-    trainer = _chosen(network, scheme, examples, runtime, known, reason)
+    reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
+    buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
+    on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered))
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if runtime.trainer != "torch" and layers is not None and reason is None:
+        plan = plan_for(layers, examples)
+        missing = _lacking(plan, len(Anatomy(scheme, network).networks)) if on_gpu else native.missing()
+        if missing is None and on_gpu:
+            return FusedTrainer(network, scheme, examples, plan, device)
+        if missing is None:
+            return NativeTrainer(network, scheme, examples, layers, workers)
+        if runtime.trainer == "auto":
+            log.warning("training through torch, which is slower than our kernels on this machine: %s", missing)
+    if runtime.trainer == "native":
+        raise _no_kernel(reason or missing)
+    trainer: Trainer
+    if on_gpu:
+        trainer = VmapTrainer(network, scheme, examples, device, runtime.precision)
+    elif workers == 1:
+        trainer = LoopTrainer(network, scheme, examples)
+    else:
+        trainer = PoolTrainer(network, scheme, examples, workers)
     if layers is not None and reason is not None and runtime.trainer == "auto":
         asked = examples.training.optimizer.kind != "sgd" or examples.loss.kind != "cross_entropy"
         level = logging.WARNING if asked else logging.INFO
         log.log(level, "training through torch (%s), which is slower than our kernel: %s", trainer.path, reason)
     return trainer
-
-
-def _chosen(
-    network: nn.Module,
-    scheme: Personalization,
-    examples: Examples,
-    runtime: Runtime,
-    known: native.Layers | None,
-    reason: str | None,
-) -> Trainer:
-    buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
-    if torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered)):
-        return _on_gpu(network, scheme, examples, runtime, known, reason)
-    workers = runtime.workers or num_cores()
-    if runtime.trainer != "torch":
-        missing = native.missing()
-        if known is not None and missing is None:
-            return NativeTrainer(network, scheme, examples, known, workers)
-        if known is not None and runtime.trainer == "auto":
-            log.warning("training through torch, which is slow, for lack of the native kernel: %s", missing)
-        if runtime.trainer == "native":
-            raise _no_kernel(reason or missing)
-    if workers == 1:
-        return LoopTrainer(network, scheme, examples)
-    return PoolTrainer(network, scheme, examples, workers)
 
 
 def check_device(runtime: Runtime) -> None:
@@ -91,30 +85,13 @@ def check_device(runtime: Runtime) -> None:
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
 
 
-def _on_gpu(
-    network: nn.Module,
-    scheme: Personalization,
-    examples: Examples,
-    runtime: Runtime,
-    known: native.Layers | None,
-    reason: str | None,
-) -> Trainer:
-    device = torch.device("cuda", torch.cuda.current_device())
-    if runtime.trainer != "torch":
-        missing = None if gpu.available() else "torch's build for CUDA lacks the run-time compiler (NVRTC)"
-        if known is not None and missing is None:
-            plan = plan_for(known, examples)
-            if len(Anatomy(scheme, network).networks) > gpu.MAX_PARTS:
-                missing = f"it knows at most {gpu.MAX_PARTS} networks"
-            elif plan.shared > gpu.shared_limit():
-                missing = "the network is too large for this GPU's shared memory"
-            else:
-                return FusedTrainer(network, scheme, examples, plan, device)
-        if runtime.trainer == "native":
-            raise _no_kernel(reason or missing)
-        if known is not None:
-            log.warning("training through torch, which is slower than our GPU kernels: %s", missing)
-    return VmapTrainer(network, scheme, examples, device, runtime.precision)
+def _lacking(plan: gpu.Plan, networks: int) -> str | None:
+    """Return why the kernels of a plan cannot run on this GPU, or None where they can."""
+    if not gpu.available():
+        return "torch's build for CUDA lacks the run-time compiler (NVRTC)"
+    if networks > gpu.MAX_PARTS:
+        return f"it knows at most {gpu.MAX_PARTS} networks"
+    return "the network is too large for this GPU's shared memory" if plan.shared > gpu.shared_limit() else None
 
 
 def _reason(

@@ -86,22 +86,18 @@ class BatchTable:
                 visits = [known.of(*address, stage.epochs) for address in addresses]
                 at = (f, slice(0, stage.epochs * many), rows)
 
-                def lay(
-                    target: np.ndarray, values: list[np.ndarray], many: int = many, seen: int = seen, at: Any = at
-                ) -> None:
-                    """Cut rows of visits into batches, the last padded, and lay them out step after step."""
-                    # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
-                    told = np.array(values)
-                    padded = np.repeat(told[:, :, :1], many * batch, axis=2)
-                    padded[:, :, :seen] = told[:, :, :seen]
-                    target[at] = padded.reshape(len(told), -1, batch, *told.shape[3:]).swapaxes(0, 1)
-
-                lay(self.index, visits)
+                lists: list[tuple[np.ndarray, Sequence[np.ndarray]]] = [(self.index, visits)]
                 self.count[at] = np.tile(full, stage.epochs)[:, None]
                 if self.offset is not None and self.flip is not None:
                     drawn = [examples.distortions(*a, v) for a, v in zip(addresses, visits, strict=True)]
-                    lay(self.offset, [one[0].numpy() for one in drawn if one is not None])
-                    lay(self.flip, [one[1].numpy() for one in drawn if one is not None])
+                    lists.append((self.offset, [one[0].numpy() for one in drawn if one is not None]))
+                    lists.append((self.flip, [one[1].numpy() for one in drawn if one is not None]))
+                for table, values in lists:  # rows are cut into batches, the last padded, and lie step after step
+                    rows_CE = np.array(values)
+                    # Padding repeats the client's own: another's example could be broken, and 0 · NaN is NaN.
+                    padded = np.repeat(rows_CE[:, :, :1], many * batch, axis=2)
+                    padded[:, :, :seen] = rows_CE[:, :, :seen]
+                    table[at] = padded.reshape(len(values), -1, batch, *rows_CE.shape[3:]).swapaxes(0, 1)
 
     def active(self, phase: int, step: int) -> int:
         """Return how many clients, the first of the stack, still have a batch at this step of a phase."""

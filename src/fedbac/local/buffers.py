@@ -15,7 +15,7 @@ from fedbac.core import trees
 from fedbac.core.requests import Kept
 from fedbac.core.settings import IntArray
 from fedbac.gpu.network import MAX_PARTS, Plan
-from fedbac.local.losses import Losses
+from fedbac.local.examples import Losses
 
 
 class Rule(Structure):

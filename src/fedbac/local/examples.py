@@ -1,8 +1,9 @@
-"""A federation's examples and the order in which clients visit them: the part of local training all trainers share."""
+"""What all trainers share: the examples, the order in which clients visit them, and the losses that come of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedbac.config.experiment import Training
+from fedbac.core.parts import Parts
 from fedbac.core.queries import Split
-from fedbac.core.requests import Evaluate
+from fedbac.core.requests import Evaluate, Kept, Train, Trained
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
@@ -173,3 +175,56 @@ def cells(request: Evaluate) -> IntArray:
             f"{num_models} models cannot be paired with {num_groups} groups; there must be as many of each"
         )
     return np.repeat(np.arange(num_groups)[None, :, None], 2, axis=2)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of all clients that were trained together."""
+
+    mean_J: FloatArray
+    square_J: FloatArray | None
+    epoch_JE: FloatArray | None
+
+    def of(self, request: Train, jobs: slice | IntArray, parts_C: Parts, momentum: Parts | None) -> Trained:
+        """Return the answer to a request, the clients of which are these; with no statistic that it did not ask for."""
+        square_C = None if self.square_J is None or "square" not in request.keep else self.square_J[jobs]
+        epoch_CE = None if self.epoch_JE is None or "epochs" not in request.keep else self.epoch_JE[jobs]
+        return Trained(parts_C, self.mean_J[jobs], momentum, square_C, epoch_CE)
+
+
+class Tally:
+    """Sums over the batches of one client."""
+
+    def __init__(self, keep: frozenset[Kept], num_epochs: int, each: Callable[..., Tensor]) -> None:
+        self.keep, self.each = keep, each
+        self.total, self.seen = torch.zeros(()), 0
+        self.square = torch.zeros(())
+        self.epoch_E, self.seen_E = torch.zeros(num_epochs), np.zeros(num_epochs)
+
+    def add(self, epoch: int, loss: Tensor, logits: Tensor, y: Tensor) -> None:
+        """Count a batch, given its mean loss."""
+        lost = loss.detach() * len(y)
+        self.total += lost
+        self.seen += len(y)
+        if "square" in self.keep:
+            self.square += self.each(logits.detach(), y, "none").square().sum()
+        if "epochs" in self.keep:
+            self.epoch_E[epoch] += lost
+            self.seen_E[epoch] += len(y)
+
+    def of(self, parts_C: Parts, momentum: Parts | None) -> Trained:
+        """Return the answer of the client, with the means of what was counted."""
+        square_C = np.array([float(self.square) / max(self.seen, 1)]) if "square" in self.keep else None
+        epoch_CE = (self.epoch_E.double().numpy() / np.maximum(self.seen_E, 1))[None] if "epochs" in self.keep else None
+        return Trained(parts_C, np.array([float(self.total) / max(self.seen, 1)]), momentum, square_C, epoch_CE)
+
+
+def shares(requests: Sequence[Train]) -> list[slice]:
+    """Return which of the clients of all requests, one after another, are those of each."""
+    ends = accumulate(len(request.clients) for request in requests)
+    return [slice(end - len(request.clients), end) for request, end in zip(requests, ends, strict=True)]
+
+
+def kept(requests: Sequence[Train]) -> frozenset[Kept]:
+    """Return all statistics that some request asks for."""
+    return frozenset().union(*(request.keep for request in requests))

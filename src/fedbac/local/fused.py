@@ -17,8 +17,7 @@ from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import Launch, Plan
 from fedbac.local.batches import LANES, Visits, VisitTable
 from fedbac.local.buffers import Arguments, Room, Rule, Sums, buffers_type
-from fedbac.local.examples import Examples, rates
-from fedbac.local.losses import kept
+from fedbac.local.examples import Examples, kept, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
@@ -40,7 +39,7 @@ def plan_for(layers: Layers, examples: Examples) -> Plan:
 
 
 class Moves(NamedTuple):
-    """How weights move in a phase, as the kernels are told."""
+    """How weights move in a phase, as the kernels take it."""
 
     stage: Stage
     spans: list[Span]
@@ -119,17 +118,15 @@ class FusedTrainer:
             self._run(self.moves[number], fleet, batches[stage.epochs], rate_J, sums, last=number == max(running))
             sums.begun += stage.epochs
         place = np.argsort(order)
-        told = sums.fetch(next(iter(batches.values())).used_J, place)
+        summed = sums.fetch(next(iter(batches.values())).used_J, place)
         now = self._outside({n: fleet.now(n) for n in networks}, place)
         moving = None if before is None else self._outside({n: fleet.velocity_JD[n] for n in networks}, place)
-        ends = np.cumsum([len(request.clients) for request in requests]).tolist()
-        mine = [slice(end - len(request.clients), end) for request, end in zip(requests, ends, strict=True)]
-        parts = [self._parts(now, jobs) for jobs in mine]
+        parts = [self._parts(now, jobs) for jobs in shares(requests)]
 
         def finish() -> list[Trained]:
             self.visits.prefetch(requests, batches)  # before the host waits for the device
-            losses, out = told(), []
-            for request, jobs, parts_C in zip(requests, mine, parts, strict=True):
+            losses, out = summed(), []
+            for request, jobs, parts_C in zip(requests, shares(requests), parts, strict=True):
                 momentum = None if moving is None or request.momentum is None else self._parts(moving, jobs)
                 out.append(losses.of(request, jobs, parts_C, momentum))
             return out
@@ -182,19 +179,15 @@ class FusedTrainer:
     def _tables(
         self, batches: VisitTable, rate_J: NDArray[np.float32], anchored: Sequence[Span], fleet: Fleet
     ) -> dict[str, Tensor]:
-        """Return what a phase's kernels are told of all jobs, on the device."""
-        told: dict[str, NDArray[Any] | None] = {
-            "visits": batches.visits,
-            "crop": batches.crop,
-            "flip": batches.flip,
-            "jobs": batches.jobs,
-            "rates": rate_J,
-        }
+        """Return what a phase's kernels read of all jobs, on the device."""
+        tables: dict[str, NDArray[Any] | None] = {
+            "visits": batches.visits, "crop": batches.crop, "flip": batches.flip, "jobs": batches.jobs, "rates": rate_J
+        }  # fmt: skip
         if anchored:
             nothing = np.full(rate_J.size, -1)
             anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in anchored], 1)
-            told["anchor"] = anchor_JP.astype(np.int32)
-        return {name: trees.onto(values, self.device) for name, values in told.items() if values is not None}
+            tables["anchor"] = anchor_JP.astype(np.int32)
+        return {name: trees.onto(values, self.device) for name, values in tables.items() if values is not None}
 
     def _lane(
         self, jobs: slice, parts: int, there: Mapping[str, Tensor], fleet: Fleet, sums: Sums, rule: Rule

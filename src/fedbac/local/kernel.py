@@ -11,8 +11,7 @@ from fedbac.core.parts import Anatomy, Params, Personalization
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.local.examples import Examples, cells, rates
-from fedbac.local.losses import Losses
+from fedbac.local.examples import Examples, Losses, cells, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.stages import Stage, places, span, stages_now, stages_of
 from fedbac.native.calls import interruptible
@@ -57,10 +56,8 @@ class NativeTrainer:
             square_J += (done.square_J + failed_J) * (stage.epochs / total)
             epochs.append(done.loss_JE + failed_J[:, None])
         losses = Losses(loss_J, square_J, np.concatenate(epochs, 1))
-        out, begin = [], 0
-        for request in requests:
-            rows = slice(begin, begin + len(request.clients))
-            begin = rows.stop
+        out = []
+        for request, rows in zip(requests, shares(requests), strict=True):
             parts_C = parts_of(self.anatomy, {n: fleet.now(n)[rows] for n in networks}, self.like)
             momentum = None
             if request.momentum is not None:

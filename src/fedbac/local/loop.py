@@ -1,7 +1,6 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,15 +11,12 @@ from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, pr
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import one_thread, seeded
-from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
-from fedbac.local.adamw import adamw_of, adamw_step, corrections
-from fedbac.local.examples import Examples, cells, rates
-from fedbac.local.losses import Tally
+from fedbac.local.examples import Examples, Tally, cells, rates
 from fedbac.local.networks import present
 from fedbac.local.own_steps import own_steps
-from fedbac.local.stages import Copy, Moving, Stage, stages_now, stages_of
-from fedbac.local.teaching import at_rest, lesson
+from fedbac.local.stages import Copy, Moving, Stage, adamw_of, adamw_step, corrections, joined, stages_now, stages_of
+from fedbac.local.teaching import at_rest, targets_of
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
@@ -95,53 +91,26 @@ class FlatModel:
 
     def runs(self, stage: Stage, networks: Iterable[str]) -> list[slice]:
         """Return where the weights of these networks lie that move, those side by side as one."""
-        found: list[slice] = []
-        pieces = [
-            self.at[network][name]
-            for network in networks
-            for moving in stage.moving.get(network, ())
-            for name in moving.names
-        ]
-        for piece in sorted(pieces, key=lambda piece: int(piece.start)):
-            if found and found[-1].stop == piece.start:
-                found[-1] = slice(found[-1].start, piece.stop)
-            else:
-                found.append(piece)
-        return found
+        moved = [(network, moving) for network in networks for moving in stage.moving.get(network, ())]
+        return joined(self.at[network][name] for network, moving in moved for name in moving.names)
 
-    def spread(self, stage: Stage, value: Callable[[Moving], float]) -> Tensor:
-        """Return a number for every weight: zero where it keeps still."""
+    def spread(self, stage: Stage, value: Callable[[Moving, str], float | Tensor]) -> Tensor:
+        """Return a number for every weight, given by the name of what moves: zero where it keeps still."""
         out = torch.zeros_like(self.weight)
         for network, parts in stage.moving.items():
             for moving in parts:
                 for name in moving.names:
-                    out[self.at[network][name]] = value(moving)
+                    out[self.at[network][name]] = value(moving, name)
         return out
 
     def anchor(self, stage: Stage, received: Tensor) -> Tensor:
         """Return for every weight the point to which it is pulled."""
-        out = torch.zeros_like(self.weight)
-        for network, parts in stage.moving.items():
-            for moving in parts:
-                for name in moving.names if moving.anchor is not None else ():
-                    assert moving.anchor is not None
-                    out[self.at[network][name]] = received[self.at[moving.anchor][name]]
-        return out
+        return self.spread(stage, lambda m, name: received[self.at[m.anchor][name]] if m.anchor is not None else 0.0)
 
     def train(self, mode: bool) -> None:
         """Switch layers such as dropout on or off."""
         for module in self.modules.values():
             module.train(mode)
-
-
-class Learned(NamedTuple):
-    """What one client comes back with; the fields of ``Trained``."""
-
-    parts: Parts
-    loss: float
-    momentum: Parts | None
-    square: float | None
-    epoch_E: FloatArray | None
 
 
 class LoopTrainer:
@@ -170,10 +139,10 @@ class LoopTrainer:
     def close(self) -> None:
         """Nothing to release."""
 
-    def train_one(self, request: Train, index: int) -> Learned:
+    def train_one(self, request: Train, index: int) -> Trained:
         """Run LocalSGD for one client of a request, or the steps of the scheme."""
         if self.own is not None:
-            return only(self.own.train([request.part(slice(index, index + 1))])[0])
+            return self.own.train([request.part(slice(index, index + 1))])[0]
         at = (request.clients[index], request.round, request.edge_round)
         start = {part: trees.take(stack, int(request.row_C[part][index])) for part, stack in request.bank.items()}
         networks = present(self.anatomy, request.bank)
@@ -182,7 +151,7 @@ class LoopTrainer:
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
         velocity = self._flat(request.momentum or {}, index)
         shift = self._flat(request.shift, index) if request.shift else None
-        taught = lesson(self.teacher, request, index)
+        targets = targets_of(self.teacher, request, index)
         stages = stages_now(self.stages, [request])
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages), self.examples.loss.loss), 0
         self.model.train(True)
@@ -193,26 +162,26 @@ class LoopTrainer:
                 for epoch, x, y in self._batches(at, stage.epochs):
                     logits = self._predict(stage, x, at[0])
                     loss = self.examples.loss.loss(logits, y)
-                    learned = taught.loss(loss, logits, x) if taught is not None and stage.taught else loss
+                    learned = targets.loss(loss, logits, x) if targets is not None and stage.taught else loss
                     learned.backward()  # type: ignore[no-untyped-call]
                     step()
                     tally.add(begun + epoch, loss, logits, y)
                 begun += stage.epochs
                 for shared in stage.copies:
                     self.model.copy(shared, velocity)
+        holder = {part: network for network in networks for part in self.anatomy.parts[network]}
         parts = {
-            part: self.model.read(network, self.anatomy.weights[part])
-            for network in networks
-            for part in self.anatomy.parts[network]
+            part: trees.stack([self.model.read(holder[part], self.anatomy.weights[part])])
+            for part in self.scheme.parts
+            if part in holder
         }
         momentum = None
         if request.momentum is not None:
             momentum = {
-                part: {n: velocity[self._place(part, n)].clone().view_as(v[index]) for n, v in buffers.items()}
+                part: {n: velocity[self._place(part, n)].clone().view_as(v[:1]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
-        parts = {part: parts[part] for part in self.scheme.parts if part in parts}
-        return Learned(parts, tally.mean, momentum, tally.mean_square, tally.means)
+        return tally.of(parts, momentum)
 
     def _flat(self, parts_C: Parts, index: int) -> Tensor:
         """Return numbers of a client's weights where these lie; zero where there are none."""
@@ -258,7 +227,7 @@ class LoopTrainer:
         weight, gradient = model.weight, model.gradient
         gradient.zero_()
         model.prepare(stage)
-        decay, penalty = model.spread(stage, lambda m: m.decay), model.spread(stage, lambda m: m.penalty)
+        decay, penalty = model.spread(stage, lambda m, _: m.decay), model.spread(stage, lambda m, _: m.penalty)
         penalized, anchor = bool(penalty.any()), model.anchor(stage, received) if stage.anchors else None
         moving = model.runs(stage, stage.moving)
         each = [model.runs(stage, (network,)) for network in stage.moving]
@@ -359,24 +328,19 @@ def recall(
     return apply
 
 
-def only(alone: Trained) -> Learned:
-    """Return the outcome of a request's only client."""
-    momentum = None if alone.momentum is None else {part: trees.take(v, 0) for part, v in alone.momentum.items()}
-    square = None if alone.square_C is None else float(alone.square_C[0])
-    epoch_E = None if alone.epoch_CE is None else alone.epoch_CE[0]
-    parts = {part: trees.take(params, 0) for part, params in alone.parts_C.items()}
-    return Learned(parts, float(alone.loss_C[0]), momentum, square, epoch_E)
-
-
-def gather(outcomes: Sequence[Learned]) -> Trained:
-    """Stack the outcomes of a request's clients."""
-    momenta = [one.momentum for one in outcomes if one.momentum is not None]
-    squares = [one.square for one in outcomes if one.square is not None]
-    epochs = [one.epoch_E for one in outcomes if one.epoch_E is not None]
+def gather(clients: Sequence[Trained]) -> Trained:
+    """Return what all clients of a request come back with, given what each does."""
+    momenta = [one.momentum for one in clients if one.momentum is not None]
+    squares = [one.square_C for one in clients if one.square_C is not None]
+    epochs = [one.epoch_CE for one in clients if one.epoch_CE is not None]
     return Trained(
-        parts_C={name: trees.stack([one.parts[name] for one in outcomes]) for name in outcomes[0].parts},
-        loss_C=np.array([one.loss for one in outcomes]),
-        momentum={name: trees.stack([m[name] for m in momenta]) for name in momenta[0]} if momenta else None,
-        square_C=np.array(squares) if squares else None,
-        epoch_CE=np.array(epochs) if epochs else None,
+        parts_C=_stacked([one.parts_C for one in clients]),
+        loss_C=np.concatenate([one.loss_C for one in clients]),
+        momentum=_stacked(momenta) if momenta else None,
+        square_C=np.concatenate(squares) if squares else None,
+        epoch_CE=np.concatenate(epochs) if epochs else None,
     )
+
+
+def _stacked(clients: Sequence[Parts]) -> Parts:
+    return {part: {n: torch.cat([one[part][n] for one in clients]) for n in clients[0][part]} for part in clients[0]}

@@ -16,18 +16,16 @@ from torch.func import functional_call, vmap
 
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
-from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
+from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
 from fedbac.core.schemes import checked_step
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
-from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.batches import BatchTable, Job, Visits
-from fedbac.local.examples import Examples
+from fedbac.local.examples import Examples, Losses, shares
 from fedbac.local.folding import for_many
-from fedbac.local.losses import Losses
-from fedbac.local.stages import Stage
+from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections
 from fedbac.models import duplicate
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -90,12 +88,11 @@ class OwnSteps:
                 )
             now = checked_step(self.scheme, self.scheme.step(now, received, steps), now)
         ended.append((now, steps.velocity))
-        rank, losses, out, begin = np.argsort(order), steps.losses(), [], 0
+        rank, losses, out = np.argsort(order), steps.losses(), []
         parts = self._joined([one for one, _ in reversed(ended)])
         momenta = self._joined([one for _, one in reversed(ended)]) if given else {}
-        for request in requests:
-            rows = rank[begin : begin + len(request.clients)]
-            begin += len(request.clients)
+        for request, share in zip(requests, shares(requests), strict=True):
+            rows = rank[share]
             mine, momentum = ({part: trees.select(tree[part], rows) for part in tree} for tree in (parts, momenta))
             out.append(losses.of(request, rows, mine, momentum if given else None))
         return out
@@ -274,18 +271,10 @@ class HandedOver:
 
     def __init__(self, learner: Any, judge: Trainer) -> None:
         self.learner, self.judge = learner, judge
+        self.train, self.evaluate = learner.train, judge.evaluate
         self.path, self.device = f"{learner.path}-own-steps", learner.device
         self.network, self.examples = learner.network, learner.examples
         self.bytes_per_client: int = getattr(learner, "bytes_per_client", 0)
-
-    def train(self, requests: Sequence[Train]) -> list[Trained]:
-        """Train the clients of all requests."""
-        trained: list[Trained] = self.learner.train(requests)
-        return trained
-
-    def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
-        """Evaluate the models of all requests."""
-        return self.judge.evaluate(requests)
 
     def close(self) -> None:
         """Release both."""

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from fedbac.core import signals, trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization
+from fedbac.core.parts import Anatomy, Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.core.signals import SIGNALS
 from fedbac.errors import EngineError, OutputError
 from fedbac.files import write_whole
 from fedbac.local.examples import Examples
-from fedbac.local.loop import Learned, LoopTrainer, gather
+from fedbac.local.loop import LoopTrainer, gather
 
 RESTARTS = 2
 """How often work is begun again whose process died; work that kills its process every time must end some day."""
@@ -34,34 +34,34 @@ LOOK_SECONDS = 0.5
 """How often a worker looks whether its parent is still there."""
 
 
-def start_pool(workers: int, begin: Callable[..., None] | None = None, *words: Any, litter: Path | None = None) -> Any:
-    """Return an executor of worker processes, each of which calls ``begin`` with these words first.
+def start_pool(workers: int, begin: Callable[..., None] | None = None, *args: Any, scratch: Path | None = None) -> Any:
+    """Return an executor of worker processes, each of which calls ``begin`` with these arguments first.
 
-    The words must be few: what does not fit into a pipe would keep the parent waiting while a process starts, and for
-    ever if it dies meanwhile. ``litter`` is a folder that workers remove if the parent dies.
+    They must be small: what does not fit into a pipe would keep the parent waiting while a process starts, and for ever
+    if it dies meanwhile. ``scratch`` is a folder that workers remove if the parent dies.
     """
     from loky import ProcessPoolExecutor  # starts slowly and is not always needed
 
     resource_tracker.ensure_running()  # else it begins with the first process, and ends the blocking of signals
     return ProcessPoolExecutor(
-        max_workers=workers, timeout=60, initializer=_begin_worker, initargs=(os.getpid(), litter, begin, words)
+        max_workers=workers, timeout=60, initializer=_begin_worker, initargs=(os.getpid(), scratch, begin, args)
     )
 
 
-def _begin_worker(parent: int, litter: Path | None, begin: Callable[..., None] | None, words: tuple[Any, ...]) -> None:
+def _begin_worker(parent: int, scratch: Path | None, begin: Callable[..., None] | None, args: tuple[Any, ...]) -> None:
     for number in SIGNALS:  # the parent's to handle: it saves first, and tells workers to stop
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent, litter), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent, scratch), daemon=True).start()
     if begin is not None:
-        begin(*words)
+        begin(*args)
 
 
-def _end_with(parent: int, litter: Path | None) -> None:
+def _end_with(parent: int, scratch: Path | None) -> None:
     """End this process, wherever it is, once its parent is gone: nobody waits for its work, and it holds locks."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
-    if litter is not None:
-        shutil.rmtree(litter, ignore_errors=True)
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
 
 
@@ -79,22 +79,18 @@ Result = TypeVar("Result")
 log = logging.getLogger("fedbac")
 
 
-def _begin(parcel: str) -> None:
+def _begin(arguments: str) -> None:
     global _worker
     torch.set_num_threads(1)
-    with open(parcel, "rb") as file:
+    with open(arguments, "rb") as file:
         _worker = LoopTrainer(*pickle.load(file))
 
 
-def _train(
-    request: Train, bank: Packed, momentum: Packed | None, shift: Packed
-) -> tuple[Packed, Packed | None, Learned]:
+def _train(request: Train, bank: Packed, momentum: Packed, shift: Packed) -> tuple[Packed, Packed, Trained]:
     """Return what a client comes back with: its parts and momentum packed, and the rest."""
-    before = _unpack(momentum) if momentum else None
-    whole = replace(request, bank=_unpack(bank), momentum=before, shift=_unpack(shift))
-    learned = _worker.train_one(whole, 0)
-    packed = _pack(learned.parts), _pack(learned.momentum) if learned.momentum else None
-    return *packed, learned._replace(parts={}, momentum=None)
+    whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) or None, shift=_unpack(shift))
+    trained = _worker.train_one(whole, 0)
+    return _pack(trained.parts_C), _pack(trained.momentum or {}), replace(trained, parts_C={}, momentum=None)
 
 
 def _evaluate(request: Evaluate, bank: Packed) -> Measured:
@@ -116,8 +112,8 @@ class PoolTrainer:
         """Seconds of work in this process."""
         self.needed = network, scheme, examples
         self.folder = TemporaryDirectory(prefix="fedbac-")
-        self.parcel = Path(self.folder.name, "parcel")
-        """What every worker needs, put down once and read by each as it begins."""
+        self.arguments = Path(self.folder.name, "arguments")
+        """The file of what every worker needs, written once and read by each as it begins."""
         self.pool: Any = None
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
@@ -129,13 +125,12 @@ class PoolTrainer:
         for r, c in left:
             request = requests[r]
             one = request.part(slice(c, c + 1))
-            bank = {part: _row(stack, int(request.row_C[part][c])) for part, stack in request.bank.items()}
-            momentum = None if one.momentum is None else _pack(one.momentum)
+            bank = {part: trees.select(stack, one.row_C[part]) for part, stack in request.bank.items()}
             first = {part: np.zeros(1, dtype=np.int64) for part in bank}
             light = replace(one, bank={}, row_C=first, momentum=None, shift={}, teachers=_own(one.teachers))
-            calls.append((light, _pack(bank), momentum, _pack(one.shift)))
-        for job, (parts, after, rest) in zip(left, self._spread(_train, calls), strict=True):
-            done[job] = rest._replace(parts=_unpack(parts), momentum=_unpack(after) if after else None)
+            calls.append((light, _pack(bank), _pack(one.momentum or {}), _pack(one.shift)))
+        for job, (parts, momentum, rest) in zip(left, self._spread(_train, calls), strict=True):
+            done[job] = replace(rest, parts_C=_unpack(parts), momentum=_unpack(momentum) or None)
         return [gather([done[r, c] for c in range(len(request.clients))]) for r, request in enumerate(requests)]
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
@@ -168,9 +163,17 @@ class PoolTrainer:
         return done
 
     def _start(self) -> Any:
-        if not self.parcel.exists():
-            _put_down(self.parcel, self.needed)
-        return start_pool(self.workers, _begin, str(self.parcel), litter=self.parcel.parent)
+        from cloudpickle import dumps  # a network may be of a class that only the user's script knows
+
+        try:
+            if not self.arguments.exists():
+                write_whole(self.arguments, dumps(self.needed))
+        except OutputError as error:
+            raise EngineError(
+                f"the data for worker processes cannot be written ({error}); make room, choose another folder by "
+                "TMPDIR, or use one process (--workers 1)"
+            ) from error
+        return start_pool(self.workers, _begin, str(self.arguments), scratch=self.arguments.parent)
 
     def _spread(self, work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return what ``work`` returns for each call; what dies with a worker is done again by new ones.
@@ -200,18 +203,6 @@ class PoolTrainer:
         )
 
 
-def _put_down(file: Path, parcel: Any) -> None:
-    from cloudpickle import dumps  # a network may be of a class that only the user's script knows
-
-    try:
-        write_whole(file, dumps(parcel))
-    except OutputError as error:
-        raise EngineError(
-            f"the data for worker processes cannot be written ({error}); make room, choose another folder by TMPDIR, "
-            "or use one process (--workers 1)"
-        ) from error
-
-
 def _own(teachers: Teachers | None) -> Teachers | None:
     """Return the teachers of a single client: those that count, and none where it learns nothing from them."""
     if teachers is None or not teachers.shares.any():
@@ -221,21 +212,9 @@ def _own(teachers: Teachers | None) -> Teachers | None:
     return replace(teachers, bank=bank, weight_CT=teachers.weight_CT[:, counts])
 
 
-def _arrays(params: Params) -> dict[str, np.ndarray]:
-    return {name: value.numpy() for name, value in params.items()}
-
-
-def _tensors(arrays: dict[str, np.ndarray]) -> Params:
-    return {name: torch.from_numpy(value) for name, value in arrays.items()}
-
-
-def _row(rows: Params, index: int) -> Params:
-    return {name: value[None] for name, value in trees.take(rows, index).items()}
-
-
 def _pack(parts: Parts) -> Packed:
-    return {part: _arrays(params) for part, params in parts.items()}
+    return {part: {name: value.numpy() for name, value in params.items()} for part, params in parts.items()}
 
 
 def _unpack(packed: Packed) -> Parts:
-    return {part: _tensors(arrays) for part, arrays in packed.items()}
+    return {part: {n: torch.from_numpy(value) for n, value in arrays.items()} for part, arrays in packed.items()}

@@ -16,11 +16,9 @@ from fedbac.core.parts import Anatomy, Params, Parts, predict
 from fedbac.core.requests import Kept, Train
 from fedbac.core.settings import IntArray
 from fedbac.gpu import update
-from fedbac.local.adamw import adamw_of, adamw_step, corrections
 from fedbac.local.batches import BatchTable
-from fedbac.local.examples import Examples
-from fedbac.local.losses import Losses, kept
-from fedbac.local.stages import Stage
+from fedbac.local.examples import Examples, Losses, kept, shares
+from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections
 from fedbac.local.teaching import TeacherRows, distilled, joined_bank
 
 GRAPH_SHRINK = 0.9
@@ -123,15 +121,13 @@ class Stack:
                 else:
                     rows = torch.from_numpy(order).to(self.device)
                     value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
+        place = torch.from_numpy(np.argsort(order)).to(self.device)
         for part, buffers in self.shift.items():
             for name, value in buffers.items():
                 value.zero_()
-                begin, place = 0, torch.from_numpy(np.argsort(order)).to(self.device)
-                for request in requests:
-                    mine = place[begin : begin + len(request.clients)]
-                    begin += len(request.clients)
+                for request, share in zip(requests, shares(requests), strict=True):
                     if name in request.shift.get(part, {}):
-                        value[mine] = request.shift[part][name].to(self.device)
+                        value[place[share]] = request.shift[part][name].to(self.device)
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
             received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
@@ -234,7 +230,7 @@ class Stack:
         }
 
         def loss(
-            moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *lesson: Tensor
+            moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *target: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             """Return what a client learns by, its mean cross-entropy over examples that count, and that of each."""
 
@@ -253,14 +249,13 @@ class Stack:
                 return (values_B * weight).sum() / weight.sum().clamp(min=1)
 
             lost = mean(loss_B)
-            return distilled(lost, logits, mean, *lesson) if lesson else lost, (lost, loss_B)
+            return distilled(lost, logits, mean, *target) if target else lost, (lost, loss_B)
 
-        lessons = (
-            self.teacher_rows.lessons(x_AB) if self.teacher_rows is not None and self.taught and stage.taught else ()
-        )
+        taught = self.teacher_rows is not None and self.taught and stage.taught
+        targets = self.teacher_rows.targets(x_AB) if self.teacher_rows is not None and taught else ()
         leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
         together = vmap(loss, randomness="different")
-        learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *lessons)
+        learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *targets)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
         self._move(number, stage, gradient, count_A)

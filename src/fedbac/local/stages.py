@@ -1,9 +1,12 @@
-"""The phases of a scheme as trainers run them: in networks and names of weights, with every setting given."""
+"""The phases of a scheme as trainers run them: in networks and names of weights, with every setting given; AdamW."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from fedbac.config.experiment import Training
+from torch import Tensor
+
+from fedbac.config.training import AdamW, Training
 from fedbac.core.parts import Anatomy, Params, Phase
 from fedbac.core.requests import Train
 from fedbac.errors import ConfigError
@@ -137,24 +140,23 @@ def span(stage: Stage, network: str, like: Params) -> Span:
     parts = stage.moving.get(network, ())
     if not parts:
         return STILL
-    sizes, moved = [value.numel() for value in like.values()], {name for part in parts for name in part.names}
-    at = [place for place, name in enumerate(like) if name in moved]
-    begin = sum(sizes[: at[0]])
-    whole = slice(begin, begin + sum(sizes[at[0] : at[-1] + 1]))
+    (whole,) = places([name for part in parts for name in part.names], like)
     return Span(whole, parts[0].decay, parts[0].penalty, parts[0].anchor)
 
 
 def places(names: Sequence[str], like: Params) -> list[slice]:
     """Return where weights lie in a flat network, those side by side as one."""
+    ends = accumulate(value.numel() for value in like.values())
+    return joined(slice(end - like[name].numel(), end) for name, end in zip(like, ends, strict=True) if name in names)
+
+
+def joined(slices: Iterable[slice]) -> list[slice]:
+    """Return slices in ascending order, those side by side as one."""
     found: list[slice] = []
-    begin = 0
-    for name, value in like.items():
-        here = slice(begin, begin + value.numel())
-        if name in names and found and found[-1].stop == begin:
-            found[-1] = slice(found[-1].start, here.stop)
-        elif name in names:
-            found.append(here)
-        begin = here.stop
+    for here in sorted(slices, key=lambda one: int(one.start)):
+        if found and found[-1].stop == here.start:
+            here = slice(found.pop().start, here.stop)
+        found.append(here)
     return found
 
 
@@ -164,10 +166,34 @@ def obstacle(stages: Sequence[Stage], like: Params) -> str | None:
         if stage.taught:
             return "a phase learns from teachers"
         for network, parts in stage.moving.items():
-            moved = {name for part in parts for name in part.names}
-            at = [place for place, name in enumerate(like) if name in moved]
-            if at != list(range(at[0], at[-1] + 1)):
+            if len(places([name for part in parts for name in part.names], like)) > 1:
                 return f"layers of network {network!r} that do not lie side by side move in one phase"
             if len({(part.decay, part.penalty, part.anchor) for part in parts}) > 1:
                 return f"layers of network {network!r} that move in one phase are pulled in different ways"
     return None
+
+
+Number = float | Tensor
+"""Of one client, or a tensor that goes with stacked weights."""
+
+
+def adamw_of(training: Training) -> AdamW | None:
+    """Return the settings of AdamW; None if training goes by SGD."""
+    return training.optimizer if isinstance(training.optimizer, AdamW) else None
+
+
+def corrections(settings: AdamW, steps: Number) -> tuple[Number, Number]:
+    """Return 1 − β₁ⁿ and 1 − β₂ⁿ; single precision would lose digits of them."""
+    return 1 - settings.beta1**steps, 1 - settings.beta2**steps
+
+
+def adamw_step(
+    settings: AdamW, weight: Tensor, moments: tuple[Tensor, Tensor], gradient: Tensor, decay: Number, rate: Number,
+    corrected: Sequence[Number],
+) -> None:  # fmt: skip
+    """w ← (1 − η·decay)·w − η·m̂/(√v̂ + ε), as ``torch.optim.AdamW``."""
+    first, second = moments
+    first.lerp_(gradient, 1 - settings.beta1)
+    second.mul_(settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
+    weight.mul_(1 - rate * decay)
+    weight.sub_(first / (second.sqrt() / corrected[1] ** 0.5 + settings.epsilon) * (rate / corrected[0]))

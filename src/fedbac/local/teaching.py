@@ -11,6 +11,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Params
 from fedbac.core.requests import Teachers, Train
 from fedbac.core.settings import IntArray
+from fedbac.local.examples import shares
 from fedbac.models import duplicate
 
 
@@ -25,17 +26,14 @@ def distilled(
     return torch.where(share > 0, (1 - share) * loss + share * temperature**2 * mean(soft_B), loss)
 
 
-class Lesson:
-    """The teachers of one client."""
+class Targets:
+    """The distillation targets of one client: what its teachers predict."""
 
     def __init__(self, network: nn.Module, teachers: Teachers, client: int) -> None:
         self.network = network
-        weight_T = teachers.weight_CT[client]
-        counts = np.flatnonzero(weight_T > 0).tolist()
-        self.teachers = [(float(weight_T[t]), trees.take(teachers.bank, t)) for t in counts]
-        self.share, self.temperature = (
-            torch.tensor(float(x)) for x in (teachers.share_C[client], teachers.temperature)
-        )
+        weights = enumerate(teachers.weight_CT[client].tolist())
+        self.teachers = [(weight, trees.take(teachers.bank, t)) for t, weight in weights if weight > 0]
+        self.share, self.temperature = map(torch.tensor, (float(teachers.share_C[client]), float(teachers.temperature)))
 
     def loss(self, loss: Tensor, logits: Tensor, x: Tensor) -> Tensor:
         """Return the loss of a batch, given its cross-entropy."""
@@ -45,11 +43,11 @@ class Lesson:
         return distilled(loss, logits, torch.mean, target, self.share, self.temperature)
 
 
-def lesson(network: nn.Module, request: Train, client: int) -> Lesson | None:
-    """Return the teachers of a client of a request, for networks at rest; None where it learns nothing from them."""
+def targets_of(network: nn.Module, request: Train, client: int) -> Targets | None:
+    """Return the targets of a client of a request, by networks at rest; None where it has no teachers."""
     if request.teachers is None or request.teachers.shares[client] == 0:
         return None
-    return Lesson(network, request.teachers, client)
+    return Targets(network, request.teachers, client)
 
 
 class TeacherRows:
@@ -66,29 +64,22 @@ class TeacherRows:
         """Put the teachers of a round in place; ``order`` says which client of all requests each row is."""
         for name, value in self.bank.items():
             value.copy_(bank[name])
-        weight_JT, share_J, temperature_J = (
-            np.zeros((order.size, self.size)),
-            np.zeros(order.size),
-            np.ones(order.size),
-        )
-        begin, first = 0, _places(requests)
-        for request in requests:
-            mine = slice(begin, begin + len(request.clients))
-            begin = mine.stop
-            if request.teachers is not None:
-                weight_CT = request.teachers.weight_CT * (request.teachers.shares > 0)[:, None]
-                at = first[id(request.teachers.bank)]
-                weight_JT[mine, at : at + weight_CT.shape[1]] = weight_CT
-                share_J[mine], temperature_J[mine] = request.teachers.shares, request.teachers.temperature
-        for buffer, values in (
-            (self.weight_AT, weight_JT),
-            (self.share_A, share_J),
-            (self.temperature_A, temperature_J),
-        ):
+        weight_JT, share_J, temperature_J = np.zeros((order.size, self.size)), np.zeros(order.size), np.ones(order.size)
+        first: dict[int, int] = {}  # where each bank begins among the teachers of all requests
+        end = 0
+        for request, mine in zip(requests, shares(requests), strict=True):
+            if (teachers := request.teachers) is None:
+                continue
+            at = first.setdefault(id(teachers.bank), end)
+            end = max(end, at + teachers.weight_CT.shape[1])
+            weight_JT[mine, at : at + teachers.weight_CT.shape[1]] = teachers.weight_CT * (teachers.shares > 0)[:, None]
+            share_J[mine], temperature_J[mine] = teachers.shares, teachers.temperature
+        pairs = (self.weight_AT, weight_JT), (self.share_A, share_J), (self.temperature_A, temperature_J)
+        for buffer, values in pairs:
             buffer[: order.size] = torch.from_numpy(values[order]).to(buffer.device)
 
     @torch.no_grad()
-    def lessons(self, x_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def targets(self, x_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the teachers of the first clients predict for their batches, with λ and τ of each."""
         rows = len(x_AB)
         temperature_A, target_AB = self.temperature_A[:rows], torch.zeros((), device=x_AB.device)
@@ -107,17 +98,6 @@ def joined_bank(requests: Sequence[Train]) -> Params | None:
     if not any(one.shares.any() for one in teachers):
         return None
     return trees.join(list({id(one.bank): one.bank for one in teachers}.values()))
-
-
-def _places(requests: Sequence[Train]) -> dict[int, int]:
-    """Return where each bank begins among the teachers of all requests."""
-    found: dict[int, int] = {}
-    begin = 0
-    for request in requests:
-        if request.teachers is not None and id(request.teachers.bank) not in found:
-            found[id(request.teachers.bank)] = begin
-            begin += trees.count(request.teachers.bank)
-    return found
 
 
 def at_rest(network: nn.Module) -> nn.Module:

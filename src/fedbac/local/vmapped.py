@@ -22,14 +22,13 @@ from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
-from fedbac.local.adamw import adamw_of
 from fedbac.local.batches import BatchTable, Visits
-from fedbac.local.examples import Examples, cells, rates
+from fedbac.local.examples import Examples, cells, rates, shares
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
 from fedbac.local.own_steps import own_steps
 from fedbac.local.stack import Precision, Stack
-from fedbac.local.stages import stages_now, stages_of
+from fedbac.local.stages import adamw_of, stages_now, stages_of
 from fedbac.models import weights
 
 EVALUATION_BATCH = 2048
@@ -120,11 +119,9 @@ class VmapTrainer:
                     stack.advance(number, stage, table.active(number, step), table.largest(number, step))
         self.visits.prefetch(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
-        rank = np.argsort(order)
-        out, begin = [], 0
-        for request in requests:
-            rows = rank[begin : begin + len(request.clients)]
-            begin += len(request.clients)
+        rank, out = np.argsort(order), []
+        for request, share in zip(requests, shares(requests), strict=True):
+            rows = rank[share]
             kept = None if request.momentum is None else _rows(stack.velocity, rows)
             out.append(losses.of(request, rows, _rows(stack.parts, rows), kept))
         return out
@@ -156,9 +153,8 @@ class VmapTrainer:
         networks, table = distinct(self.anatomy, request)
         source = self.source["test" if request.split == "test" else "train"]
         if not groups:
-            return np.zeros((1 if request.paired else len(table), 0)), np.zeros(
-                (1 if request.paired else len(table), 0)
-            )
+            nothing = np.zeros((1 if request.paired else len(table), 0))
+            return nothing, nothing
         if not request.paired:
             return self._judge(networks, table, source, groups)
         each = []
