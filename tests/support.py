@@ -35,7 +35,7 @@ from tests.emulator import NO_COMPILER, EmulatedModule
 
 torch.set_num_threads(1)  # more threads only get in each other's way on networks this small
 
-NO_KERNEL = pytest.mark.skipif(not native.available(), reason="fedbac was installed without its native kernel")
+NO_KERNEL = pytest.mark.skipif(native.missing() is not None, reason="fedbac was installed without its native kernel")
 NO_GPU = pytest.mark.skipif(not gpu.available(), reason="there is no GPU here")
 ON_GPU = [
     pytest.param("emulated", marks=NO_COMPILER),

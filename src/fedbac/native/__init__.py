@@ -4,8 +4,8 @@ import ctypes
 import functools
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, pointer
-from dataclasses import dataclass, field
+from ctypes import POINTER, addressof, byref, c_char_p, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedbac.native.calls import EvaluateCall, ImagesArgument, TrainCall
+from fedbac.native.calls import EvaluateCall, ImagesArgument, TrainCall, filled
 
 # Axes: J jobs, P parts, D parameters of one network, T networks in a table, S visits of all jobs, V models, G groups,
 # N examples, C channels, H height, W width, E epochs.
@@ -21,11 +21,6 @@ from fedbac.native.calls import EvaluateCall, ImagesArgument, TrainCall
 
 MAX_LAYERS = 8
 """Layers of a kind that the kernel has room for."""
-
-
-def available() -> bool:
-    """Whether the kernel can be used here."""
-    return missing() is None
 
 
 def missing() -> str | None:
@@ -57,7 +52,8 @@ class Layers:
     @property
     def num_parameters(self) -> int:
         """The number of weights and biases of one network."""
-        count = int(_library().fedbac_num_parameters(_pointer(self._shape(), c_int32)))
+        shape = self._shape()
+        count = int(_library().fedbac_num_parameters(shape.ctypes.data))
         if count < 0:
             raise ValueError(
                 f"{self} is no network: sizes must be positive, an image at least as large as its kernel and "
@@ -140,7 +136,7 @@ class Outcome:
     """Mean over each epoch; NaN past a job's last epoch."""
     finite_J: NDArray[np.bool_]
     """Whether the job's loss and all its parameters are finite."""
-    velocity_JPD: NDArray[np.float32] | None = field(default=None)
+    velocity_JPD: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,24 +221,17 @@ def train(
     epoch_loss = np.full((num_jobs, max_epochs), np.nan)
     finite = np.zeros(num_jobs, np.uint8)
 
-    shape = layers._shape()
-    call = TrainCall(
-        shape=_pointer(shape, c_int32), num_parts=num_parts, num_threads=num_threads,
-        instruction_set=_choose(instruction_set), num_jobs=num_jobs, networks=_pointer(networks, c_float),
-        start=_pointer(start, c_int64), schedule=_pointer(examples, c_int32), schedule_begin=_pointer(begin, c_int64),
-        num_examples=_pointer(num_examples, c_int64), num_epochs=_pointer(num_epochs, c_int64),
-        batch_size=sgd.batch_size, drop_last=sgd.drop_last, crop=_pointer(crop, c_int8), flip=_pointer(flip, c_uint8),
-        learning_rate=_pointer(rate, c_float), momentum=sgd.momentum, weight_decay=_pointer(weight_decay, c_float),
-        l2=_pointer(l2, c_float), anchors=_pointer(anchors, c_float), anchor=_pointer(anchor, c_int64),
-        moving_begin=_pointer(moving_begin, c_int64), moving_end=_pointer(moving_end, c_int64), max_norm=sgd.max_norm,
-        clip_per_part=sgd.clip_per_part, shift=_pointer(shift, c_float), velocity_in=_pointer(velocity_in, c_float),
-        velocity_out=_pointer(velocity_out, c_float), trained=_pointer(parameters, c_float),
-        loss=_pointer(loss, c_double), square=_pointer(square, c_double), epoch_loss=_pointer(epoch_loss, c_double),
-        max_epochs=max_epochs, finite=_pointer(finite, c_uint8), stop=None if stop is None else pointer(stop),
+    call = filled(
+        TrainCall, shape=layers._shape(), num_parts=num_parts, num_threads=num_threads,
+        instruction_set=_choose(instruction_set), images=_argument(layers, images), num_jobs=num_jobs,
+        networks=networks, start=start, schedule=examples, schedule_begin=begin, num_examples=num_examples,
+        num_epochs=num_epochs, batch_size=sgd.batch_size, drop_last=sgd.drop_last, crop=crop, flip=flip,
+        learning_rate=rate, momentum=sgd.momentum, weight_decay=weight_decay, l2=l2, anchors=anchors, anchor=anchor,
+        moving_begin=moving_begin, moving_end=moving_end, max_norm=sgd.max_norm, clip_per_part=sgd.clip_per_part,
+        shift=shift, velocity_in=velocity_in, velocity_out=velocity_out, trained=parameters, loss=loss, square=square,
+        epoch_loss=epoch_loss, max_epochs=max_epochs, finite=finite, stop=None if stop is None else addressof(stop),
     )  # fmt: skip
-    kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_train(byref(call)), num_parts)
-    del kept_alive
     return Outcome(parameters, loss, square, epoch_loss, finite.astype(bool), velocity_out)
 
 
@@ -276,18 +265,13 @@ def evaluate(
     loss = np.zeros(len(pairs))
     correct = np.zeros(len(pairs), np.int64)
 
-    shape = layers._shape()
-    call = EvaluateCall(
-        shape=_pointer(shape, c_int32), num_parts=models.shape[1], num_threads=num_threads,
-        instruction_set=_choose(instruction_set), networks=_pointer(networks, c_float),
-        models=_pointer(models, c_int64), num_groups=len(groups), examples=_pointer(examples, c_int32),
-        group_begin=_pointer(begin, c_int64), num_pairs=len(pairs), pair_model=_pointer(pair_model, c_int64),
-        pair_group=_pointer(pair_group, c_int64), loss=_pointer(loss, c_double), correct=_pointer(correct, c_int64),
-        stop=None if stop is None else pointer(stop),
+    call = filled(
+        EvaluateCall, shape=layers._shape(), num_parts=models.shape[1], num_threads=num_threads,
+        instruction_set=_choose(instruction_set), images=_argument(layers, images), networks=networks, models=models,
+        num_groups=len(groups), examples=examples, group_begin=begin, num_pairs=len(pairs), pair_model=pair_model,
+        pair_group=pair_group, loss=loss, correct=correct, stop=None if stop is None else addressof(stop),
     )  # fmt: skip
-    kept_alive = _fill_images(call.images, layers, images)
     _raise_for(_library().fedbac_evaluate(byref(call)), models.shape[1])
-    del kept_alive
     return Evaluated(loss, correct, count[pair_group])
 
 
@@ -304,7 +288,7 @@ def _library() -> ctypes.CDLL:
     library.fedbac_supported.argtypes = [c_int32]
     if hasattr(library, "fedbac_layout"):
         library.fedbac_layout.restype = c_int64
-    library.fedbac_num_parameters.argtypes = [POINTER(c_int32)]
+    library.fedbac_num_parameters.argtypes = [c_void_p]
     library.fedbac_num_parameters.restype = c_int64
     library.fedbac_train.argtypes = [POINTER(TrainCall)]
     library.fedbac_evaluate.argtypes = [POINTER(EvaluateCall)]
@@ -337,31 +321,22 @@ def _raise_for(status: int, num_parts: int) -> None:
         raise InterruptedError("the kernel was told to stop")
 
 
-def _pointer(array: NDArray[Any] | None, kind: Any) -> Any:
-    return None if array is None else array.ctypes.data_as(POINTER(kind))
-
-
 def _networks(layers: Layers, networks_TD: NDArray[np.float32]) -> NDArray[np.float32]:
     return _shaped("networks_TD", networks_TD, np.float32, (len(networks_TD), layers.num_parameters))
 
 
-def _fill_images(to: ImagesArgument, layers: Layers, images: Images) -> list[NDArray[Any]]:
-    """Fill the struct and return the arrays that must outlive the call."""
+def _argument(layers: Layers, images: Images) -> ImagesArgument:
     expected = (layers.channels, layers.height, layers.width)
     if images.pixels_NCHW.shape[1:] != expected:
         raise ValueError(f"the network takes images of shape {expected}, not {images.pixels_NCHW.shape[1:]}")
-    pixels = np.ascontiguousarray(images.pixels_NCHW)
-    labels = np.ascontiguousarray(images.labels_N, np.int64)
+    pixels, labels = np.ascontiguousarray(images.pixels_NCHW), np.ascontiguousarray(images.labels_N, np.int64)
     _check_range("labels_N", labels, layers.linears[-1])
     mean, std = (
         np.broadcast_to(np.asarray(value, np.float64), layers.channels) for value in (images.mean_C, images.std_C)
     )
     scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
-    to.pixels = pixels.ctypes.data
-    to.is_float = pixels.dtype == np.float32
-    to.scale, to.shift = _pointer(scale, c_float), _pointer(shift, c_float)
-    to.labels = _pointer(labels, c_int64)
-    return [pixels, labels, scale, shift]
+    is_float = int(pixels.dtype == np.float32)
+    return filled(ImagesArgument, pixels=pixels, is_float=is_float, scale=scale, shift=shift, labels=labels)
 
 
 def _indices(name: str, array: NDArray[Any], limit: int) -> NDArray[np.int32]:

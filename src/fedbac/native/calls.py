@@ -2,32 +2,33 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_double, c_float, c_int8, c_int32, c_int64, c_uint8, c_void_p
-from typing import TypeVar
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any, TypeVar
+
+import numpy as np
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
 
 
 class ImagesArgument(Structure):
     """``fedbac_images``."""
 
-    _fields_ = [("pixels", c_void_p), ("is_float", c_int32), ("scale", POINTER(c_float)), ("shift", POINTER(c_float)),
-                ("labels", POINTER(c_int64))]  # fmt: skip
+    _fields_ = [("pixels", c_void_p), ("is_float", c_int32), *_fields(c_void_p, "scale shift labels")]
 
 
 class TrainCall(Structure):
     """``fedbac_train_call``."""
 
     _fields_ = [
-        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
-        ("images", ImagesArgument), ("num_jobs", c_int64), ("networks", POINTER(c_float)), ("start", POINTER(c_int64)),
-        ("schedule", POINTER(c_int32)), ("schedule_begin", POINTER(c_int64)), ("num_examples", POINTER(c_int64)),
-        ("num_epochs", POINTER(c_int64)), ("batch_size", c_int64), ("drop_last", c_int32), ("crop", POINTER(c_int8)),
-        ("flip", POINTER(c_uint8)), ("learning_rate", POINTER(c_float)), ("momentum", c_float),
-        ("weight_decay", POINTER(c_float)), ("l2", POINTER(c_float)), ("anchors", POINTER(c_float)),
-        ("anchor", POINTER(c_int64)), ("moving_begin", POINTER(c_int64)), ("moving_end", POINTER(c_int64)),
-        ("max_norm", c_float), ("clip_per_part", c_int32), ("shift", POINTER(c_float)),
-        ("velocity_in", POINTER(c_float)), ("velocity_out", POINTER(c_float)), ("trained", POINTER(c_float)),
-        ("loss", POINTER(c_double)), ("square", POINTER(c_double)), ("epoch_loss", POINTER(c_double)),
-        ("max_epochs", c_int64), ("finite", POINTER(c_uint8)), ("stop", POINTER(c_int32)),
+        ("shape", c_void_p), *_fields(c_int32, "num_parts num_threads instruction_set"), ("images", ImagesArgument),
+        ("num_jobs", c_int64), *_fields(c_void_p, "networks start schedule schedule_begin num_examples num_epochs"),
+        ("batch_size", c_int64), ("drop_last", c_int32), *_fields(c_void_p, "crop flip learning_rate"),
+        ("momentum", c_float), *_fields(c_void_p, "weight_decay l2 anchors anchor moving_begin moving_end"),
+        ("max_norm", c_float), ("clip_per_part", c_int32),
+        *_fields(c_void_p, "shift velocity_in velocity_out trained loss square epoch_loss"), ("max_epochs", c_int64),
+        *_fields(c_void_p, "finite stop"),
     ]  # fmt: skip
 
 
@@ -35,12 +36,20 @@ class EvaluateCall(Structure):
     """``fedbac_evaluate_call``."""
 
     _fields_ = [
-        ("shape", POINTER(c_int32)), ("num_parts", c_int32), ("num_threads", c_int32), ("instruction_set", c_int32),
-        ("images", ImagesArgument), ("networks", POINTER(c_float)), ("models", POINTER(c_int64)),
-        ("num_groups", c_int64), ("examples", POINTER(c_int32)), ("group_begin", POINTER(c_int64)),
-        ("num_pairs", c_int64), ("pair_model", POINTER(c_int64)), ("pair_group", POINTER(c_int64)),
-        ("loss", POINTER(c_double)), ("correct", POINTER(c_int64)), ("stop", POINTER(c_int32)),
+        ("shape", c_void_p), *_fields(c_int32, "num_parts num_threads instruction_set"), ("images", ImagesArgument),
+        *_fields(c_void_p, "networks models"), ("num_groups", c_int64), *_fields(c_void_p, "examples group_begin"),
+        ("num_pairs", c_int64), *_fields(c_void_p, "pair_model pair_group loss correct stop"),
     ]  # fmt: skip
+
+
+Struct = TypeVar("Struct", bound=Structure)
+
+
+def filled(kind: type[Struct], **given: Any) -> Struct:
+    """Return a struct that points to the arrays given, and keeps them alive."""
+    struct = kind(**{name: v.ctypes.data if isinstance(v, np.ndarray) else v for name, v in given.items()})
+    struct.given = given
+    return struct
 
 
 Result = TypeVar("Result")

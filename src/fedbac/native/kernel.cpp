@@ -16,6 +16,7 @@
 #include <numeric>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace fedbac {
@@ -130,17 +131,9 @@ bool describe(const std::int32_t* shape, Network& network) {
 }
 
 // Gives out offsets that start on a cache line.
-class Offsets {
- public:
-  index take(index floats) {
-    const index begin = size_;
-    size_ += (floats + 15) / 16 * 16;
-    return begin;
-  }
-  index size() const { return size_; }
-
- private:
-  index size_ = 0;
+struct Offsets {
+  index size = 0;
+  index take(index floats) { return std::exchange(size, size + (floats + 15) / 16 * 16); }
 };
 
 Layout make_layout(const Network& network, int lanes, int num_parts, bool training, bool staging, index segment_logits) {
@@ -160,7 +153,7 @@ Layout make_layout(const Network& network, int lanes, int num_parts, bool traini
     features = std::max<index>({features, layer.inputs, layer.outputs});
     inputs = std::max<index>(inputs, layer.inputs);
   }
-  layout.part_size = part.size();
+  layout.part_size = part.size;
 
   Offsets all;
   layout.input = all.take(network.pixels() * chunk_size);
@@ -190,7 +183,7 @@ Layout make_layout(const Network& network, int lanes, int num_parts, bool traini
     layout.gradient = all.take(network.num_parameters * num_parts);
     layout.velocity = all.take(network.num_parameters * num_parts);
   }
-  layout.size = all.size();
+  layout.size = all.size;
   return layout;
 }
 
