@@ -1,22 +1,4 @@
-"""The errors of fedbac, one tree.
-
-Error
-  ConfigError              a configuration that cannot run; names the field, the value and what is allowed
-  PartitionError           no partition of the data meets the stated minimum sizes
-  PolicyError              a policy answered what cannot be done; names the policy and what is expected
-  FederationError          what the world does
-    DataNotFoundError      a data set is in none of the places tried
-    DeployError            a federation on a network cannot be set up, joined or kept
-    EngineError            a distributed engine cannot be reached or gave up
-      TooFewSitesError     too few sites answered for a round to count
-    NotEnoughMemoryError   not even one client can be trained in the memory there is
-    OutputError            a file cannot be written; what was there before still is
-    RunFolderError         a run folder that cannot be used as asked
-      RunInUseError        another process is writing to it
-      CheckpointError      no checkpoint in it can be read
-
-The first three are ValueErrors too.
-"""
+"""The errors of fedbac, one tree, and words for their messages."""
 
 import difflib
 import re
@@ -24,8 +6,6 @@ from collections.abc import Iterable
 
 LONGEST_QUOTE = 200
 """Characters of a value that a message repeats."""
-
-
 MOST_NAMES = 12
 """Names that a message lists beside the one that was probably meant."""
 

@@ -1,21 +1,22 @@
-"""What our GPU kernels are called with, and what they work in."""
+"""What our GPU kernels are called with: their buffers, and which network is judged on which examples."""
 
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Structure, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbac.core import trees
-from fedbac.core.requests import Kept
+from fedbac.core.requests import Evaluate, Kept
 from fedbac.core.settings import IntArray
 from fedbac.gpu.network import MAX_PARTS, Plan
-from fedbac.local.examples import Losses
+from fedbac.local.examples import Losses, cells
 
 
 class Rule(Structure):
@@ -32,15 +33,12 @@ class Rule(Structure):
     )
 
 
-@dataclass
 class Arguments:
     """The arguments of a row of launches. They point to tensors, which must be there until the kernels have run."""
 
-    buffers: Any
-
-    def __post_init__(self) -> None:
-        self.rule = Rule()
-        self.step = c_int32(0)
+    def __init__(self, levels: int) -> None:
+        self.buffers: Any = buffers_type(levels)()
+        self.rule, self.step = Rule(), c_int32(0)
 
     def point(self, name: str, tensor: Tensor | None) -> None:
         """Point a field to a tensor; without one the kernels do without."""
@@ -55,22 +53,9 @@ class Arguments:
 @cache
 def buffers_type(levels: int) -> type[Structure]:
     """``Buffers`` of ``kernels.cu`` for a network of so many layers."""
-    names = [
-        "pixels",
-        "labels",
-        "seen",
-        "visits",
-        "crop",
-        "flip",
-        "jobs",
-        "slots",
-        "rates",
-        "anchors",
-        "anchor",
-        "shift",
-    ]
-    names += ["weights", "velocity", "gradient", "partial", "squares", "loss", "square", "epoch_loss", "logits"]
-    fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names]
+    names = "pixels labels seen visits crop flip jobs slots rates anchors anchor shift "
+    names += "weights velocity gradient partial squares loss square epoch_loss logits"
+    fields: list[tuple[str, Any]] = [(name, c_void_p) for name in names.split()]
     fields += [(name, c_void_p * levels) for name in ("out", "back", "winner")]
     fields += [(name, c_int) for name in ("parts", "batch", "num_epochs", "first_epoch")]
     return type("Buffers", (ctypes.Structure,), {"_fields_": fields})
@@ -82,7 +67,7 @@ class Room:
     def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
         self.rows, self.plan = rows, plan
         self.given: dict[tuple[int, int, int], Arguments] = {}
-        """What kernels are told of some rows, by the networks of a client and the clients."""
+        """The arguments of kernels for some rows, by the networks of a client and the clients."""
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros((rows, *shape), dtype=dtype, device=device)
@@ -132,3 +117,70 @@ class Sums:
             return Losses((loss() / seen_J)[place], square_J, epoch_JE)
 
         return losses
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The work of some requests about one split. It says nothing of weights, so rounds that ask the same share it."""
+
+    examples: NDArray[np.int32]
+    """Of all groups, one after another."""
+    jobs: NDArray[np.int32]
+    """Batches, ``[job, 4]``: where its examples begin, where its logits go, how many there are, and 1 for one batch."""
+    slots: NDArray[np.int32]
+    """The network of each job."""
+    pairs: IntArray
+    """Models and groups, ``[pair, 2 + networks]``: where examples begin, how many, where each network's logits are."""
+    counts: tuple[tuple[tuple[int, ...], IntArray], ...]
+    """By request, how many models and groups it has, and the examples of each group."""
+    num_scored: int
+    """Rows of logits."""
+    device: torch.device
+
+    @cached_property
+    def there(self) -> dict[str, Tensor]:
+        """The tables on the device, by name."""
+        tables: dict[str, NDArray[Any]] = {
+            "visits": self.examples, "jobs": self.jobs, "slots": self.slots, "pairs": self.pairs
+        }  # fmt: skip
+        return {name: trees.onto(table, self.device) for name, table in tables.items()}
+
+
+def lay_out(
+    requests: Sequence[tuple[Evaluate, list[IntArray]]], rows: Sequence[IntArray], batch: int, device: torch.device
+) -> Layout:
+    """Return the work of requests, given with their groups of examples and the networks of their models, ``row_VP``."""
+    examples, jobs, slots = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)]
+    pairs, counts = [], []
+    seen = scored = 0
+    for (request, groups), row_VP in zip(requests, rows, strict=True):
+        count_G = np.array([group.size for group in groups], dtype=np.int64)
+        begin_G = seen + np.cumsum(count_G) - count_G
+        seen += int(count_G.sum())
+        examples += groups
+        counts.append((cells(request).shape[:2], count_G))
+        # All models look at all groups together; of paired ones each at its own.
+        looks = [slice(g, g + 1) for g in range(len(groups))] if request.paired and groups else [slice(None)]
+        for look in looks:
+            mine_VP, first_G, size_G = row_VP[look] if request.paired else row_VP, begin_G[look], count_G[look]
+            first, total = int(first_G[0]) if first_G.size else 0, int(size_G.sum())
+            start_J = np.arange(0, total, batch)
+            size_J = np.minimum(batch, total - start_J)
+            slot_S, place_VP = np.unique(mine_VP, return_inverse=True)
+            at_S = scored + total * np.arange(slot_S.size)
+            scored += total * slot_S.size
+            work = np.broadcast_arrays(first + start_J, at_S[:, None] + start_J, size_J, np.int64(1))
+            jobs.append(np.stack(work, -1).reshape(-1, 4))
+            slots.append(np.repeat(slot_S, start_J.size))
+            at_VP = at_S[place_VP.reshape(mine_VP.shape)]
+            columns = np.broadcast_arrays(first_G, size_G, *(at_V[:, None] + (first_G - first) for at_V in at_VP.T))
+            pairs.append(np.stack(columns, -1).reshape(-1, len(columns)))
+    return Layout(
+        examples=np.concatenate(examples).astype(np.int32),
+        jobs=np.concatenate(jobs).astype(np.int32),
+        slots=np.concatenate(slots).astype(np.int32),
+        pairs=np.ascontiguousarray(np.concatenate(pairs)),
+        counts=tuple(counts),
+        num_scored=scored,
+        device=device,
+    )

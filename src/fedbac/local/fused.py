@@ -1,6 +1,6 @@
 """The trainer for the paper's networks on a GPU: all clients in step, through kernels made for the network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from ctypes import c_int, c_void_p
 from typing import Any, NamedTuple
 
@@ -16,10 +16,9 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
 from fedbac.gpu.network import Launch, Plan
 from fedbac.local.batches import LANES, Visits, VisitTable
-from fedbac.local.buffers import Arguments, Room, Rule, Sums, buffers_type
+from fedbac.local.buffers import Arguments, Layout, Room, Rule, Sums, lay_out
 from fedbac.local.examples import Examples, kept, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
-from fedbac.local.scoring import Layout, Layouts, ScoringRoom, lay_out
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
 from fedbac.native import Layers
 
@@ -27,6 +26,8 @@ LEAST_ROOM = 64
 """Examples per client that buffers have room for at least, so that evaluation does not go in tiny steps."""
 SCORING_BYTES = 2**30
 """Memory for the networks times batches whose logits are computed at once."""
+LAYOUTS = 4
+"""Layouts of evaluations that are kept: those of a round and one to spare."""
 SCORED_AT_ONCE = 2**24
 """Networks times examples whose logits are kept until they are judged."""
 
@@ -79,7 +80,8 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
-        self.layouts, self.visits = Layouts(), Visits(examples)
+        self.layouts: dict[Hashable, Layout] = {}
+        self.visits = Visits(examples)
         self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
     def _seen(self, pixels: Tensor) -> Tensor:
@@ -139,13 +141,7 @@ class FusedTrainer:
         return Moves(stage, spans, self._rule(spans), shared)
 
     def _run(
-        self,
-        moves: Moves,
-        fleet: Fleet,
-        batches: VisitTable,
-        rate_J: NDArray[np.float32],
-        sums: Sums,
-        last: bool,
+        self, moves: Moves, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: Sums, last: bool
     ) -> None:
         """Run a phase of all jobs."""
         stage, spans, rule, shared = moves
@@ -249,7 +245,7 @@ class FusedTrainer:
 
     def close(self) -> None:
         """Let go of the buffers."""
-        self.room, self.layouts = Room(self.plan, 0, self.device), Layouts()
+        self.room, self.layouts = Room(self.plan, 0, self.device), {}
 
     def _evaluate(self, requests: Sequence[tuple[Evaluate, list[IntArray]]]) -> Callable[[], list[Measured]]:
         """Queue the evaluation of requests about one split, given with their groups of examples."""
@@ -258,10 +254,9 @@ class FusedTrainer:
         table = NetworkTable(self.anatomy)
         rows = [np.stack([table.rows(r.bank, r.row_V, n) for n in self.anatomy.judged], 1) for r, _ in requests]
         asked = [(r.split, r.owners, r.level, r.paired, r.max_samples) for r, _ in requests]
-        layout = self.layouts.find(
-            (*asked, *(row_VP.tobytes() for row_VP in rows)),
-            lambda: lay_out(requests, rows, self.plan.room, self.device),
-        )
+        key = (*asked, *(row_VP.tobytes() for row_VP in rows))
+        layout = self.layouts.pop(key, None) or lay_out(requests, rows, self.plan.room, self.device)
+        self.layouts = dict([*self.layouts.items(), (key, layout)][-LAYOUTS:])  # those used last
         split = self.source["test" if requests[0][0].split == "test" else "train"]
         found = self._score(split, self._inside(table.stacked().to(self.device)), layout)
 
@@ -285,12 +280,14 @@ class FusedTrainer:
         """
         there, num_jobs, num_pairs = layout.there, len(layout.jobs), len(layout.pairs)
         at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
-        room = ScoringRoom(self.plan, min(num_jobs, at_once), self.device)
+        sizes = [(min(num_jobs, at_once), self.plan.room, c.outputs * c.positions) for c in self.plan.convolutions]
+        out = [torch.empty(size, device=self.device) for size in sizes]
+        winner = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
         logits = torch.empty((layout.num_scored, self.plan.linears[-1].outputs), device=self.device)
         given = self._arguments(split, networks, 1, self.plan.room)
         given.point("visits", there["visits"])
-        given.point_each("out", room.out)
-        given.point_each("winner", room.winner)
+        given.point_each("out", out)
+        given.point_each("winner", winner)
         given.buffers.logits = logits.data_ptr()
         arguments = pointers([given.buffers, given.rule, given.step])
         stream = current_stream(self.device)
@@ -316,7 +313,7 @@ class FusedTrainer:
         return read
 
     def _arguments(self, split: tuple[Tensor, Tensor], weights: Tensor, parts: int, batch: int) -> Arguments:
-        given = Arguments(buffers_type(len(self.plan.levels))())
+        given = Arguments(len(self.plan.levels))
         for name, tensor in {"pixels": split[0], "labels": split[1], "seen": self.seen, "weights": weights}.items():
             given.point(name, tensor)
         given.buffers.parts, given.buffers.batch = parts, batch

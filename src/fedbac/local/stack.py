@@ -258,7 +258,7 @@ class Stack:
         learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *targets)
         gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
         alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
-        self._move(number, stage, gradient, count_A)
+        self._move(number, stage, moving, gradient, count_A)
         lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
         self.loss_sum[:rows] += lost_A
         if "square" in self.keep:
@@ -268,16 +268,11 @@ class Stack:
             self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
         self.step += 1
 
-    def _move(self, number: int, stage: Stage, gradient: Parts, count_A: Tensor) -> None:
+    def _move(self, number: int, stage: Stage, moving: Parts, gradient: Parts, count_A: Tensor) -> None:
         """Clip, and move the weights of the clients that have examples."""
         training, rows = self.examples.training, len(count_A)
         alive_A, rate_A = count_A > 0, self.rate_FA[number, :rows]
-        networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.moving}
         velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
-        moving = {
-            network: {name: networks[network][name][:rows] for part in parts for name in part.names}
-            for network, parts in stage.moving.items()
-        }
         shift = {
             network: {k: v[:rows] for part in self.anatomy.parts[network] for k, v in self.shift.get(part, {}).items()}
             for network in moving
