@@ -2,9 +2,8 @@
 
 from fedbac.data.augment import Augment
 from fedbac.data.datasets import Dataset
-from fedbac.data.noise import Noise, add_noise
 from fedbac.data.partition import Partition, class_counts, deal_test, partition
-from fedbac.data.shards import Shards
+from fedbac.data.shards import Noise, Shards, add_noise
 from fedbac.data.sources import Available, available, check, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
 

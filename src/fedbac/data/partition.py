@@ -50,12 +50,7 @@ class Partition(Settings):
 
 
 def partition(
-    y_train: IntArray,
-    y_test: IntArray,
-    num_classes: int,
-    clients_per_edge: Sequence[int],
-    config: Partition,
-    seed: int,
+    y_train: IntArray, y_test: IntArray, num_classes: int, clients_per_edge: Sequence[int], config: Partition, seed: int
 ) -> Shards:
     """Spread the data over edges and clients; every training example goes to exactly one client.
 
@@ -234,8 +229,5 @@ def _why_not(smallest: Sequence[tuple[int, int]], config: Partition) -> str:
                 f"{min(values)} examples at worst and {max(values)} at best; lower task.partition.{field} or raise "
                 + fix
             )
-    return (
-        "no partition meets the minimum sizes. "
-        + ". ".join(reasons)
-        + ". Fewer clients or a higher task.partition.max_attempts also help."
-    )
+    more = "Fewer clients or a higher task.partition.max_attempts also help."
+    return f"no partition meets the minimum sizes. {'. '.join(reasons)}. {more}"

@@ -34,13 +34,14 @@ def load(name: str, folder: Folder | None = None) -> Dataset:
     """
     source = _source(name)
     _refuse_absent(folder)
-    if name == MINI:
-        return _read(name, source, _embedded(), source.layouts[0])
-    for _, place in _places(source, folder):
-        layout = _layout_in(source, place)
-        if place and layout:
-            return _read(name, source, place, layout)
-    raise _not_found(name, folder)
+    place = _found(name, folder)
+    layout = _layout_in(source, place)
+    if place is None or layout is None:
+        raise _not_found(name, folder)
+    paths = [place / file for file in layout.files]
+    arrays = layout.read(paths)
+    with reading(paths[0]):
+        return Dataset.from_arrays(name, *arrays, num_classes=source.num_classes)
 
 
 def check(names: Iterable[str], folder: Folder | None = None) -> None:
@@ -92,9 +93,8 @@ def _found(name: str, folder: Folder | None) -> Path | None:
 def _not_found(name: str, folder: Folder | None) -> DataNotFoundError:
     source = SOURCES[name]
     tried = [f"  {label}: {_what_is_missing(source, place)}" for label, place in _places(source, folder)]
-    return DataNotFoundError(
-        "\n".join([f"data set {name!r} is in none of the places tried:", *tried, f"To get it, {_ways(name, source)}."])
-    )
+    ways = f"To get it, run `fedbac data get {name}`, or {_by_hand(source)}."
+    return DataNotFoundError("\n".join([f"data set {name!r} is in none of the places tried:", *tried, ways]))
 
 
 def _source(name: str) -> Source:
@@ -143,23 +143,15 @@ def _what_is_missing(source: Source, place: Path | None) -> str:
         missing = [file for file in layout.files if not (place / file).is_file()]
         if len(missing) < len(layout.files):
             return f"incomplete, {', '.join(missing)} is missing"
-    return f"no {' or '.join(dict.fromkeys(layout.label for layout in source.layouts))}"
+    return f"no {_labels(source)}"
 
 
-def _ways(name: str, source: Source) -> str:
-    return f"run `fedbac data get {name}`, or {_by_hand(source)}"
+def _labels(source: Source) -> str:
+    return " or ".join(dict.fromkeys(layout.label for layout in source.layouts))
 
 
 def _by_hand(source: Source) -> str:
-    labels = dict.fromkeys(layout.label for layout in source.layouts)
-    return f"set FEDBAC_DATA or --data to a folder that holds {' or '.join(labels)}"
-
-
-def _read(name: str, source: Source, place: Path, layout: Layout) -> Dataset:
-    paths = [place / file for file in layout.files]
-    arrays = layout.read(paths)
-    with reading(paths[0]):
-        return Dataset.from_arrays(name, *arrays, num_classes=source.num_classes)
+    return f"set FEDBAC_DATA or --data to a folder that holds {_labels(source)}"
 
 
 def _retrieve(download: Download, target: Path) -> None:

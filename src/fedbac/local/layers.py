@@ -23,20 +23,15 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any, groups:
         found: Tensor = plain(x, weight, bias, layer.stride, layer.padding, layer.dilation, groups)
         return found
     how = layer.stride, layer.padding, layer.dilation, groups
-    found = _Convolution.apply(x, weight, kernels, *how)  # type: ignore[no-untyped-call]
+    found = _Convolution.apply(x, weight, kernels, how)  # type: ignore[no-untyped-call]
     return found if bias is None else found + bias[:, None, None]
 
 
 def _kernels(x: Tensor, weight: Tensor, layer: Any, groups: int) -> Convolution | None:
     """Return our own kernels for a convolution, if there are any: on a GPU, where every client has its own filters."""
     alike = layer.dilation == (1, 1) and layer.stride[0] == layer.stride[1]
-    if (
-        not x.is_cuda
-        or groups == 1
-        or not alike
-        or x.dtype not in (torch.float32, torch.bfloat16)
-        or not gpu.available()
-    ):
+    known = x.is_cuda and groups > 1 and alike and x.dtype in (torch.float32, torch.bfloat16)
+    if not known or not gpu.available():
         return None
     outputs, channels, *kernel = weight.shape
     shape = channels, outputs // groups, *x.shape[2:], (kernel[0], kernel[1]), layer.stride[0], layer.padding
@@ -49,21 +44,10 @@ class _Convolution(torch.autograd.Function):
     """A grouped convolution; where bits must repeat, libraries have but slow gradients of many groups' filters."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        kernels: Convolution | None,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kernels: Convolution | None, how: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.kernels, ctx.how = kernels, (stride, padding, dilation, groups)
-        if kernels is not None:
-            return kernels.convolve(x, weight, groups)
-        return F.conv2d(x, weight, None, stride, padding, dilation, groups)
+        ctx.kernels, ctx.how = kernels, how
+        return F.conv2d(x, weight, None, *how) if kernels is None else kernels.convolve(x, weight, how[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -81,17 +65,14 @@ class _Convolution(torch.autograd.Function):
             to_weight = kernels.to_filters(x, gradient, groups)
         elif ctx.needs_input_grad[1]:
             to_weight = filter_gradient(x, gradient, weight.shape, *ctx.how)
-        return to_x, to_weight, None, None, None, None, None
+        return to_x, to_weight, None, None
+
+
+Pair = tuple[int, int]
 
 
 def filter_gradient(
-    x: Tensor,
-    gradient: Tensor,
-    shape: torch.Size,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
+    x: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
     """Return the gradient of filters: batched products with the patches of images, summed over them in their order."""
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
+from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import one_thread, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, Tally, cells, rates
 from fedbac.local.networks import present
-from fedbac.local.own_steps import own_steps
+from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stages import Copy, Moving, Stage, adamw_of, adamw_step, corrections, joined, stages_now, stages_of
 from fedbac.local.teaching import at_rest, targets_of
 from fedbac.models import duplicate
@@ -123,7 +123,8 @@ class LoopTrainer:
         self.examples = examples
         self.scheme, self.network = scheme, network
         self.anatomy = Anatomy(scheme, network)
-        self.own = own_steps(network, scheme, examples, self.device, together=False)
+        own = isinstance(scheme, Stepping)
+        self.own = OwnSteps(network, scheme, examples, self.device, together=False) if own else None
         self.stages = stages_of(self.anatomy, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
         self.teacher = at_rest(network) if any(stage.taught for stage in self.stages) else network

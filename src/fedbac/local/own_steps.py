@@ -102,13 +102,6 @@ class OwnSteps:
         return joined if order is None else {part: trees.select(rows, order) for part, rows in joined.items()}
 
 
-def own_steps(
-    network: nn.Module, scheme: Personalization, examples: Examples, device: torch.device, together: bool
-) -> OwnSteps | None:
-    """Return who takes the steps of a scheme, where it has some of its own."""
-    return OwnSteps(network, scheme, examples, device, together) if isinstance(scheme, Stepping) else None
-
-
 class Steps:
     """The ``LocalSteps`` of some clients: at each turn those who still have a batch."""
 

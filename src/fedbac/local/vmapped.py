@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
+from fedbac.core.parts import Anatomy, Params, Parts, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
@@ -26,7 +26,7 @@ from fedbac.local.batches import BatchTable, Visits
 from fedbac.local.examples import Examples, cells, rates, shares
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
-from fedbac.local.own_steps import own_steps
+from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import adamw_of, stages_now, stages_of
 from fedbac.models import weights
@@ -63,7 +63,8 @@ class VmapTrainer:
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
         self.stack: Stack | None = None
-        self.own = own_steps(self.network, scheme, examples, device, together=True)
+        own = isinstance(scheme, Stepping)
+        self.own = OwnSteps(self.network, scheme, examples, device, together=True) if own else None
         self.visits = Visits(examples)
         size = sum(4 * value.numel() for value in weights(network).values())
         copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
