@@ -92,12 +92,8 @@ class Federation:
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold, for training and validation."""
-        held = [
-            np.concatenate(
-                [split[client] for client in clients for split in (self.shards.train, self.shards.validation)]
-            )
-            for clients in self.shards.clients
-        ]
+        splits = self.shards.train, self.shards.validation
+        held = [np.concatenate([split[c] for c in clients for split in splits]) for clients in self.shards.clients]
         class_N, _, num_classes = self.dataset.dealt_by
         return data.class_counts(class_N, held, num_classes)
 

@@ -8,20 +8,6 @@ from fedbac.data.sources import Available, available, check, fetch, load
 from fedbac.data.synthetic import planted_groups, toy
 
 __all__ = [
-    "Augment",
-    "Available",
-    "Dataset",
-    "Noise",
-    "Partition",
-    "Shards",
-    "add_noise",
-    "available",
-    "check",
-    "class_counts",
-    "deal_test",
-    "fetch",
-    "load",
-    "partition",
-    "planted_groups",
-    "toy",
-]
+    "Augment", "Available", "Dataset", "Noise", "Partition", "Shards", "add_noise", "available", "check",
+    "class_counts", "deal_test", "fetch", "load", "partition", "planted_groups", "toy",
+]  # fmt: skip

@@ -136,10 +136,7 @@ class Dataset:
         return int(max(self.x_train.max(initial=0), self.x_test.max(initial=0)))
 
     def normalization(self) -> tuple[Floats, Floats] | None:
-        """Return the mean and standard deviation per channel of ``x_train / 255``, or None where data are no images.
-
-        A constant channel gets deviation 1, so that dividing by it is safe.
-        """
+        """Return the mean and standard deviation per channel of ``x_train / 255``, or None where data are no images."""
         return normalization_of(channel_sums(self.x_train)) if self.x_train.dtype == np.uint8 else None
 
     def _splits(self) -> Iterator[tuple[str, Array, Array]]:

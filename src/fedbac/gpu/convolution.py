@@ -60,13 +60,8 @@ class Convolution:
         """Whether the kernels serve this layer, and serve it well."""
         layer = self.layer
         filled = min(layer.size) > 0 and layer.channels * layer.outputs >= FEWEST_PAIRS
-        return (
-            filled
-            and layer.taps <= MOST_TAPS
-            and max(layer.padding) <= 8
-            and layer.step <= 4
-            and self.shared <= shared_limit()
-        )
+        small = layer.taps <= MOST_TAPS and max(layer.padding) <= 8 and layer.step <= 4
+        return filled and small and self.shared <= shared_limit()
 
     @property
     def shared(self) -> int:

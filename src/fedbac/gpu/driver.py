@@ -56,10 +56,8 @@ class Module:
         arguments: Any,
     ) -> None:  # fmt: skip
         """Start a kernel; ``arguments`` is what ``pointers`` made."""
-        _check(
-            self._driver,
-            self._driver.cuLaunchKernel(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None),
-        )
+        launch = self._driver.cuLaunchKernel
+        _check(self._driver, launch(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
 
 
 def _check(driver: ctypes.CDLL, code: int) -> None:
@@ -123,14 +121,12 @@ def compile_source(source: str) -> bytes:
     program = c_void_p()
     if nvrtc.nvrtcCreateProgram(byref(program), source.encode(), b"fedbac.cu", 0, None, None):
         raise RuntimeError("the GPU kernel's compiler (NVRTC) could not be started")
-    failed = nvrtc.nvrtcCompileProgram(program, c_int(len(options)), (c_char_p * len(options))(*options))
-    if failed:
-        size = c_size_t()
+    size = c_size_t()
+    if nvrtc.nvrtcCompileProgram(program, c_int(len(options)), (c_char_p * len(options))(*options)):
         nvrtc.nvrtcGetProgramLogSize(program, byref(size))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(f"the GPU kernel did not compile:\n{log.value.decode()}")
-    size = c_size_t()
     nvrtc.nvrtcGetCUBINSize(program, byref(size))
     image = ctypes.create_string_buffer(size.value)
     if nvrtc.nvrtcGetCUBIN(program, image):

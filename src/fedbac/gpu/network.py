@@ -259,11 +259,8 @@ class Plan:
         return Launch(name, self.groups, 1, HEAD_THREADS, 4 * (self._head_wide() + 2 * self._widest()) * PITCH)
 
     def _span(self) -> int:
-        """Return the most inputs of a layer whose weights a block of the head backwards holds.
-
-        Two for each thread, which has four inputs and half of the examples; fewer where a block would need more memory
-        than it does forwards.
-        """
+        """Return the most inputs of a layer whose weights a block of the head backwards holds: two for each thread
+        (which has four and half of the examples), or fewer where it would need more memory than forwards."""
         span = 2 * BACK_THREADS
         most = max(SHARED_AIM, self._head("").shared)
         while span > 16 and self._back_shared(span) > most:

@@ -142,16 +142,6 @@ def describe(device: torch.device) -> str:
 
 
 __all__ = [
-    "Examples",
-    "FusedTrainer",
-    "LoopTrainer",
-    "NativeTrainer",
-    "PoolTrainer",
-    "VmapTrainer",
-    "check_device",
-    "describe",
-    "kernels",
-    "make_trainer",
-    "num_cores",
-    "one_thread",
-]
+    "Examples", "FusedTrainer", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "check_device",
+    "describe", "kernels", "make_trainer", "num_cores", "one_thread",
+]  # fmt: skip

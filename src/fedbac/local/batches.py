@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Visits:
     def of(self, client: int, round_: int, edge_round: int, epochs: int) -> NDArray[np.int32]:
         """Return the examples of a client, as ``Examples`` draws them, as 32-bit numbers."""
         found = self.drawn.get((client, round_, edge_round, epochs))
-        return self._draw(client, round_, edge_round, epochs) if found is None else found
+        return self.examples.visits(client, round_, edge_round, epochs).astype(np.int32) if found is None else found
 
     def prefetch(self, requests: Sequence[Train], epochs: Collection[int]) -> None:
         """Draw for the moment that probably follows; to be called when the device has all its work."""
@@ -44,10 +44,7 @@ class Visits:
         if num_clients <= FEW * sum(len(request.clients) for request in requests):
             for client in range(num_clients):
                 for count in epochs:
-                    self.drawn[client, *moment, count] = self._draw(client, *moment, count)
-
-    def _draw(self, client: int, round_: int, edge_round: int, epochs: int) -> NDArray[np.int32]:
-        return self.examples.visits(client, round_, edge_round, epochs).astype(np.int32)
+                    self.drawn[client, *moment, count] = self.of(client, *moment, count)
 
 
 Job = tuple[Train, int]
@@ -110,8 +107,6 @@ class BatchTable:
 
 LANES = 4
 """Rows of launches that run beside each other: what one leaves of the device, as it begins or ends, another uses."""
-
-
 FEW = 4
 """Times the clients of this round up to which visits are drawn for all clients, as nobody knows who trains next."""
 
@@ -142,20 +137,11 @@ class VisitTable:
         ends = np.cumsum([lane.size for lane in lanes]).tolist()
         begins = [0, *ends[:-1]]
         self.lanes = [_lane(slice(*ends_), epochs * per_epoch_J) for ends_ in zip(begins, ends, strict=True)]
-        self.crop: NDArray[Any] | None = None
-        self.flip: NDArray[Any] | None = None
-        if examples.augment is not None:
-            changes = [examples.distortions(*address, visit) for address, visit in zip(at, visits, strict=True)]
-            offsets = np.concatenate([pair[0].reshape(-1, 2).numpy() for pair in changes if pair is not None])
-            self.crop = (offsets - examples.augment.crop_padding).astype(np.int8)
-            self.flip = np.concatenate([pair[1].reshape(-1).numpy() for pair in changes if pair is not None])
+        self.crop, self.flip = examples.crops_and_flips(at, visits)
 
 
 def shared_out(order: IntArray, batches_J: IntArray) -> list[IntArray]:
-    """Return clients, those with most batches first, in lanes of about as many batches each.
-
-    A lane takes as many steps as its first client has batches, so clients of similar size belong together.
-    """
+    """Return clients, those with most batches first, in lanes of about as many batches each and similar sizes."""
     middle_J = np.cumsum(batches_J) - batches_J / 2
     lane_J = np.minimum((LANES * middle_J / max(batches_J.sum(), 1)).astype(np.int64), LANES - 1)
     return [order[lane_J == lane] for lane in range(LANES) if (lane_J == lane).any()]

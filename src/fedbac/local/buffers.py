@@ -101,10 +101,7 @@ class Sums:
         buffers.num_epochs, buffers.first_epoch = self.num_epochs, self.begun
 
     def fetch(self, used_J: IntArray, place: IntArray) -> Callable[[], Losses]:
-        """Have the sums copied to the host, given the examples of an epoch, with the jobs in these places.
-
-        What is returned waits for them.
-        """
+        """Have the sums copied to the host, given the examples of an epoch and the jobs' places; what returns waits."""
         used_J = np.maximum(used_J, 1)
         seen_J = self.num_epochs * used_J
         loss = trees.to_host(self.loss.sum(1))

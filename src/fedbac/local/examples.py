@@ -80,6 +80,17 @@ class Examples:
         offset, flip = self.augment.draw(rng, visits.size)
         return torch.from_numpy(offset).reshape(*visits.shape, 2), torch.from_numpy(flip).reshape(visits.shape)
 
+    def crops_and_flips(
+        self, at: Sequence[tuple[int, int, int]], visits: Sequence[NDArray[Any]]
+    ) -> tuple[NDArray[np.int8] | None, NDArray[np.bool_] | None]:
+        """Return for all visits of many clients by how much an image is shifted, and whether it is mirrored."""
+        if self.augment is None:
+            return None, None
+        drawn = [self.distortions(*address, visit) for address, visit in zip(at, visits, strict=True)]
+        offset_S2 = np.concatenate([one[0].reshape(-1, 2).numpy() for one in drawn if one is not None])
+        flip_S = np.concatenate([one[1].reshape(-1).numpy() for one in drawn if one is not None])
+        return (offset_S2 - self.augment.crop_padding).astype(np.int8), flip_S
+
     def groups(self, request: Evaluate) -> list[IntArray]:
         """Return the examples an Evaluate request speaks of, one group per owner; those of an edge are never capped."""
         if request.level == "edge":
@@ -135,17 +146,11 @@ class Examples:
             ),
         )
 
-    def source(self, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the images and labels that indices of a split point into."""
-        return self._tensors[1 if split == "test" else 0]
-
-    @cached_property
-    def _tensors(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def source(self, split: Split, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+        """Return the images and labels that indices of a split point into, on a device."""
         d = self.dataset
-        return (
-            (torch.from_numpy(d.x_train), torch.from_numpy(d.y_train)),
-            (torch.from_numpy(d.x_test), torch.from_numpy(d.y_test)),
-        )
+        x, y = map(torch.from_numpy, (d.x_test, d.y_test) if split == "test" else (d.x_train, d.y_train))
+        return x.to(device), y.to(device)
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return examples as the network sees them: uint8 images per channel (x/255 − mean)/std, others as they are."""

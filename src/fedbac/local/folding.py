@@ -21,10 +21,7 @@ they share it. It returns results with the clients in axis 1 for folded layers, 
 
 
 class _Together(torch.autograd.Function):
-    """Runs ``alone`` on tensors of one client, and a rule where ``vmap`` hands over those of many.
-
-    The rule consists of functions that autograd knows, so there is nothing to say about gradients here.
-    """
+    """Runs ``alone`` on tensors of one client, and a rule on those of many, whose gradients autograd knows."""
 
     @staticmethod
     def forward(alone: Callable[..., Any], rule: Rule, axis: int, *tensors: Tensor | None) -> Any:

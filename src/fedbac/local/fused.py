@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization
+from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
@@ -22,6 +23,7 @@ from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, presen
 from fedbac.local.stages import Copy, Span, Stage, places, span, stages_now, stages_of
 from fedbac.native import Layers
 
+SPLITS: tuple[Split, ...] = ("train", "test")
 LEAST_ROOM = 64
 """Examples per client that buffers have room for at least, so that evaluation does not go in tiny steps."""
 SCORING_BYTES = 2**30
@@ -69,9 +71,8 @@ class FusedTrainer:
         }
         self.judge = self.module.kernel("judge")
         self.source = {
-            split: (self._seen(pixels).to(device), labels.to(device, torch.int32))
-            for split in ("train", "test")
-            for pixels, labels in [examples.source("test" if split == "test" else "train")]
+            split: ((pixels.float() if plan.float_pixels else pixels).contiguous(), labels.to(torch.int32))
+            for split, (pixels, labels) in ((split, examples.source(split, device)) for split in SPLITS)
         }
         mean, deviation = examples.normalization or (np.zeros(1), np.ones(1))
         self.seen = torch.from_numpy(np.stack([1 / (255 * deviation), -mean / deviation], 1)).float().to(device)
@@ -84,10 +85,6 @@ class FusedTrainer:
         self.visits = Visits(examples)
         self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
-    def _seen(self, pixels: Tensor) -> Tensor:
-        """Return images as the kernels read them: uint8, or floats of four bytes."""
-        return (pixels.float() if self.plan.float_pixels else pixels).contiguous()
-
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests, each at the moment and the rate of its own request."""
         return self.queue(requests)[1]()
@@ -95,8 +92,7 @@ class FusedTrainer:
     def queue(self, requests: Sequence[Train]) -> tuple[list[Parts], Callable[[], list[Trained]]]:
         """Give the device all its work to train the clients of all requests.
 
-        Return what the clients of each will come back with: what is computed from it waits its turn on the device. And
-        return what waits for the device, and then knows the losses.
+        Return what each request's clients will come back with, and what waits for the device and then knows the losses.
         """
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
@@ -274,10 +270,7 @@ class FusedTrainer:
     def _score(
         self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Layout
     ) -> Callable[[], tuple[FloatArray, FloatArray]]:
-        """Have the device sum the loss and the correct answers of every pair of a model and a group of examples.
-
-        What is returned waits for them.
-        """
+        """Have the device sum loss and correct answers of every pair of a model and a group; what returns waits."""
         there, num_jobs, num_pairs = layout.there, len(layout.jobs), len(layout.pairs)
         at_once = max(1, SCORING_BYTES // max(self.plan.scoring_bytes, 1))
         sizes = [(min(num_jobs, at_once), self.plan.room, c.outputs * c.positions) for c in self.plan.convolutions]

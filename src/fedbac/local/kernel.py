@@ -40,7 +40,7 @@ class NativeTrainer:
         row_J = {n: np.concatenate([table.rows(r.bank, r.row_C, n) for r in requests]) for n in networks}
         kept = momenta(self.anatomy, requests, networks)
         shift = shifts(self.anatomy, requests, networks, self.like, self.device)
-        fleet = Fleet(table.stacked(), row_J, kept, shift)
+        fleet = Fleet(table.stacked(), row_J, kept or {}, shift)
         num_jobs = sum(len(request.clients) for request in requests)
         loss_J, square_J, epochs = np.zeros(num_jobs), np.zeros(num_jobs), []
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}
@@ -157,22 +157,11 @@ class NativeTrainer:
         return native.Images(pixels.numpy(), labels.numpy(), *self.examples.normalization)
 
     def _visits(self, requests: Sequence[Train], epochs: int) -> native.Visits:
-        visits, crops, flips = [], [], []
-        for request in requests:
-            for client in request.clients:
-                at = (client, request.round, request.edge_round)
-                visits.append(self.examples.visits(*at, epochs))
-                drawn = self.examples.distortions(*at, visits[-1])
-                if drawn is not None and self.examples.augment is not None:
-                    crops.append(drawn[0].reshape(-1, 2).numpy() - self.examples.augment.crop_padding)
-                    flips.append(drawn[1].reshape(-1).numpy())
-        return native.Visits(
-            examples_S=np.concatenate([visit.reshape(-1) for visit in visits]),
-            num_examples_J=np.array([visit.shape[1] for visit in visits]),
-            num_epochs_J=np.full(len(visits), epochs),
-            crop_S2=np.concatenate(crops).astype(np.int8) if crops else None,
-            flip_S=np.concatenate(flips) if flips else None,
-        )
+        at = [(client, request.round, request.edge_round) for request in requests for client in request.clients]
+        visits = [self.examples.visits(*address, epochs) for address in at]
+        sizes, crop, flip = [visit.shape[1] for visit in visits], *self.examples.crops_and_flips(at, visits)
+        examples = np.concatenate([visit.reshape(-1) for visit in visits])
+        return native.Visits(examples, np.array(sizes), np.full(len(visits), epochs), crop, flip)
 
 
 KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
@@ -198,24 +187,11 @@ def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | Non
     while len(layers) >= 3 and isinstance(layers[0], nn.Conv2d):
         convolution, activation, pooling, *layers = layers
         assert isinstance(convolution, nn.Conv2d)
-        plain = (
-            convolution.kernel_size[0] == convolution.kernel_size[1]
-            and convolution.stride == convolution.dilation == (1, 1)
-            and convolution.padding == (0, 0)
-            and convolution.groups == 1
-            and convolution.bias is not None
-        )
-        pools = (
-            isinstance(pooling, nn.MaxPool2d)
-            and pooling.kernel_size in (2, (2, 2))
-            and pooling.stride in (2, (2, 2))
-            and pooling.padding in (0, (0, 0))
-            and pooling.dilation in (1, (1, 1))
-            and not pooling.ceil_mode
-        )
-        if not (plain and isinstance(activation, nn.ReLU) and pools):
+        (side, other), how = convolution.kernel_size, (convolution.stride, convolution.dilation, convolution.padding)
+        plain = side == other and how == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
+        if not (plain and convolution.bias is not None and isinstance(activation, nn.ReLU) and _halves(pooling)):
             return None
-        convolutions.append((convolution.out_channels, convolution.kernel_size[0]))
+        convolutions.append((convolution.out_channels, side))
     if not layers or not isinstance(layers[0], nn.Flatten) or layers[0].start_dim != 1 or layers[0].end_dim != -1:
         return None
     linears, others = layers[1::2], layers[2::2]
@@ -226,6 +202,14 @@ def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | Non
         return None
     outputs = tuple(int(x.out_features) for x in linears if isinstance(x, nn.Linear))
     return native.Layers(*shape, tuple(convolutions), outputs)
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether a layer is 2×2 max pooling without padding."""
+    if not isinstance(layer, nn.MaxPool2d) or layer.ceil_mode:
+        return False
+    wanted = (layer.kernel_size, 2), (layer.stride, 2), (layer.padding, 0), (layer.dilation, 1)
+    return all(found in (size, (size, size)) for found, size in wanted)
 
 
 def _watched(module: nn.Module) -> bool:

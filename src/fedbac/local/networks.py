@@ -1,6 +1,7 @@
 """Networks between a bank and our kernels: as rows of a table, from phase to phase, and back as parts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -43,22 +44,16 @@ class NetworkTable:
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
 
+@dataclass
 class Fleet:
     """The networks of all jobs from phase to phase: those that have moved, and the others as they were received."""
 
-    def __init__(
-        self,
-        table_TD: Tensor,
-        row_J: Mapping[str, IntArray],
-        velocity_JD: Mapping[str, Tensor] | None = None,
-        shift_JD: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self.table_TD = table_TD
-        self.row_J = row_J
-        """By network, the rows of the table that the jobs received."""
-        self.moved_JD: dict[str, Tensor] = {}
-        self.velocity_JD = dict(velocity_JD or {})
-        self.shift_JD = shift_JD or {}
+    table_TD: Tensor
+    row_J: Mapping[str, IntArray]
+    """By network, the rows of the table that the jobs received."""
+    velocity_JD: dict[str, Tensor]
+    shift_JD: Mapping[str, Tensor]
+    moved_JD: dict[str, Tensor] = field(default_factory=dict)
 
     def start(self, networks: Sequence[str]) -> tuple[Tensor, IntArray]:
         """Return a table, and its rows where the jobs find each of these networks as they are now."""

@@ -54,8 +54,7 @@ class OwnSteps:
     @cached_property
     def source(self) -> tuple[Tensor, Tensor]:
         """The examples and labels, where the work is done."""
-        examples, labels = self.examples.source("train")
-        return examples.to(self.device), labels.to(self.device)
+        return self.examples.source("train", self.device)
 
     def before(self, request: Train) -> "Steps":
         """Return gradients for the clients of a request before they train."""
@@ -81,10 +80,10 @@ class OwnSteps:
         while steps.turn():
             if steps.active < trees.count(next(iter(now.values()))):  # who has no batch left keeps still
                 rest, going = slice(steps.active, None), slice(0, steps.active)
-                ended.append((_rows(now, rest), _rows(steps.velocity, rest)))
-                now, received = _rows(now, going), _rows(received, going)
+                ended.append((rows_of(now, rest), rows_of(steps.velocity, rest)))
+                now, received = rows_of(now, going), rows_of(received, going)
                 steps.velocity, steps.second, steps.shift = (
-                    _rows(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
+                    rows_of(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
                 )
             now = checked_step(self.scheme, self.scheme.step(now, received, steps), now)
         ended.append((now, steps.velocity))
@@ -295,7 +294,8 @@ def _shifts(requests: Sequence[Train], banks: Sequence[Parts]) -> list[Parts]:
     return found
 
 
-def _rows(tree: Parts, rows: slice) -> Parts:
+def rows_of(tree: Parts, rows: slice | Tensor) -> Parts:
+    """Return rows of a stack: views of it for a slice, else copies."""
     return {part: {name: value[rows] for name, value in params.items()} for part, params in tree.items()}
 
 

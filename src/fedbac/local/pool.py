@@ -176,10 +176,7 @@ class PoolTrainer:
         return start_pool(self.workers, _begin, str(self.arguments), scratch=self.arguments.parent)
 
     def _spread(self, work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return what ``work`` returns for each call; what dies with a worker is done again by new ones.
-
-        A call carries all it needs, so that the same comes out.
-        """
+        """Return what ``work`` returns for each call; what dies with a worker is done again by new ones."""
         from loky.process_executor import TerminatedWorkerError
 
         done: dict[int, Any] = {}

@@ -281,19 +281,14 @@ class Stack:
             joint = training.clip_scope == "joint"
             weights = [
                 update.Weights(
-                    moving[network][name],
-                    velocity[network][name][:rows],
-                    gradient[network][name],
+                    moving[network][name], velocity[network][name][:rows], gradient[network][name],
                     None if part.anchor is None or not part.penalty else self.received[part.anchor][name][:rows],
-                    shift[network].get(name),
-                    part.decay,
-                    part.penalty,
-                    0 if joint else scope,
+                    shift[network].get(name), part.decay, part.penalty, 0 if joint else scope,
                 )
                 for scope, (network, parts) in enumerate(stage.moving.items())
                 for part in parts
                 for name in part.names
-            ]
+            ]  # fmt: skip
             update.step(weights, count_A, rate_A, training.momentum, training.clip_norm)
             return
         for network, parts in stage.moving.items():

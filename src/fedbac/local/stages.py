@@ -132,14 +132,11 @@ class Span:
     anchor: str | None = None
 
 
-STILL = Span(slice(0, 0))
-
-
 def span(stage: Stage, network: str, like: Params) -> Span:
     """Return which weights of a network move in a phase that has no ``obstacle``."""
     parts = stage.moving.get(network, ())
     if not parts:
-        return STILL
+        return Span(slice(0, 0))
     (whole,) = places([name for part in parts for name in part.names], like)
     return Span(whole, parts[0].decay, parts[0].penalty, parts[0].anchor)
 

@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization, Stepping, predict
+from fedbac.core.parts import Anatomy, Params, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
@@ -26,7 +26,7 @@ from fedbac.local.batches import BatchTable, Visits
 from fedbac.local.examples import Examples, cells, rates, shares
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
-from fedbac.local.own_steps import OwnSteps
+from fedbac.local.own_steps import OwnSteps, rows_of
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import adamw_of, stages_now, stages_of
 from fedbac.models import weights
@@ -61,7 +61,7 @@ class VmapTrainer:
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
-        self.source = {"train": self._source("train"), "test": self._source("test")}
+        self.source = {"train": examples.source("train", device), "test": examples.source("test", device)}
         self.stack: Stack | None = None
         own = isinstance(scheme, Stepping)
         self.own = OwnSteps(self.network, scheme, examples, device, together=True) if own else None
@@ -91,10 +91,6 @@ class VmapTrainer:
         del result
         return sum(size for place, size in kept.items() if place not in known) / max(len(x), 1)
 
-    def _source(self, split: str) -> tuple[Tensor, Tensor]:
-        pixels, labels = self.examples.source("test" if split == "test" else "train")
-        return pixels.to(self.device), labels.to(self.device)
-
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests in one stack, each at the moment and the rate of its own request."""
         if self.own is not None:
@@ -123,8 +119,9 @@ class VmapTrainer:
         rank, out = np.argsort(order), []
         for request, share in zip(requests, shares(requests), strict=True):
             rows = rank[share]
-            kept = None if request.momentum is None else _rows(stack.velocity, rows)
-            out.append(losses.of(request, rows, _rows(stack.parts, rows), kept))
+            at = torch.as_tensor(rows, device=self.device)
+            kept = None if request.momentum is None else rows_of(stack.velocity, at)
+            out.append(losses.of(request, rows, rows_of(stack.parts, at), kept))
         return out
 
     @torch.no_grad()
@@ -206,11 +203,3 @@ class VmapTrainer:
     def close(self) -> None:
         """Let go of buffers and graphs."""
         self.stack = None
-
-
-def _rows(tree: Parts, rows: np.ndarray) -> Parts:
-    """Copy rows of a stack out of its buffers."""
-    return {
-        part: {name: value[torch.as_tensor(rows, device=value.device)] for name, value in params.items()}
-        for part, params in tree.items()
-    }
