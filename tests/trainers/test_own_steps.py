@@ -98,8 +98,8 @@ def test_on_a_cpu_no_bit_of_a_client_depends_on_the_others(scheme: Any, monkeypa
     federation = setting(None, user=Drawing, clip_norm=0.5)
     parts, clients = starts(federation, scheme)[0], (0, 1, 2, 3, 4, 5)
     parts = {part: {n: value + 0.1 * (part == "global") for n, value in p.items()} for part, p in parts.items()}
-    parcel = federation.network, scheme, federation.examples
-    loop, pool = adjusted(LoopTrainer(*parcel), scheme), adjusted(PoolTrainer(*parcel, workers=2), scheme)
+    given = federation.network, scheme, federation.examples
+    loop, pool = adjusted(LoopTrainer(*given), scheme), adjusted(PoolTrainer(*given, workers=2), scheme)
     (together,) = loop.train([order(clients, parts)])
     try:
         (spread,) = pool.train([order(clients, parts)])
@@ -130,9 +130,9 @@ def test_who_holds_nothing_keeps_what_it_received(path: str) -> None:
 @NO_KERNEL
 def test_torch_trains_and_the_kernel_evaluates_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     federation = setting(None)
-    parcel = federation.network, Interpolated(), federation.examples
+    given = federation.network, Interpolated(), federation.examples
     with caplog.at_level(logging.INFO, "fedbac"):
-        made: Any = make_trainer(*parcel, Runtime(device="cpu", workers=1))
+        made: Any = make_trainer(*given, Runtime(device="cpu", workers=1))
     assert isinstance(made.learner, LoopTrainer)
     assert isinstance(made.judge, NativeTrainer)
     assert made.path == "torch-loop-own-steps"
@@ -140,10 +140,10 @@ def test_torch_trains_and_the_kernel_evaluates_and_it_is_said(caplog: pytest.Log
     parts = {part: params for part, params in starts(federation, Interpolated())[0].items() if part != "alpha"}
     bank = {part: {name: value[None] for name, value in params.items()} for part, params in parts.items()}
     asked = Evaluate(bank, {part: np.zeros(1, dtype=np.int64) for part in bank}, "train", (1, 2))
-    (found,), (expected,) = made.evaluate([asked]), LoopTrainer(*parcel).evaluate([asked])
+    (found,), (expected,) = made.evaluate([asked]), LoopTrainer(*given).evaluate([asked])
     np.testing.assert_allclose(found.loss_VG, expected.loss_VG, rtol=1e-5)
     with pytest.raises(ConfigError, match=r"runtime\.trainer: .*'interpolated' takes steps of its own; use torch or"):
-        make_trainer(*parcel, Runtime(device="cpu", trainer="native"))
+        make_trainer(*given, Runtime(device="cpu", trainer="native"))
     made.close()
 
 

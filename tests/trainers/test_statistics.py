@@ -51,10 +51,10 @@ def test_asking_changes_nothing_else_and_nobody_is_told_what_they_did_not_ask_fo
         replace(request, keep=keep)
         for request, keep in zip(asked, (frozenset[Kept](["square"]), frozenset[Kept](["epochs"]), BOTH), strict=True)
     ]
-    told = trainer.train(mixed)
-    assert [one.square_C is not None for one in told] == [True, False, True]
-    assert [one.epoch_CE is not None for one in told] == [False, True, True]
-    for one, other in zip(plain, told, strict=True):
+    answers = trainer.train(mixed)
+    assert [one.square_C is not None for one in answers] == [True, False, True]
+    assert [one.epoch_CE is not None for one in answers] == [False, True, True]
+    for one, other in zip(plain, answers, strict=True):
         assert_same_learning(one, other)
     for one, other in zip(plain, trainer.train(asked), strict=True):
         assert other.square_C is None
@@ -66,14 +66,14 @@ def test_statistics_of_clients_without_examples_and_of_clients_that_break_down(p
     scheme, shards = Additive(), deal(DATA, [[0, 5, 7]])
     federation = federate(DATA, shards, training=Training(**BASE), seed=3)
     start = starts(federation, scheme)[0]
-    (told,) = make(path, federation, scheme).train(asking([order((0, 1, 2), start, rate=RATE)]))
-    assert told.square_C is not None
-    assert told.epoch_CE is not None
-    assert told.square_C[0] == 0
-    assert told.epoch_CE[0].tolist() == [0, 0]
+    (answer,) = make(path, federation, scheme).train(asking([order((0, 1, 2), start, rate=RATE)]))
+    assert answer.square_C is not None
+    assert answer.epoch_CE is not None
+    assert answer.square_C[0] == 0
+    assert answer.epoch_CE[0].tolist() == [0, 0]
     broken = federate(poisoned(DATA, shards.train[1]), shards, training=Training(**BASE), seed=3)
-    (told,) = make(path, broken, scheme).train(asking([order((0, 1, 2), start, rate=RATE)]))
-    assert told.square_C is not None
-    assert told.epoch_CE is not None
-    for found in (told.loss_C, told.square_C, told.epoch_CE[:, 0], told.epoch_CE[:, 1]):
+    (answer,) = make(path, broken, scheme).train(asking([order((0, 1, 2), start, rate=RATE)]))
+    assert answer.square_C is not None
+    assert answer.epoch_CE is not None
+    for found in (answer.loss_C, answer.square_C, answer.epoch_CE[:, 0], answer.epoch_CE[:, 1]):
         assert np.isfinite(found).tolist() == [True, False, True]

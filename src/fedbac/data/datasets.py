@@ -99,10 +99,7 @@ class Dataset:
 
     @property
     def dealt_by(self) -> tuple[Array, Array, int]:
-        """By what examples are dealt to clients: a class for each of training and test, and how many there are.
-
-        Where labels are no classes, all examples are of one.
-        """
+        """The class by which each training and test example is dealt, and how many; one where labels are no classes."""
         if self.labels == "classes":
             return self.y_train, self.y_test, self.num_classes
         return np.zeros(len(self.y_train), np.int64), np.zeros(len(self.y_test), np.int64), 1

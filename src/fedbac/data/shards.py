@@ -1,5 +1,4 @@
-"""Who holds which examples, and whether that can be; and whose labels are noisy, so that a selection has something
-to find."""
+"""Who holds which examples, whether that can be, and whose labels are noisy for a selection to find."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -76,7 +76,7 @@ class Streams:
 
     @contextmanager
     def fork(self) -> Iterator[list[c_void_p | None]]:
-        """Yield the streams: they begin after all that torch has been told so far, and torch goes on after them."""
+        """Yield the streams: they begin after all that torch was given so far, and torch goes on after them."""
         if not self.on_gpu:
             yield [None] * self.count
             return
@@ -91,10 +91,8 @@ class Streams:
 
 
 def current_stream(device: torch.device) -> c_void_p | None:
-    """Return the stream that torch works on; a CPU, where kernels are emulated, has none.
-
-    Without the number of a device torch counts devices first, which takes longer than to launch many kernels.
-    """
+    """Return the stream that torch works on; a CPU, where kernels are emulated, has none."""
+    # Without a device torch would count devices first, which takes longer than to launch many kernels.
     return c_void_p(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
 
 

@@ -178,8 +178,9 @@ class LoopTrainer:
         }
         momentum = None
         if request.momentum is not None:
+            at_of = {part: self.model.at[self.scheme.parts[part].networks[0]] for part in request.momentum}
             momentum = {
-                part: {n: velocity[self._place(part, n)].clone().view_as(v[:1]) for n, v in buffers.items()}
+                part: {n: velocity[at_of[part][n]].clone().view_as(v[:1]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
         return tally.of(parts, momentum)
@@ -193,9 +194,6 @@ class LoopTrainer:
                     if name in self.model.at[network]:
                         out[self.model.at[network][name]] = value[index].reshape(-1)
         return out
-
-    def _place(self, part: str, name: str) -> slice:
-        return self.model.at[self.scheme.parts[part].networks[0]][name]
 
     def _batches(self, at: tuple[int, int, int], epochs: int) -> Iterable[tuple[int, Tensor, Tensor]]:
         """Yield a client's batches of one phase, as the network sees them, each with its epoch."""

@@ -1,7 +1,4 @@
-"""Steps that a scheme takes itself: gradients of mini-batches for its arithmetic, one client at a time or all at once.
-
-Clients lie in one stack, those with the most steps first, so that those who still have a batch are a prefix of it.
-"""
+"""Steps that a scheme takes itself, of clients in one stack: those with most steps first, so that the active lead."""
 
 import copy
 from collections.abc import Collection, Iterator, Sequence

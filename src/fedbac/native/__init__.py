@@ -247,10 +247,7 @@ def evaluate(
     instruction_set: str | None = None,
     stop: c_int32 | None = None,
 ) -> Evaluated:
-    """Measure each (model, group) row of ``pairs``; a network shared by several models runs once on a group.
-
-    Another thread may set ``stop``, as of ``train``.
-    """
+    """Measure each (model, group) row of ``pairs``; a network shared by several models runs once on a group."""
     models = np.ascontiguousarray(models_VP, np.int64)
     networks = _networks(layers, networks_TD)
     _check_range("models_VP", models, len(networks))
