@@ -172,7 +172,7 @@ class LoopTrainer:
                     self.model.copy(shared, velocity)
         holder = {part: network for network in networks for part in self.anatomy.parts[network]}
         parts = {
-            part: trees.stack([self.model.read(holder[part], self.anatomy.weights[part])])
+            part: {n: v[None] for n, v in self.model.read(holder[part], self.anatomy.weights[part]).items()}
             for part in self.scheme.parts
             if part in holder
         }
