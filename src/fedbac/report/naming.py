@@ -1,11 +1,13 @@
 """What runs are called where several have one name: by what sets them apart, never by a number."""
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from fedbac.runs.store import Run
+from fedbac.runs.summary import leaves
 
 MOST = 3
 """Settings that a label names; where more differ, the folder says more."""
@@ -18,42 +20,33 @@ def distinct(names: Sequence[str], examples: Sequence[Run], folders: Sequence[st
 
     ``examples`` are runs of the settings behind each name, ``folders`` where they are.
     """
-    repeated = {name for name, count in Counter(names).items() if count > 1}
+    repeated = {name for name, number in Counter(names).items() if number > 1}
     labels = list(names)
     for name in repeated:
         places = [i for i, other in enumerate(names) if other == name]
-        apart = _differences([_leaves(examples[i].config["experiment"]) for i in places])
+        apart = _differences([_texts(examples[i].config["experiment"]) for i in places])
         for i, settings in zip(places, apart, strict=True):
             folder = folders[i].removeprefix(f"{name}_")
             words = settings if 0 < len(settings) <= MOST else [folder] * (folder != name)
             labels[i] = f"{name} [{', '.join(words)}]" if any(words) else name
-    return _told_apart(labels, examples)
+    return _numbered(labels, examples)
 
 
-def _told_apart(labels: list[str], examples: Sequence[Run]) -> list[str]:
+def _numbered(labels: list[str], examples: Sequence[Run]) -> list[str]:
     """Return labels that all differ: those of the same settings by their whole path, or as copies."""
-    repeated = {label for label, count in Counter(labels).items() if count > 1}
+    repeated = {label for label, number in Counter(labels).items() if number > 1}
     paths = [f"{label} [{run.folder}]" if label in repeated and run.folder else label
              for label, run in zip(labels, examples, strict=True)]  # fmt: skip
-    seen: Counter[str] = Counter()
-    out = []
-    for label in paths:
-        seen[label] += 1
-        out.append(label if seen[label] == 1 else f"{label} (copy {seen[label]})")
-    return out
+    counts: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
+    copies = [next(counts[label]) for label in paths]
+    return [label if copy == 1 else f"{label} (copy {copy})" for label, copy in zip(paths, copies, strict=True)]
 
 
-def _leaves(tree: Any, path: str = "") -> dict[str, str]:
-    """Return the values of an experiment by their paths, but for the seed, which names have, and the method's name."""
-    if not isinstance(tree, Mapping):
-        text = tree if isinstance(tree, str) else json.dumps(tree, default=str)
-        return {path: text if len(text) <= LONGEST else f"{text[:LONGEST]}…"}
-    found: dict[str, str] = {}
-    for key, value in tree.items():
-        place = f"{path}.{key}".lstrip(".")
-        if place not in ("seed", "method.name"):
-            found |= _leaves(value, place)
-    return found
+def _texts(experiment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of an experiment as text, but for the seed, which names have, and the method's name."""
+    found = {path: value for path, value in leaves(experiment).items() if path not in ("seed", "method.name")}
+    texts = {path: value if isinstance(value, str) else json.dumps(value, default=str) for path, value in found.items()}
+    return {path: text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for path, text in texts.items()}
 
 
 def _differences(trees: Sequence[Mapping[str, str]]) -> list[list[str]]:

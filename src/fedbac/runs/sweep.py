@@ -24,7 +24,7 @@ from fedbac.runs.play import play_folder
 from fedbac.runs.pool import RunPool
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail
-from fedbac.runs.summary import written
+from fedbac.runs.summary import leaves, written
 
 POLL_SECONDS = 0.2
 MOST_POINTS = 10_000
@@ -335,18 +335,10 @@ def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _differing(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return of each experiment the settings, by their paths, that are not the same in all; seeds apart."""
-    trees = [dict(_leaves({key: value for key, value in tree.items() if key != "seed"})) for tree in experiments]
+    trees = [leaves({key: value for key, value in tree.items() if key != "seed"}) for tree in experiments]
     paths = dict.fromkeys(path for tree in trees for path in tree)
     shown = [path for path in paths if any(tree.get(path) != trees[0].get(path) for tree in trees)]
     return [{path: tree[path] for path in shown if path in tree and path != "method.name"} for tree in trees]
-
-
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(tree, Mapping):
-        yield path, tree
-        return
-    for key, value in tree.items():
-        yield from _leaves(value, f"{path}.{key}".lstrip("."))
 
 
 def _but_seed(experiment: Mapping[str, Any]) -> str:
