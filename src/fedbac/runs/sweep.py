@@ -19,7 +19,7 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.errors import ConfigError, FederationError, quoted
 from fedbac.files import remove_empty
 from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
-from fedbac.runs.folders import list_again, list_runs, listed, shortened
+from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
 from fedbac.runs.pool import RunPool
 from fedbac.runs.stopping import Stop
@@ -141,9 +141,9 @@ class Laid:
             return
         with suppress(FederationError, OSError):  # what cannot be removed is not worth another error
             for folder in self.folders:
-                folder.withdraw()
+                folder.discard()
             if self.parent is not None:
-                list_again(self.parent, self.listed)
+                list_runs(self.parent, self.listed, anew=True)
             for path in self.made:
                 remove_empty(path)
 
@@ -160,19 +160,18 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     now = runtime.model_dump(mode="json")
     names = [point.folder.path.name for point in points]
     others = _others(parent, names) if overwrite and parent is not None else []
-    if overwrite:
-        _refuse_in_use([*(point.folder for point in points), *others])
-    else:
-        for point in points:
-            refuse_another(point.folder, point.experiment)
+    for folder in [*(point.folder for point in points), *others] if overwrite else []:
+        if folder.has_run():
+            with folder.locked():  # refused where somebody is running, before a run in any other is removed
+                pass
+    for point in () if overwrite else points:
+        refuse_another(point.folder, point.experiment)
     new = [point.folder for point in points if overwrite or not point.folder.has_run()]
     above = {path for folder in new for path in (folder.path, *folder.path.parents) if not path.exists()}
     made = sorted(above, key=lambda path: -len(path.parts))
     before = [] if overwrite or parent is None else listed(parent)
     for folder in others:
-        with folder.locked():
-            folder.clear()
-        folder.leave()
+        folder.discard("report.html")
     if parent is not None:
         list_runs(parent, names, anew=overwrite)
     for point in points:
@@ -193,14 +192,6 @@ def _others(parent: Path, names: Sequence[str]) -> list[RunFolder]:
     plain = [name for name in listed(parent) if re.fullmatch(PLAIN, name) is not None and name != ".."]
     places = [parent / name for name in plain if name not in names]
     return [folder for place in places if not place.is_symlink() and (folder := RunFolder(place)).has_run()]
-
-
-def _refuse_in_use(folders: Iterable[RunFolder]) -> None:
-    """Refuse folders in which somebody is running, before a run in any other is removed."""
-    for folder in folders:
-        if folder.has_run():
-            with folder.locked():
-                pass
 
 
 # --------------------------------------------------------------------------------------------------- running
@@ -282,11 +273,11 @@ def _run_elsewhere(
 
 def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
     """Start or resume the run of one folder, until it ends or there is a sign to stop; the work of one worker."""
-    stop, told = Stop(), Path(sign).exists
-    if told():
+    stop, stopped = Stop(), Path(sign).exists
+    if stopped():
         return
     for _ in play_folder(RunFolder(folder), inputs, stop):
-        stop.wanted = told()
+        stop.wanted = stopped()
 
 
 @contextmanager
