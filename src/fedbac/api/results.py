@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -77,7 +77,11 @@ def _bytes(record: Row, purpose: str) -> int:
 
 def save(model: Predictor, example: Tensor, path: Path) -> Path:
     """Write a model into a file, by its suffix."""
-    ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+    ways = {
+        ".safetensors": _weights,
+        ".pt2": _program,
+        ".onnx": _onnx,
+    }
     if path.suffix not in ways:
         raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
     write_whole(path, ways[path.suffix](model, example))
@@ -145,15 +149,15 @@ class Run(StoredRun):
         return visible(f"Run({self.name} on {data}: {rounds}{score}{place})")
 
     def _repr_html_(self) -> str:
-        return _html([self])
+        return Runs([self])._repr_html_()
 
     def to_frame(self, per: Per = "round") -> "DataFrame":
         """Return the records as a pandas frame: a row per round, or per round and edge."""
-        return _frame([self], [self.name], per)
+        return Runs([self]).to_frame(per)
 
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
-        return _figure([self], name)
+        return Runs([self]).plot(name)
 
     def model(
         self,
@@ -211,15 +215,23 @@ class Runs(Sequence[Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
-
     def __repr__(self) -> str:
         """Say in a line each what ran."""
         return "Runs(\n" + "".join(f"  {run!r},\n" for run in self._runs) + ")"
 
     def _repr_html_(self) -> str:
-        return _html(self._runs)
+        """Return the final table of runs that have a round, and the outcome in words."""
+        begun = [run for run in self if run.records]
+        if not begun:
+            return f"<p>{len(self)} runs, none with a complete round</p>"
+        from fedbac.report import failures, final, outcome
+
+        (header, lines), _ = final(begun)
+        head = "".join(f"<th>{escape(title)}</th>" for title in header)
+        rows = ("".join(f"<td>{escape(visible(cell))}</td>" for cell in line) for line in lines)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        words = escape(visible(" ".join([outcome(begun), *failures(begun)])))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{words}</p>"
 
     @property
     def labels(self) -> list[str]:
@@ -230,36 +242,14 @@ class Runs(Sequence[Run]):
 
     def to_frame(self, per: Per = "round") -> "DataFrame":
         """Return the records of all runs as one pandas frame: a row per run and round, or per run, round and edge."""
-        return _frame(self._runs, self.labels, per)
+        found: DataFrame = pandas().DataFrame(rows(self, self.labels, per))
+        return found
 
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
-        return _figure(self._runs, name)
+        from fedbac.report import figures  # matplotlib is slow to import
 
-
-def _frame(runs: Sequence[Run], labels: Sequence[str], per: Per) -> "DataFrame":
-    found: DataFrame = pandas().DataFrame(rows(runs, labels, per))
-    return found
-
-
-def _figure(runs: Sequence[Run], name: str) -> "Figure":
-    from fedbac.report import figures  # matplotlib is slow to import
-
-    drawn = figures(runs)
-    if name not in drawn:
-        raise ConfigError(f"plot: there is no figure {name!r} of these runs; there are {', '.join(drawn)}")
-    return drawn[name]
-
-
-def _html(runs: Sequence[Run]) -> str:
-    """Return the final table of runs that have a round, and the outcome in words."""
-    begun = [run for run in runs if run.records]
-    if not begun:
-        return f"<p>{len(runs)} runs, none with a complete round</p>"
-    from fedbac.report import failures, final, outcome
-
-    (header, lines), _ = final(begun)
-    head = "".join(f"<th>{escape(title)}</th>" for title in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(visible(cell))}</td>" for cell in line) + "</tr>" for line in lines)
-    said = escape(visible(" ".join([outcome(begun), *failures(begun)])))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{said}</p>"
+        drawn = figures(self._runs)
+        if name not in drawn:
+            raise ConfigError(f"plot: there is no figure {name!r} of these runs; there are {', '.join(drawn)}")
+        return drawn[name]

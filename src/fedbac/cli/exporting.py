@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,19 +23,10 @@ LATEX = {
 }  # fmt: skip
 
 
-class Format(StrEnum):
-    """What a file holds: every round (csv, parquet), or the final table (latex)."""
-
-    CSV = "csv"
-    LATEX = "latex"
-    PARQUET = "parquet"
-
-
-class Per(StrEnum):
-    """What a row is about."""
-
-    ROUND = "round"
-    EDGE = "edge"
+Format = StrEnum("Format", ["CSV", "LATEX", "PARQUET"])
+"""What a file holds: every round (csv, parquet), or the final table (latex)."""
+Per = StrEnum("Per", {"ROUND": "round", "EDGE": "edge"})
+"""What a row is about."""
 
 
 def export(
@@ -53,13 +44,21 @@ def export(
     ] = None,
 ) -> None:
     """Export the numbers of runs, finished or not, for use in other programs."""
-    from fedbac.report.groups import begun
+    from fedbac.api.results import pandas, rows
+    from fedbac.report.groups import begun, labels
 
     runs = begun([place.read() for place in run_folders(folders)])
     if format_ is Format.PARQUET:
-        _write_parquet(runs, per, out_file)
+        if out_file is None:
+            raise ConfigError("--out: a parquet file cannot be printed; name the file")
+        frame = pandas().DataFrame(rows(runs, labels(runs), per.value))
+        try:
+            with replacing(out_file) as partial:
+                frame.to_parquet(partial, engine="pyarrow", index=False)
+        except ImportError as error:
+            raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
     else:
-        text = _latex(runs) if format_ is Format.LATEX else _csv(runs, per)
+        text = _latex(runs) if format_ is Format.LATEX else _csv(rows(runs, labels(runs), per.value))
         if out_file is None:
             typer.echo(text, nl=False)
             return
@@ -67,28 +66,12 @@ def export(
     say(f"Exported: {out_file}", err)
 
 
-def _csv(runs: Sequence["Run"], per: Per) -> str:
-    from fedbac.api.results import rows
-
-    found = rows(runs, _labels(runs), per.value)
+def _csv(found: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(key for row in found for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(found)
     return text.getvalue()
-
-
-def _write_parquet(runs: Sequence["Run"], per: Per, file: Path | None) -> None:
-    if file is None:
-        raise ConfigError("--out: a parquet file cannot be printed; name the file")
-    from fedbac.api.results import pandas, rows
-
-    frame = pandas().DataFrame(rows(runs, _labels(runs), per.value))
-    try:
-        with replacing(file) as partial:
-            frame.to_parquet(partial, engine="pyarrow", index=False)
-    except ImportError as error:
-        raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
 
 
 def _latex(runs: Sequence["Run"]) -> str:
@@ -106,9 +89,3 @@ def _latex(runs: Sequence["Run"]) -> str:
 
 def _escaped(text: str) -> str:
     return "".join(LATEX.get(sign, sign) for sign in visible(text).replace("\n", " "))
-
-
-def _labels(runs: Sequence["Run"]) -> list[str]:
-    from fedbac.report.groups import labels
-
-    return labels(runs)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from fedbac.cli.terminal import (
@@ -16,6 +15,7 @@ from fedbac.cli.terminal import (
     data_names,
     err,
     method_names,
+    needed_width,
     out,
     say,
     shown,
@@ -56,7 +56,7 @@ def methods(
             say(str(error), err)
     for count in range(len(DROPPED) + 1):
         table = _table_one(lines, [i for i, title in enumerate(COLUMNS) if title not in DROPPED[:count]])
-        if _fits(table):
+        if needed_width(table).minimum <= out.width:  # no word need be broken
             break
     out.print(table)
     if count:
@@ -74,11 +74,6 @@ def _table_one(lines: Sequence[Sequence[str]], kept: Sequence[int]) -> Table:
     for line in lines:
         table.add_row(*(shown(line[i]) for i in kept))
     return table
-
-
-def _fits(table: Table) -> bool:
-    """Whether no word need be broken."""
-    return Measurement.get(out, out.options.update(max_width=10_000), table).minimum <= out.width
 
 
 def _describe(name: str) -> None:

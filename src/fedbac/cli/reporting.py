@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
-from fedbac.cli.terminal import out, say, shown
+from fedbac.cli.terminal import extra, needed_width, out, say, shown
 from fedbac.errors import ConfigError
 from fedbac.files import write_whole
 from fedbac.runs.folders import NAME as LIST
@@ -21,6 +20,7 @@ from fedbac.runs.folders import listed
 from fedbac.runs.stopping import Interrupted
 
 if TYPE_CHECKING:
+    from fedbac.report.live import Live
     from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
@@ -93,8 +93,13 @@ def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
         here = runs_in(folder)
         if not here:
             raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
-        _say_what_is_missing(folder, {place.path.name for place in here})
         found += here
+        there = {place.path.name for place in here}
+        if missing := [name for name in listed(folder) if name not in there]:
+            log.warning(
+                "%s: of the runs listed in %s these are missing: %s; the command that began them lays them out again",
+                folder, LIST, ", ".join(map(repr, missing)),
+            )  # fmt: skip
     return found
 
 
@@ -113,22 +118,8 @@ def runs_in(folder: Path) -> list["RunFolder"]:
     return here
 
 
-def _say_what_is_missing(folder: Path, there: set[str]) -> None:
-    missing = [name for name in listed(folder) if name not in there]
-    if missing:
-        log.warning(
-            "%s: of the runs listed in %s these are missing: %s; the command that began them lays them out again",
-            folder, LIST, ", ".join(map(repr, missing)),
-        )  # fmt: skip
-
-
 def _show(runs: Sequence["Run"], page: Path) -> None:
-    from fedbac.report import (
-        failures,
-        final,
-        outcome,
-        write_report,
-    )  # matplotlib is slow to import and needed only here
+    from fedbac.report import failures, final, outcome, write_report  # matplotlib is slow to import
 
     (header, rows), best = final(runs)
     out.print()
@@ -152,27 +143,19 @@ def _show(runs: Sequence["Run"], page: Path) -> None:
 def fitting(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> tuple[Table, list[str]]:
     """Return the table in the form that fits the terminal, and the columns that had to be left out of it."""
     table = _line_each(header, rows, best)
-    if _fits(table):
+    if needed_width(table).maximum <= out.width:
         return table, []
-    if len(rows) <= TALL and _fits(beside := _column_each(header, rows, best)):
+    if len(rows) <= TALL and needed_width(beside := _column_each(header, rows, best)).maximum <= out.width:
         return beside, []
     order = [i for name in DROPPED for i, title in enumerate(header) if title.startswith(name)]
     for count in range(len(order) + 1):
         kept = [i for i in range(len(header)) if i not in order[:count]]
-        titles = [_broken(header[i], max(len(row[i]) for row in rows)) for i in kept]
+        widths = [max(10, *(len(row[i]) for row in rows)) for i in kept]
+        titles = ["\n".join(textwrap.wrap(header[i], width)) for i, width in zip(kept, widths, strict=True)]
         table = _line_each(titles, [[row[i] for i in kept] for row in rows], best)
-        if _fits(table):
+        if needed_width(table).maximum <= out.width:
             break
     return table, [header[i] for i in sorted(order[:count])]
-
-
-def _broken(title: str, width: int) -> str:
-    """Return a title on as many lines as it needs above numbers of a width."""
-    return "\n".join(textwrap.wrap(title, max(10, width)))
-
-
-def _fits(table: Table) -> bool:
-    return Measurement.get(out, out.options.update(max_width=10_000), table).maximum <= out.width
 
 
 def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
@@ -196,10 +179,6 @@ def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int
         table.add_row(shown(title), *(shown(row[line]) for row in rows))
     return table
 
-
-if TYPE_CHECKING:
-    from fedbac.report.live import Live
-    from fedbac.runs.store import RunFolder
 
 MOST_PORT = 65535
 LiveOption = Annotated[
@@ -244,16 +223,13 @@ def shown_live(folder: Path, wanted: bool) -> Iterator[None]:
 
 
 def _live(folders: Sequence[Path], port: int | None) -> "Live":
-    try:
-        from fedbac.report.live import Live  # an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; the live page needs: pip install 'fedbac[watch]'") from error
-    return Live(lambda: [place for folder in folders for place in _runs_now(folder)], port)
+    with extra("watch", "the live page"):
+        from fedbac.report.live import Live  # slow to import
 
+    def runs_now(folder: Path) -> list["RunFolder"]:
+        try:
+            return runs_in(folder)
+        except ConfigError:  # it is gone, for instance to be replaced
+            return []
 
-def _runs_now(folder: Path) -> list["RunFolder"]:
-    """Return the runs in a folder; none while it is gone, for instance to be replaced."""
-    try:
-        return runs_in(folder)
-    except ConfigError:
-        return []
+    return Live(lambda: [place for folder in folders for place in runs_now(folder)], port)

@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from fedbac.errors import visible
+from fedbac.errors import ConfigError, visible
 from fedbac.presets import DEFAULT_TASK
 
 try:
@@ -120,6 +122,20 @@ def shown(text: object) -> str:
 def say(sentence: str, console: Console = out) -> None:
     """Print one line that has no markup."""
     console.print(shown(sentence), highlight=False, soft_wrap=True)
+
+
+def needed_width(table: Table) -> Measurement:
+    """Return how wide a table must be at least, and how wide it is where there is room."""
+    return Measurement.get(out, out.options.update(max_width=10_000), table)
+
+
+@contextmanager
+def extra(name: str, user: str) -> Iterator[None]:
+    """Say which extra of the package is not installed, and what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; {user} needs: pip install 'fedbac[{name}]'") from error
 
 
 @contextmanager

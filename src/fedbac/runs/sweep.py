@@ -1,13 +1,16 @@
 """Several runs as one: a grid over methods, settings and seeds, run here or in parallel, resumed, collected."""
 
 import itertools
+import logging
 import math
 import re
 import shlex
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +19,18 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.errors import ConfigError, FederationError, quoted
+from fedbac.core import signals
+from fedbac.errors import ConfigError, EngineError, FederationError, quoted
 from fedbac.files import remove_empty
+from fedbac.local.pool import RESTARTS, start_pool
 from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
 from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
-from fedbac.runs.pool import RunPool
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail
 from fedbac.runs.summary import leaves, written
+
+log = logging.getLogger("fedbac")
 
 POLL_SECONDS = 0.2
 MOST_POINTS = 10_000
@@ -278,6 +284,68 @@ def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
         return
     for _ in play_folder(RunFolder(folder), inputs, stop):
         stop.wanted = stopped()
+
+
+class RunPool:
+    """Worker processes, each a pool of its own: when one dies, only the run in its hands is begun again."""
+
+    def __init__(self, size: int) -> None:
+        self.threads = ThreadPoolExecutor(size)
+        """Each waits for one worker."""
+        self.mine = threading.local()
+        self.pools: list[Any] = []
+        self.closed, self.lock = False, threading.Lock()
+
+    def submit(self, work: Callable[..., None], folder: str, *words: Any) -> Future[None]:
+        """Have a worker do ``work(folder, *words)``, which must be able to go on where a dead worker left it."""
+        return self.threads.submit(self._do, work, folder, *words)
+
+    def close(self) -> None:
+        """Kill the workers."""
+        with self.lock:
+            self.closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self.pools:
+            pool.shutdown(wait=True, kill_workers=True)
+        self.threads.shutdown(wait=True)
+
+    def _do(self, work: Callable[..., None], folder: str, *words: Any) -> None:
+        from loky.process_executor import TerminatedWorkerError
+
+        for _ in range(1 + RESTARTS):
+            pool = self._pool()
+            if pool is None:
+                return
+            try:
+                with signals.held():
+                    future = pool.submit(work, folder, *words)
+                future.result()
+            except TerminatedWorkerError:
+                self._drop(pool)
+                if not self.closed:
+                    log.warning("%s: its process died; it resumes from its last checkpoint", folder)
+            else:
+                return
+        raise EngineError(
+            f"{folder}: its process died {1 + RESTARTS} times; if it was killed for lack of memory, run fewer at a "
+            "time (--jobs). The same command resumes from its last checkpoint"
+        )
+
+    def _pool(self) -> Any:
+        """Return the pool of this thread, or nothing once all is to end."""
+        with self.lock:
+            if not self.closed and getattr(self.mine, "pool", None) is None:
+                self.mine.pool = start_pool(1)
+                self.pools.append(self.mine.pool)
+            return None if self.closed else self.mine.pool
+
+    def _drop(self, pool: Any) -> None:
+        """Let go of a pool whose process died."""
+        with self.lock:
+            self.mine.pool = None
+            if not self.closed:  # else it is dealt with already
+                self.pools.remove(pool)
+        pool.shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager
