@@ -42,8 +42,7 @@ def methods(
     from fedbac.presets.table import row
     from fedbac.presets.tasks import task
 
-    any_task = task(DEFAULT_TASK)
-    presets = rows.known()
+    any_task, presets = task(DEFAULT_TASK), rows.known()
     if verbose:
         for name in presets:
             _describe(name)
@@ -120,20 +119,13 @@ def tasks() -> None:
     for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
         table.add_column(title, no_wrap=title in {"task", "data set"})
     for name, task in TASKS.items():
-        numbers = (
-            task.num_edges,
-            sum(task.clients()),
-            task.partition.dirichlet_server,
-            task.partition.dirichlet_client,
-        )
+        spread = (task.partition.dirichlet_server, task.partition.dirichlet_client)
+        numbers = (task.num_edges, sum(task.clients()), *spread)
         work = (task.rounds, task.training.epochs, task.training.batch_size)
         table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
     out.print(table)
-    out.print(
-        "M edges, N clients, α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), "
-        "T rounds of E epochs.",
-        highlight=False,
-    )
+    legend = "α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), T rounds of E epochs."
+    out.print(f"M edges, N clients, {legend}", highlight=False)
 
 
 def data_list(data_folder: DataOption = None) -> None:

@@ -63,16 +63,11 @@ def play_all(
     runs = [folder.read() for folder in folders if folder.path not in failures]
     if not runs:
         raise typer.Exit(1)
-    _say_what_was_finished(before)
-    return runs
-
-
-def _say_what_was_finished(finished: Sequence[bool]) -> None:
-    """Say how many runs are only shown: a command that is repeated would seem to have done their work."""
-    if finished == [True]:
+    if before == [True]:  # a command that is repeated would seem to have done the work
         say("This run was finished already, so nothing was run again.")
-    elif any(finished):
-        say(f"{sum(finished)} of {len(finished)} runs were finished already and were not run again.")
+    elif any(before):
+        say(f"{sum(before)} of {len(before)} runs were finished already and were not run again.")
+    return runs
 
 
 def _stopped(how: str, folder: Path) -> typer.Exit:
@@ -105,7 +100,7 @@ class Board:
             self.labels = [point.folder.path.name for point in points]
         self.total = sum(map(_rounds, points))
         self.begun = self.over = 0
-        self.said = time.monotonic()
+        self.reported = time.monotonic()
         self.lines = []
         if len(points) <= FEW:
             for point, label, rounds in zip(points, self.labels, self.seen, strict=True):
@@ -155,9 +150,9 @@ class Board:
     def _many(self, rounds: int, over: int, failed: int, suffix: str) -> None:
         note = f"{over - failed} of {len(self.points)} runs finished" + (f", {failed} failed" if failed else "")
         self.bars.update(self.line, completed=rounds, note=note + suffix)
-        if self.bars.disable and (over != self.over or time.monotonic() - self.said > SAY_SECONDS):
+        if self.bars.disable and (over != self.over or time.monotonic() - self.reported > SAY_SECONDS):
             out.print(f"{note}, round {rounds} of {self.total}", highlight=False)
-            self.said = time.monotonic()
+            self.reported = time.monotonic()
         self.over = over
 
 

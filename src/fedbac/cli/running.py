@@ -1,6 +1,6 @@
 """``fedbac run``, ``compare``, ``sweep`` and ``resume``: points of a grid, laid out, played and reported alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,9 @@ from fedbac.runs.folders import shortened
 
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
+    from fedbac.runs.configure import Inputs
+    from fedbac.runs.store import Run
+    from fedbac.runs.sweep import Point
 
 
 def run(
@@ -65,14 +68,12 @@ def run(
     track: TrackOption = None,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.runs.configure import Inputs, check_ready, configure, is_file, reached, runtime_in
     from fedbac.runs.store import RunFolder
-    from fedbac.runs.sweep import Point, lay_out
+    from fedbac.runs.sweep import Point
 
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
-    runtime = runtime_in(method) if is_file(method) else Runtime()
+    runtime = runtime_in(method) if is_file(method) else None
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
     runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
     runtime = reached(_changed(runtime, precision=precision, track=track), address, Path(method))
@@ -83,9 +84,7 @@ def run(
         raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
     point, inputs = Point(experiment, folder, ()), Inputs(data_folder=data_folder)
     check_ready([experiment], runtime, inputs)
-    with shown_live(folder.path, live):
-        laid = lay_out([point], runtime, overwrite)
-        conclude(play_all([point], folder.path, inputs=inputs, laid=laid), folder.path)
+    _play([point], folder.path, runtime, inputs, overwrite, live)
 
 
 def compare(
@@ -112,19 +111,15 @@ def compare(
     track: TrackOption = None,
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes a comparison."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.presets import methods
     from fedbac.runs.configure import Inputs, check_ready
-    from fedbac.runs.sweep import grid, lay_out
+    from fedbac.runs.sweep import grid
 
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
-    runtime = _changed(
-        Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
-    )
-    runtime = _changed(runtime, precision=precision, track=track)
+    runtime = _changed(None, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = _changed(runtime, address=address, precision=precision, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -132,11 +127,7 @@ def compare(
 
     points, inputs = grid(names, task, (), (), seeds, rounds, settings, parent, named), Inputs(data_folder=data_folder)
     check_ready([point.experiment for point in points], runtime, inputs)
-    with shown_live(parent, live):
-        laid = lay_out(points, runtime, overwrite, parent)
-        runs = play_all(points, parent, inputs=inputs, laid=laid)
-        conclude(runs, parent)
-    _fail_if(len(runs) < len(points))
+    _play(points, parent, runtime, inputs, overwrite, live)
 
 
 def sweep(
@@ -173,28 +164,22 @@ def sweep(
     track: TrackOption = None,
 ) -> None:
     """Run every combination of methods, settings and seeds, several at a time. The same command resumes a sweep."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.local import num_cores
     from fedbac.runs.configure import Inputs, check_ready
-    from fedbac.runs.sweep import grid, lay_out
+    from fedbac.runs.sweep import grid
 
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
     points, inputs = grid(names, task, axes, listed, seeds, rounds, settings, parent), Inputs(data_folder=data_folder)
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
-    own = _changed(Runtime(), device=device, trainer=trainer, precision=precision, track=track)
-    own = _changed(own, workers=None if alone else 1)
-    spread = _changed(Runtime(), device=device, engine=engine, address=address)
+    workers = None if alone else 1
+    own = _changed(None, device=device, trainer=trainer, precision=precision, track=track, workers=workers)
+    spread = _changed(None, device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     if spread.engine == "simulator":  # elsewhere there may be what is not here
         check_ready([point.experiment for point in points], own, inputs)
-    with shown_live(parent, live):
-        laid = lay_out(points, own, overwrite, parent)
-        runs = play_all(points, parent, inputs=inputs, laid=laid, jobs=jobs, spread=spread)
-        conclude_sweep(runs, parent)
-    _fail_if(len(runs) < len(points))
+    _play(points, parent, own, inputs, overwrite, live, conclude_sweep, jobs, spread)
 
 
 def resume(
@@ -224,7 +209,8 @@ def resume(
         lay_out([point], runtime)
     runs = play_all(points, folder, inputs=inputs)
     conclude(runs, folder)
-    _fail_if(len(runs) < len(points))
+    if len(runs) < len(points):
+        raise typer.Exit(1)
 
 
 def _source(names: Sequence[str], task: str | None) -> str:
@@ -235,15 +221,26 @@ def _source(names: Sequence[str], task: str | None) -> str:
     return Path(file or task or DEFAULT_TASK).stem
 
 
-def _changed(runtime: "Runtime", **choices: object) -> "Runtime":
-    """Return the runtime with what was chosen; what was not stays."""
+def _changed(runtime: "Runtime | None", **choices: object) -> "Runtime":
+    """Return the runtime, or the default one, with what was chosen; what was not stays."""
     from fedbac.config.experiment import Runtime
     from fedbac.config.explain import parse
 
     chosen = {key: value for key, value in choices.items() if value is not None}
-    return parse(Runtime, runtime.model_dump() | chosen, "runtime")
+    return parse(Runtime, (runtime or Runtime()).model_dump() | chosen, "runtime")
 
 
-def _fail_if(failed: bool) -> None:
-    if failed:
+def _play(
+    points: Sequence["Point"], folder: Path, runtime: "Runtime", inputs: "Inputs", overwrite: bool, live: bool,
+    show: Callable[[Sequence["Run"], Path], None] = conclude, jobs: int = 1, spread: "Runtime | None" = None,
+) -> None:  # fmt: skip
+    """Lay out the runs of a folder, or the one that it is, play them, and show them; fail if one of them did."""
+    from fedbac.cli.playing import play_all
+    from fedbac.runs.sweep import lay_out
+
+    with shown_live(folder, live):
+        laid = lay_out(points, runtime, overwrite, None if points[0].folder.path == folder else folder)
+        runs = play_all(points, folder, inputs=inputs, laid=laid, jobs=jobs, spread=spread)
+        show(runs, folder)
+    if len(runs) < len(points):
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,8 @@ from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.report.naming import distinct
 from fedbac.report.theme import SERIES, Look
-from fedbac.rounds import metrics
 from fedbac.runs.store import Run
+from fedbac.runs.summary import summarize
 
 log = logging.getLogger("fedbac")
 
@@ -154,15 +153,7 @@ def finite_mean(values: FloatArray) -> FloatArray:
 def _summarize(run: Run) -> Run:
     if not run.records:
         raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
-    records = [record | {"loss": math.nan if record["loss"] is None else record["loss"]} for record in run.records]
-    experiment = run.config["experiment"]
-    fresh = metrics.summarize(
-        records,
-        look_up(experiment, "task.targets", ()),
-        last_rounds(run),
-        look_up(experiment, "evaluation.target_patience", 1),
-    )
-    return replace(run, summary=run.summary | fresh)
+    return replace(run, summary=run.summary | summarize(run.config["experiment"], run.records))
 
 
 def _identity(run: Run) -> str:
@@ -195,9 +186,8 @@ def _looks(methods: Sequence[str]) -> list[Look]:
     Two methods of one colour cannot both have it: well-known ones keep theirs, then those that come first by name.
     """
     size = len(SERIES)
-    wanted = [
-        OWN_COLOURS.index(m) if m in OWN_COLOURS else zlib.crc32(m.encode(errors="replace")) % size for m in methods
-    ]
+    hashes = [zlib.crc32(method.encode(errors="replace")) % size for method in methods]
+    wanted = [OWN_COLOURS.index(m) if m in OWN_COLOURS else h for m, h in zip(methods, hashes, strict=True)]
     order = sorted(range(len(methods)), key=lambda i: (methods[i] not in OWN_COLOURS, methods[i], i))
     given: dict[int, int] = {}
     for place in order:

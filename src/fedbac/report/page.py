@@ -59,7 +59,7 @@ def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live:
             f'<meta http-equiv="Content-Security-Policy" content="{policy(live)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title)}</title>",
-            f"<style>\n{_style()}</style>",
+            f"<style>\n{variables()}{_file('style.css')}</style>",
             "</head>",
             "<body>",
             "<main>",
@@ -97,9 +97,5 @@ def _script() -> str:
 
 
 @cache
-def _style() -> str:
-    return variables() + _file("style.css")
-
-
 def _file(name: str) -> str:
     return files("fedbac.report").joinpath("static", name).read_text(encoding="utf-8")
