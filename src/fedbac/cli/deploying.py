@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, err, extra, out, say
+from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, changed, err, extra, out, say
 from fedbac.core.signals import handled_by
 from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
@@ -73,11 +73,9 @@ def cloud(
     """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
     from fedbac.deploy.roles.cloud import Cloud, run_folder
 
-    runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
+    runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, listen=listen):
         return _hosted_cloud(kit, place, rounds, state, overwrite, track)
@@ -169,16 +167,13 @@ def edge(
 ) -> None:
     """Run an edge: take its clients and serve the cloud, until stopped."""
     kit = _kit(folder, "edge")
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
     from fedbac.deploy.roles.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
         if _run_by_nvflare(kit, listen=listen, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            runtime = parse(Runtime, {"device": device}, "runtime")
-            run_edge(kit, data, stop, runtime, listen=listen, address=parent, state=state)
+            run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
 
 
 def client(

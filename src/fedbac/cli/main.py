@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import deploying, exporting, federating, lists, reporting, running
+from fedbac.cli import deploying, federating, lists, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -46,7 +46,7 @@ for command in (
     running.resume,
     reporting.report,
     reporting.watch,
-    exporting.export,
+    reporting.export,
     lists.methods,
     lists.show,
     lists.tasks,

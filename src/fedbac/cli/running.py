@@ -29,6 +29,7 @@ from fedbac.cli.terminal import (
     TrackOption,
     TrainerOption,
     WorkersOption,
+    changed,
     method_names,
     say_if_runs_take_turns,
 )
@@ -75,8 +76,8 @@ def run(
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
     runtime = runtime_in(method) if is_file(method) else None
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
-    runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(_changed(runtime, precision=precision, track=track), address, Path(method))
+    runtime = changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = reached(changed(runtime, precision=precision, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -118,8 +119,8 @@ def compare(
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
-    runtime = _changed(None, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = _changed(runtime, address=address, precision=precision, track=track)
+    runtime = changed(device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = changed(runtime, address=address, precision=precision, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -174,8 +175,8 @@ def sweep(
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
     workers = None if alone else 1
-    own = _changed(None, device=device, trainer=trainer, precision=precision, track=track, workers=workers)
-    spread = _changed(None, device=device, engine=engine, address=address)
+    own = changed(device=device, trainer=trainer, precision=precision, track=track, workers=workers)
+    spread = changed(device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     if spread.engine == "simulator":  # elsewhere there may be what is not here
         check_ready([point.experiment for point in points], own, inputs)
@@ -199,7 +200,7 @@ def resume(
     points, runtimes, inputs = [], [], Inputs(data_folder=data_folder)
     for place in run_folders([folder]):
         experiment, before = experiment_in(place)
-        runtime = _changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
+        runtime = changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
         runtime = reached(runtime, address, place.config_file)
         if runtime != before:  # which the folder is about to state
             check_ready((), runtime, inputs)
@@ -219,15 +220,6 @@ def _source(names: Sequence[str], task: str | None) -> str:
 
     file = next((name for name in names if is_file(name)), None)
     return Path(file or task or DEFAULT_TASK).stem
-
-
-def _changed(runtime: "Runtime | None", **choices: object) -> "Runtime":
-    """Return the runtime, or the default one, with what was chosen; what was not stays."""
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
-
-    chosen = {key: value for key, value in choices.items() if value is not None}
-    return parse(Runtime, (runtime or Runtime()).model_dump() | chosen, "runtime")
 
 
 def _play(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from glob import escape as escape_glob
 from glob import glob
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from rich.table import Table
 
 from fedbac.errors import ConfigError, visible
 from fedbac.presets import DEFAULT_TASK
+
+if TYPE_CHECKING:
+    from fedbac.config.experiment import Runtime
 
 try:
     import termios
@@ -180,3 +183,12 @@ def say_if_runs_take_turns(device: str, jobs: int) -> None:
             "nvidia-cuda-mps-control -d (docs/gpu.md)",
             err,
         )
+
+
+def changed(runtime: "Runtime | None" = None, **choices: object) -> "Runtime":
+    """Return the runtime, or the default one, with what was chosen; what was not stays."""
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+
+    chosen = {key: value for key, value in choices.items() if value is not None}
+    return parse(Runtime, (runtime or Runtime()).model_dump() | chosen, "runtime")

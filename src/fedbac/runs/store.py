@@ -355,7 +355,7 @@ class RunFolder:
                 remove(self.summary_file)
             self._cut(count)
             kept = Log(found.records[:count], found.checks[:count], found.signed)
-            self._writer = Writer(self.rounds_file, kept, self._root)
+            self._writer = Writer(self.rounds_file, kept, lambda: root_of(self.read_config(), self.config_file))
         return kept.records
 
     def _cut(self, count: int) -> None:
@@ -366,9 +366,6 @@ class RunFolder:
         kept = b"".join(line + b"\n" for line in (content or b"").split(b"\n")[:count])
         if content != kept:
             write_whole(self.rounds_file, kept)
-
-    def _root(self) -> str:
-        return root_of(self.read_config(), self.config_file)
 
 
 @functools.cache

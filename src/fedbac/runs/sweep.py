@@ -249,11 +249,7 @@ def _run_here(folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fa
 
 
 def _run_elsewhere(
-    folders: Sequence[RunFolder],
-    inputs: Inputs,
-    stop: Stop,
-    fail: Fail,
-    workers: AbstractContextManager[Submit],
+    folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, workers: AbstractContextManager[Submit]
 ) -> Generator[None, None, None]:
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
@@ -371,7 +367,8 @@ def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row per configuration: its settings that others do not have, and means over its seeds."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        together.setdefault(_but_seed(run.config["experiment"]), []).append(run)
+        same = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
+        together.setdefault(repr(same), []).append(run)
     apart = _differing([group[0].config["experiment"] for group in together.values()])
     rows = []
     for group, settings in zip(together.values(), apart, strict=True):
@@ -398,7 +395,3 @@ def _differing(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     paths = dict.fromkeys(path for tree in trees for path in tree)
     shown = [path for path in paths if any(tree.get(path) != trees[0].get(path) for tree in trees)]
     return [{path: tree[path] for path in shown if path in tree and path != "method.name"} for tree in trees]
-
-
-def _but_seed(experiment: Mapping[str, Any]) -> str:
-    return repr({key: value for key, value in experiment.items() if key != "seed"})
