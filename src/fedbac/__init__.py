@@ -10,29 +10,14 @@ from typing import TYPE_CHECKING
 from fedbac.version import __version__
 
 if TYPE_CHECKING:
+    # fmt: off
+    # isort: off
     from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep
-    from fedbac.clustering import (
-        Agglomerative,
-        CosineSplits,
-        Fixed,
-        GaussianRewards,
-        KMeans,
-        LinUCB,
-        LowestLoss,
-        Merging,
-    )
-    from fedbac.config.columns import (
-        AGGREGATION,
-        CLUSTERING,
-        LINKS,
-        PERSONALIZATION,
-        SELECTION,
-        SHARING,
-        STEP,
-        TOPOLOGY,
-        Links,
-    )
+    from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
+        Merging)
+    from fedbac.config.columns import (AGGREGATION, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, STEP,
+        TOPOLOGY, Links)
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
@@ -41,68 +26,23 @@ if TYPE_CHECKING:
     from fedbac.core.queries import Accuracy, Ask, Evidence, Gram, Loss, Moment, Seconds, Slope, Statistic
     from fedbac.core.settings import Settings
     from fedbac.data import Augment, Dataset, Noise, Partition, Shards
-    from fedbac.errors import (
-        CheckpointError,
-        ConfigError,
-        DataNotFoundError,
-        DeployError,
-        EngineError,
-        Error,
-        FederationError,
-        NotEnoughMemoryError,
-        OutputError,
-        PartitionError,
-        PolicyError,
-        RunFolderError,
-        RunInUseError,
-    )
+    from fedbac.errors import (CheckpointError, ConfigError, DataNotFoundError, DeployError, EngineError, Error,
+        FederationError, NotEnoughMemoryError, OutputError, PartitionError, PolicyError, RunFolderError, RunInUseError)
     from fedbac.models import LeNet5, Perceptron
-    from fedbac.personalization import (
-        AdaptiveStart,
-        Additive,
-        ControlVariates,
-        DynamicPull,
-        GroupCorrections,
-        Interpolated,
-        LateHead,
-        MoreauEnvelope,
-        PerCluster,
-        Personal,
-        PersonalHead,
-        Shared,
-        TwoHeads,
-    )
+    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, DynamicPull, GroupCorrections,
+        Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
     from fedbac.presets.methods import METHODS, method
     from fedbac.presets.tasks import TASKS, task
     from fedbac.runs.configure import configure
     from fedbac.runs.store import RunFolder
-    from fedbac.selection import (
-        COCS,
-        Contextual,
-        CreditThompson,
-        LatencyUCB,
-        LossUCB,
-        Oort,
-        PowerOfChoice,
-        Random,
-        ResourceScore,
-        Sound,
-        Thompson,
-    )
-    from fedbac.sharing import (
-        Apart,
-        Blend,
-        Distill,
-        DistillAdaptive,
-        LeaveOneOut,
-        MeanThenApart,
-        OnceOverfitted,
-        PredictTowardsMean,
-        Similar,
-        TowardsMean,
-    )
+    from fedbac.selection import (COCS, Contextual, CreditThompson, LatencyUCB, LossUCB, Oort, PowerOfChoice, Random,
+        ResourceScore, Sound, Thompson)
+    from fedbac.sharing import (Apart, Blend, Distill, DistillAdaptive, LeaveOneOut, MeanThenApart, OnceOverfitted,
+        PredictTowardsMean, Similar, TowardsMean)
     from fedbac.steps import Adam, Dynamic, Momentum, Take, Yogi
     from fedbac.topology import Flat, Hierarchical
+    # fmt: on
+    # isort: on
 
 __all__ = [
     "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP", "TASKS",

@@ -9,26 +9,15 @@ import typer
 from fedbac.cli.reporting import LiveOption, conclude, conclude_sweep, run_folders, shown_live
 from fedbac.cli.terminal import (
     DEVICE_HELP,
-    ENGINE_HELP,
     METHOD_HELP,
-    METHODS_HELP,
-    SEED_HELP,
     TRAINER_HELP,
-    AddressOption,
     DataOption,
     DeviceOption,
-    EngineOption,
-    MemoryOption,
-    OutOption,
     OverwriteOption,
-    PrecisionOption,
-    RoundsOption,
-    SeedsOption,
     SetOption,
     TaskOption,
     TrackOption,
     TrainerOption,
-    WorkersOption,
     changed,
     method_names,
     say_if_runs_take_turns,
@@ -43,6 +32,34 @@ if TYPE_CHECKING:
     from fedbac.runs.configure import Inputs
     from fedbac.runs.store import Run
     from fedbac.runs.sweep import Point
+
+METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
+SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
+ENGINE_HELP = "simulator (all edges in this process) or ray (each edge in a process of its own)."
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Number of cloud rounds. Default: the task's.")]
+SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="float32, or tf32 or bf16: faster for networks that torch trains on a GPU."),
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Address of the Ray cluster to join. Default: a local one.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Number of threads or processes on the CPU. Default: one per core.")
+]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--memory", help="Memory limit in GiB for the clients trained at once. Default: a share of what is free."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Folder to write to. Default: a folder in runs/ named after the method or command and the task."
+    ),
+]
 
 
 def run(
@@ -103,7 +120,7 @@ def compare(
     memory: MemoryOption = None,
     trainer: TrainerOption = "auto",
     precision: PrecisionOption = None,
-    engine: EngineOption = "simulator",
+    engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "simulator",
     address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
