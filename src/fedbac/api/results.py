@@ -75,19 +75,6 @@ def _bytes(record: Row, purpose: str) -> int:
     return sum(int(by.get(purpose, 0)) for tier in record["bytes"].values() for by in tier.values())
 
 
-def save(model: Predictor, example: Tensor, path: Path) -> Path:
-    """Write a model into a file, by its suffix."""
-    ways = {
-        ".safetensors": _weights,
-        ".pt2": _program,
-        ".onnx": _onnx,
-    }
-    if path.suffix not in ways:
-        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
-    write_whole(path, ways[path.suffix](model, example))
-    return path
-
-
 def pandas() -> Any:
     """Return pandas, which is an extra."""
     try:
@@ -187,8 +174,12 @@ class Run(StoredRun):
         ``.safetensors`` holds its ``state_dict``. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without
         fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
+        path, ways = Path(path), {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+        if path.suffix not in ways:
+            raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
         models = self._models(Inputs(**again))
-        return save(models.of(edge, client), models.example, Path(path))
+        write_whole(path, ways[path.suffix](models.of(edge, client), models.example))
+        return path
 
     def _models(self, inputs: Inputs) -> Models:
         if self.models is None:

@@ -72,13 +72,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-]
-
-
 @app.callback()
-def _options(version: VersionOption = False) -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 

@@ -170,10 +170,6 @@ def _is_number_or_none(value: Any) -> bool:
     return value is None or _is_number(value)
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_number_or_none, value))
-
-
 def _are_bytes(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, dict) and all(map(_are_bytes, value.values())))
 
@@ -182,7 +178,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("round", "accuracy", "accuracy_std", "accuracy_min", "accuracy_max"), _is_number),
     **dict.fromkeys(("accuracy_weighted", "moves", "active_clusters", "seconds"), _is_number),
     **dict.fromkeys(("accuracy_global", "loss"), _is_number_or_none),
-    **dict.fromkeys(("accuracy_per_edge", "assignment"), _are_numbers),
+    "accuracy_per_edge": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
+    "assignment": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
     "failed": lambda value: isinstance(value, list),
     "bytes": lambda value: isinstance(value, dict) and _are_bytes(value),
 }
