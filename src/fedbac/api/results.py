@@ -50,7 +50,8 @@ def _of_round(run: StoredRun, record: Row) -> list[Row]:
     numbers = {key: record.get(key) for key in PLAIN}
     counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
     selected = sum(map(len, record.get("selected", ())))
-    moved = {f"bytes_{purpose}": _bytes(record, purpose) for purpose in ("train", "evaluate", "control")}
+    sent = [by for tier in record["bytes"].values() for by in tier.values()]
+    moved = {f"bytes_{use}": sum(int(by.get(use, 0)) for by in sent) for use in ("train", "evaluate", "control")}
     notes = {f"note_{name}": value for name, value in record.get("notes", {}).items()}
     return [{"round": record["round"], **numbers, "num_selected": selected, **counts, **moved, **notes}]
 
@@ -69,10 +70,6 @@ def _of_edges(run: StoredRun, record: Row) -> list[Row]:
         }
         for edge, value in enumerate(accuracy)
     ]
-
-
-def _bytes(record: Row, purpose: str) -> int:
-    return sum(int(by.get(purpose, 0)) for tier in record["bytes"].values() for by in tier.values())
 
 
 def pandas() -> Any:

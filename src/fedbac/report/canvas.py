@@ -60,35 +60,12 @@ def panels(
     upper = total - top
     for height in heights:
         box = (left / WIDTH, (upper - height) / total, (WIDTH - left - right) / WIDTH, height / total)
-        axes.append(_styled(figure.add_axes(box, sharex=axes[0] if axes else None)))
+        axes.append(styled(figure.add_axes(box, sharex=axes[0] if axes else None)))
         upper -= height + GAP
     for panel in axes[:-1]:
         panel.tick_params(labelbottom=False)
         panel.spines["bottom"].set_visible(False)
     return figure, axes
-
-
-def grid(
-    rows: int, columns: int, height: float, *, top: float, left: float = LEFT, right: float = 0.15
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with rows of equally large panels; sizes in inches, ``top`` leaves room for a key."""
-    between, gap = 0.5, GAP + 0.3
-    total = top + TOP + rows * height + gap * (rows - 1) + BOTTOM
-    width = (WIDTH - left - right - between * (columns - 1)) / columns
-    figure = Picture(figsize=(WIDTH, total), facecolor=SURFACE)
-    axes = []
-    for row in range(rows):
-        lower = total - top - TOP - (row + 1) * height - row * gap
-        boxes = [(left + column * (width + between), lower, width, height) for column in range(columns)]
-        axes.append([_styled(figure.add_axes((x / WIDTH, y / total, w / WIDTH, h / total))) for x, y, w, h in boxes])
-    return figure, axes
-
-
-def key(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Write one legend for all panels along the top of the figure."""
-    inset = 0.12 / figure.get_size_inches()[1]
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (LEFT / WIDTH, 1 - inset), "ncols": len(handles)}
-    figure.legend(handles=handles, **place, **LEGEND, handlelength=2.2, columnspacing=1.6)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -183,7 +160,8 @@ def _font() -> FT2Font:
     return font_manager.get_font(font_manager.findfont("DejaVu Sans"))
 
 
-def _styled(axes: Axes) -> Axes:
+def styled(axes: Axes) -> Axes:
+    """Return a panel without a frame, with faint lines for its heights."""
     axes.set_facecolor("none")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
