@@ -124,16 +124,11 @@ def gaps(records: Sequence[Mapping[str, Any]]) -> list[Json]:
     """Return the gaps between clusters in the rounds in which they were compared."""
     found = []
     for record in records:
-        seen = record.get("gaps")
-        if not isinstance(seen, Mapping):
-            continue
-        clusters, gap = seen.get("clusters"), seen.get("gap")
-        rows = gap if isinstance(gap, list) and all(isinstance(row, list) for row in gap) else None
-        if isinstance(clusters, list) and rows is not None and len(rows) == len(clusters):
-            short = [[_short(value) for value in row] for row in rows]
-            found.append(
-                {"round": record["round"], "clusters": clusters, "gap": short, "limit": _short(seen.get("limit"))}
-            )
+        match record.get("gaps"):
+            case {"clusters": list(clusters), "gap": list(gap)} if len(gap) == len(clusters):
+                if all(isinstance(row, list) for row in gap):
+                    rows, limit = [[_short(value) for value in row] for row in gap], _short(record["gaps"].get("limit"))
+                    found.append({"round": record["round"], "clusters": clusters, "gap": rows, "limit": limit})
     return found
 
 

@@ -113,15 +113,9 @@ const ACCURACY = {
   draw(figure) {
     const runs = groupsShown().flatMap((group) => group.runs);
     const height = figure.width < 560 ? 300 : 380;
-    drawCurves(figure, {
-      xs: roundNumbers,
-      ys: accuracyOf,
-      ribbon: worstOf,
-      height,
-      x: roundAxis(figure),
-      y: percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height),
-      ends: (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last))))),
-    });
+    const y = percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height);
+    const ends = (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last)))));
+    drawCurves(figure, { xs: roundNumbers, ys: accuracyOf, ribbon: worstOf, height, x: roundAxis(figure), y, ends });
   },
   mark: (figure) => markRound(figure, accuracyOf),
   at: (figure, x) => ACCURACY.tipOf(figure, roundAt(figure, x)),
@@ -152,14 +146,10 @@ const COST = {
     this.offer();
     const highest = Math.max(0, ...runs.flatMap((run) => costOf(run)).filter(Number.isFinite));
     const [unit, size] = costUnit(highest);
-    const height = 300;
-    drawCurves(figure, {
-      xs: costOf,
-      ys: accuracyOf,
-      height,
-      x: { from: 0, to: highest || 1, ticks: ticks(0, highest || 1, figure.width / 110), text: (value) => `${+(value / size).toPrecision(3)}`, label: `${view.cost === "bytes" ? "sent so far" : "simulated time"} (${unit})` },
-      y: percentAxis(shareLimits(runs.flatMap(accuracyOf)), height),
-    });
+    const [text, label] = [(value) => `${+(value / size).toPrecision(3)}`, view.cost === "bytes" ? "sent so far" : "simulated time"];
+    const x = { from: 0, to: highest || 1, ticks: ticks(0, highest || 1, figure.width / 110), text, label: `${label} (${unit})` };
+    const y = percentAxis(shareLimits(runs.flatMap(accuracyOf)), 300);
+    drawCurves(figure, { xs: costOf, ys: accuracyOf, height: 300, x, y });
   },
   /** Let a reader choose between bytes and seconds, where runs have both. */
   offer() {
