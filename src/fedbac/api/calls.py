@@ -166,7 +166,11 @@ def sweep(
         raise ConfigError("methods: it is empty; name at least one")
     parent = None if out is None else Path(out)
     points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
-    jobs = min(_jobs(jobs, parent), len(points))
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
+        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and parent is None:
+        raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
+    jobs = min(jobs, len(points))
     runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
     check_ready([point.experiment for point in points], runtime, inputs)
     laid = Laid() if parent is None else lay_out(points, runtime, overwrite, parent)
@@ -243,14 +247,6 @@ def _play_side_by_side(
                 show(point.label, tail.record(), point.experiment.task.rounds)
         seen = done
     return [point.folder.read() for point in points]
-
-
-def _jobs(jobs: int, parent: Path | None) -> int:
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
-        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
-    if jobs > 1 and parent is None:
-        raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
-    return jobs
 
 
 def _runtime(

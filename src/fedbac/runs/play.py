@@ -33,7 +33,7 @@ log = logging.getLogger("fedbac")
 SECONDS_APART = 0.5
 """Between checkpoints where a device plays many rounds a second: the host would keep it waiting to save each."""
 MOST_CLASS_TEXT = 100_000
-"""Characters of the class mix in config.yaml, which holds a tenth of what may be in it."""
+"""Characters of the class mix in config.yaml (a line per edge: examples of each class), a tenth of what it may hold."""
 
 
 def play(
@@ -84,8 +84,10 @@ def conduct(
         "data": frozen["data"] | ({} if whole is None else {"source_sha256": whole}),
         "written": written(),
         "measured_on": {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs},
-        **_class_mix(federation),
     }
+    mix = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
+    if sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would be a book
+        config["classes_per_edge"] = mix
     records: list[Record] = []
     ahead = edges if isinstance(edges, Prefetching) else None
     apart = 0.0 if ahead is None else SECONDS_APART
@@ -133,12 +135,6 @@ def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool
         "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
         **({} if still is None else {"frozen_weights": {"sha256": still}}),
     }
-
-
-def _class_mix(federation: Assembled) -> dict[str, list[str]]:
-    """Return how many examples of each class every edge holds, a line per edge; nothing where that would be a book."""
-    lines = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
-    return {"classes_per_edge": lines} if sum(map(len, lines)) <= MOST_CLASS_TEXT else {}
 
 
 def _open(

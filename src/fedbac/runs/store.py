@@ -123,7 +123,7 @@ class RunFolder:
             for name in OF_TRACKERS:
                 remove(self.path / name)
 
-    def discard(self, *more: str) -> None:
+    def withdraw(self, *more: str) -> None:
         """Remove the run, and these files; the folder itself only if nothing else is there."""
         with self.locked():
             self.clear()

@@ -147,7 +147,7 @@ class Laid:
             return
         with suppress(FederationError, OSError):  # what cannot be removed is not worth another error
             for folder in self.folders:
-                folder.discard()
+                folder.withdraw()
             if self.parent is not None:
                 list_runs(self.parent, self.listed, anew=True)
             for path in self.made:
@@ -177,7 +177,7 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     made = sorted(above, key=lambda path: -len(path.parts))
     before = [] if overwrite or parent is None else listed(parent)
     for folder in others:
-        folder.discard("report.html")
+        folder.withdraw("report.html")
     if parent is not None:
         list_runs(parent, names, anew=overwrite)
     for point in points:
@@ -317,7 +317,11 @@ class RunPool:
                     future = pool.submit(work, folder, *words)
                 future.result()
             except TerminatedWorkerError:
-                self._drop(pool)
+                with self.lock:
+                    self.mine.pool = None
+                    if not self.closed:  # else it is dealt with already
+                        self.pools.remove(pool)
+                pool.shutdown(wait=True, kill_workers=True)
                 if not self.closed:
                     log.warning("%s: its process died; it resumes from its last checkpoint", folder)
             else:
@@ -334,14 +338,6 @@ class RunPool:
                 self.mine.pool = start_pool(1)
                 self.pools.append(self.mine.pool)
             return None if self.closed else self.mine.pool
-
-    def _drop(self, pool: Any) -> None:
-        """Let go of a pool whose process died."""
-        with self.lock:
-            self.mine.pool = None
-            if not self.closed:  # else it is dealt with already
-                self.pools.remove(pool)
-        pool.shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager
