@@ -123,10 +123,8 @@ class RunFolder:
             for name in OF_TRACKERS:
                 remove(self.path / name)
 
-    def withdraw(self, *more: str) -> None:
-        """Remove the run, and these files; the folder itself only if nothing else is there."""
-        with self.locked():
-            self.clear()
+    def leave(self, *more: str) -> None:
+        """Remove the lock of a run that is gone, and these files; the folder itself only if nothing else is there."""
         with self._disk():
             for name in (self.lock_file.name, *more):
                 remove(self.path / name)
@@ -135,6 +133,13 @@ class RunFolder:
     def has_rounds(self) -> bool:
         """Whether a round was played in the folder."""
         return self.checkpoints.exists() or (self.rounds_file.exists() and self.rounds_file.stat().st_size > 0)
+
+    def withdraw(self) -> None:
+        """Remove a run without rounds, and nothing that may have been there before it."""
+        with self.locked(), self._disk():
+            for path in (self.rounds_file, self.config_file):
+                remove(path)
+        self.leave()
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""

@@ -177,7 +177,9 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     made = sorted(above, key=lambda path: -len(path.parts))
     before = [] if overwrite or parent is None else listed(parent)
     for folder in others:
-        folder.withdraw("report.html")
+        with folder.locked():
+            folder.clear()
+        folder.leave("report.html")
     if parent is not None:
         list_runs(parent, names, anew=overwrite)
     for point in points:
