@@ -28,6 +28,7 @@ CODECS = "tests/unit/test_codecs.py::test_networks_that_are_only_measured_are_se
 CHECKSUMS = (
     "tests/store/test_damage.py::test_a_manifest_without_a_checksum_is_not_believed_among_records_that_have_them"
 )
+WITHDRAWN = "tests/test_sweep.py::test_a_withdrawn_run_takes_nothing_along_that_was_there_before"
 PAIRED = "tests/test_report.py::test_a_leader_is_ahead_by_twice_what_the_gap_varies"
 UNPAIRED = "tests/test_report.py::test_a_leader_of_other_seeds_is_ahead_by_both_spreads"
 CLOUD_SECONDS = "tests/unit/test_world.py::test_a_round_also_takes_what_the_links_to_the_cloud_take"
@@ -43,6 +44,10 @@ MUTANTS = {
     ),
     "an unsigned manifest among signed records": Mutant(
         "runs/store.py", " or (found.signed and not manifest.signed)", "", CHECKSUMS
+    ),
+    "a withdrawn run takes along what was there": Mutant(
+        "runs/store.py", "for path in (self.rounds_file, self.config_file):",
+        "for path in (self.rounds_file, self.config_file, self.summary_file):", WITHDRAWN,
     ),
     "a leader by one deviation": Mutant("report/outcome.py", "np.mean(gaps) > 2 * ", "np.mean(gaps) > 1 * ", PAIRED),
     "a leader by three deviations": Mutant("report/outcome.py", "np.mean(gaps) > 2 * ", "np.mean(gaps) > 3 * ", PAIRED),

@@ -127,6 +127,17 @@ def test_what_was_laid_out_is_withdrawn_unless_a_run_has_a_round(tmp_path: Path)
     assert all(point.folder.has_run() for point in found)
 
 
+def test_a_withdrawn_run_takes_nothing_along_that_was_there_before(tmp_path: Path) -> None:
+    point = points(tmp_path, seeds=(0,))[0]
+    own = [point.folder.path / "tensorboard" / "mine", point.folder.summary_file, point.folder.path / "report.html"]
+    for file in own:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    sweep.lay_out([point], ALONE).withdraw()
+    assert not point.folder.has_run()
+    assert all(file.exists() for file in own)
+
+
 def test_nothing_is_overwritten_while_one_of_the_folders_is_in_use(tmp_path: Path) -> None:
     found = points(tmp_path, seeds=(0, 1))
     sweep.lay_out(found, ALONE, parent=tmp_path)

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from fedbac.core.settings import FloatArray
 from fedbac.report import canvas
 from fedbac.report.groups import own_look
-from fedbac.report.theme import MUTED, Look
+from fedbac.report.theme import MUTED, SURFACE, Look
 from fedbac_paper.results import Curve, Results
 
 LOOKS = {
@@ -32,9 +32,28 @@ FAINT = 0.25
 KEY_INCHES = 0.4
 
 
-def panels(rows: int, columns: int, height: float) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with rows of panels, and room for a key above them."""
-    return canvas.grid(rows, columns, height, top=KEY_INCHES)
+def panels(
+    rows: int, columns: int, height: float, top: float = KEY_INCHES, left: float = canvas.LEFT
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure with rows of equally large panels, and room for a key above them; sizes in inches."""
+    between, gap, right, full = 0.5, canvas.GAP + 0.3, 0.15, canvas.WIDTH
+    total = top + canvas.TOP + rows * height + gap * (rows - 1) + canvas.BOTTOM
+    width = (full - left - right - between * (columns - 1)) / columns
+    figure = canvas.Picture(figsize=(full, total), facecolor=SURFACE)
+    axes = []
+    for row in range(rows):
+        lower = total - top - canvas.TOP - (row + 1) * height - row * gap
+        boxes = [(left + column * (width + between), lower, width, height) for column in range(columns)]
+        places = [(x / full, y / total, w / full, h / total) for x, y, w, h in boxes]
+        axes.append([canvas.styled(figure.add_axes(place)) for place in places])
+    return figure, axes
+
+
+def key(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Write one legend for all panels along the top of the figure."""
+    inset = 0.12 / figure.get_size_inches()[1]
+    place = {"bbox_to_anchor": (canvas.LEFT / canvas.WIDTH, 1 - inset), "ncols": len(handles)}
+    figure.legend(handles=handles, loc="upper left", **place, **canvas.LEGEND, handlelength=2.2, columnspacing=1.6)
 
 
 def label_x(axes: Axes, text: str) -> None:
@@ -107,7 +126,7 @@ def line(look: Look, text: str) -> Line2D:
 
 def differences(shown: Mapping[str, Sequence[tuple[str, float, float]]], margins: Mapping[str, float]) -> Figure:
     """Draw a panel for each title: rows of a name, a difference and half of its interval; faint is what counts as 0."""
-    figure, ((*axes,),) = canvas.grid(1, len(shown), 0.3 * max(map(len, shown.values())), top=0, left=2.2)
+    figure, ((*axes,),) = panels(1, len(shown), 0.3 * max(map(len, shown.values())), top=0, left=2.2)
     for panel, (title, rows) in zip(axes, shown.items(), strict=True):
         place = -np.arange(len(rows))
         names, mean, half = zip(*rows, strict=True)

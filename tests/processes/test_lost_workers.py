@@ -16,8 +16,8 @@ from fedbac.errors import EngineError
 from fedbac.local import LoopTrainer, PoolTrainer, pool
 from fedbac.personalization import Shared
 from fedbac.runs import sweep
-from fedbac.runs.pool import RunPool
 from fedbac.runs.store import RunFolder, Tail
+from fedbac.runs.sweep import RunPool
 from tests.processes import LINUX, workers
 from tests.support import deal, federate
 from tests.test_cli import COMMAND

@@ -32,8 +32,6 @@ from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, run_
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path
-Planned = tuple[Experiment, Path | None, str]
-"""A run of a sweep: its experiment, its folder if it is saved, and its label."""
 
 
 def run(
@@ -96,9 +94,8 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    return _play(
-        experiment, _runtime(device, workers, memory_gib, trainer, precision, track), inputs, out, overwrite, None
-    )
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
+    return _play(experiment, runtime, inputs, out, overwrite, None)
 
 
 def compare(
@@ -169,20 +166,22 @@ def sweep(
         raise ConfigError("methods: it is empty; name at least one")
     parent = None if out is None else Path(out)
     points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
-    jobs = min(_jobs(jobs, parent), len(points))
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
+        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and parent is None:
+        raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
+    jobs = min(jobs, len(points))
     runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
-    check_ready([experiment for experiment, _, _ in points], runtime, inputs)
-    laid = Laid()
-    if parent is not None:
-        placed = [Point(experiment, RunFolder(folder), ()) for experiment, folder, _ in points if folder]
-        laid = lay_out(placed, runtime, overwrite, parent)
+    check_ready([point.experiment for point in points], runtime, inputs)
+    laid = Laid() if parent is None else lay_out(points, runtime, overwrite, parent)
     try:
         with bar(progress) as show:
             if jobs > 1:
                 return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
+            places = [None if parent is None else point.folder.path for point in points]
             return Runs(
-                _play(experiment, runtime, inputs, folder, False, show, label).finish()
-                for experiment, folder, label in points
+                _play(point.experiment, runtime, inputs, place, False, show, point.label).finish()
+                for point, place in zip(points, places, strict=True)
             )
     except Exception:
         laid.withdraw()
@@ -236,26 +235,18 @@ def _play(
 
 
 def _play_side_by_side(
-    points: Sequence[Planned], runtime: Runtime, inputs: Inputs, jobs: int, show: Show | None
+    points: Sequence[Point], runtime: Runtime, inputs: Inputs, jobs: int, show: Show | None
 ) -> list[StoredRun]:
     """Play saved points in other processes, showing each round that they save."""
-    folders = [RunFolder(folder) for _, folder, _ in points if folder is not None]
-    tails, seen = [Tail(folder) for folder in folders], dict[Path, int]()
-    for done in run_all(folders, runtime, jobs, inputs):
-        for (experiment, _, label), folder, tail in zip(points, folders, tails, strict=True):
-            if show is not None and done[folder.path] != seen.get(folder.path, 0):
+    tails, seen = [Tail(point.folder) for point in points], dict[Path, int]()
+    for done in run_all([point.folder for point in points], runtime, jobs, inputs):
+        for point, tail in zip(points, tails, strict=True):
+            path = point.folder.path
+            if show is not None and done[path] != seen.get(path, 0):
                 tail.refresh()
-                show(label, tail.record(), experiment.task.rounds)
+                show(point.label, tail.record(), point.experiment.task.rounds)
         seen = done
-    return [folder.read() for folder in folders]
-
-
-def _jobs(jobs: int, parent: Path | None) -> int:
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
-        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
-    if jobs > 1 and parent is None:
-        raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
-    return jobs
+    return [point.folder.read() for point in points]
 
 
 def _runtime(
@@ -292,23 +283,20 @@ def _points(
     settings: Changes,
     inputs: Inputs,
     parent: Path | None,
-) -> list[Planned]:
-    """Return every combination, checked before any of them runs: its experiment, its folder and its label."""
+) -> list[Point]:
+    """Return every combination, checked before any of them runs."""
     beside = common_file(names, inputs)
     fixed = {change.path: change.value for change in changes_of(settings)}
-    found = []
+    points = []
     for seed, name, chosen in itertools.product(seeds, names, itertools.product(*axes)):
         experiment = configure(
             name, task, seed=seed, rounds=rounds, settings={**fixed, **dict(chosen)}, inputs=inputs, beside=beside
         )
         own = Path(str(name)).stem if is_file(name) else experiment.method.name
-        apart = [f"{path}={value}" for path, value in chosen]
+        apart = tuple(f"{path}={value}" for path, value in chosen)
         alone = len(seeds) == 1 and not axes
-        folder = (
-            None if parent is None else parent / folder_name(own if alone else full_name(own, apart, experiment.seed))
-        )
-        found.append((experiment, folder, Point(experiment, RunFolder(folder or "."), tuple(apart)).label))
-    places = [folder for _, folder, _ in found if folder is not None]
-    if len(set(places)) < len(places):
+        folder = folder_name(own if alone else full_name(own, apart, experiment.seed))
+        points.append(Point(experiment, RunFolder((parent or Path()) / folder), apart))
+    if parent is not None and len({point.folder.path for point in points}) < len(points):
         raise ConfigError("methods, seed, grid: they name the same run twice; give every one once")
-    return found
+    return points

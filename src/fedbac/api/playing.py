@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from inspect import GEN_CLOSED, getgeneratorstate
-from types import TracebackType
 from typing import Any, Self
 
 from fedbac.api.results import Run
@@ -66,14 +66,15 @@ class Playing(Iterator[Record]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 @contextmanager
 def bar(wanted: bool | None) -> Iterator[Show | None]:
     """Yield what shows rounds: a bar for every run, in a terminal or a notebook; nothing where nobody watches."""
-    notebook = _in_notebook()
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    notebook = hasattr(shell, "kernel")  # whose cells show more than text
     if wanted is False or (wanted is None and not notebook and not sys.stderr.isatty()):
         yield None
         return
@@ -90,41 +91,22 @@ def bar(wanted: bool | None) -> Iterator[Show | None]:
     console = Console(stderr=True, emoji=False, force_terminal=None if wanted is None else True)
     progress = Progress(*columns, console=console, auto_refresh=not notebook)
     tasks: dict[str, Any] = {}
-    shown = _Cell(progress) if notebook else None
+    cell: Any = None
 
     def show(label: str, record: Record | None, total: int) -> None:
+        nonlocal cell
         if label not in tasks:
             tasks[label] = progress.add_task(label, total=total, note="")
         if record is not None:
             note = f"accuracy {100 * record['accuracy']:.1f} %"
             progress.update(tasks[label], completed=record["round"], note=note)
-        if shown is not None:
-            shown.refresh()
+        if cell is not None:
+            cell.update(progress)
+        elif notebook:
+            cell = import_module("IPython.display").display(progress, display_id=True)
 
     if notebook:  # rich's own live display would need another package there
         yield show
         return
     with progress:
         yield show
-
-
-def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, whose cells show more than text."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and hasattr(shell, "kernel")
-
-
-class _Cell:
-    """Shows something in the cell of a notebook, each time in place of what it was before."""
-
-    def __init__(self, content: Any) -> None:
-        self.content, self.handle = content, None
-
-    def refresh(self) -> None:
-        """Show it as it is now."""
-        from IPython.display import display
-
-        if self.handle is None:
-            self.handle = display(self.content, display_id=True)
-        else:
-            self.handle.update(self.content)

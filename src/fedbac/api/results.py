@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -50,7 +50,8 @@ def _of_round(run: StoredRun, record: Row) -> list[Row]:
     numbers = {key: record.get(key) for key in PLAIN}
     counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
     selected = sum(map(len, record.get("selected", ())))
-    moved = {f"bytes_{purpose}": _bytes(record, purpose) for purpose in ("train", "evaluate", "control")}
+    sent = [by for tier in record["bytes"].values() for by in tier.values()]
+    moved = {f"bytes_{use}": sum(int(by.get(use, 0)) for by in sent) for use in ("train", "evaluate", "control")}
     notes = {f"note_{name}": value for name, value in record.get("notes", {}).items()}
     return [{"round": record["round"], **numbers, "num_selected": selected, **counts, **moved, **notes}]
 
@@ -69,19 +70,6 @@ def _of_edges(run: StoredRun, record: Row) -> list[Row]:
         }
         for edge, value in enumerate(accuracy)
     ]
-
-
-def _bytes(record: Row, purpose: str) -> int:
-    return sum(int(by.get(purpose, 0)) for tier in record["bytes"].values() for by in tier.values())
-
-
-def save(model: Predictor, example: Tensor, path: Path) -> Path:
-    """Write a model into a file, by its suffix."""
-    ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
-    if path.suffix not in ways:
-        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
-    write_whole(path, ways[path.suffix](model, example))
-    return path
 
 
 def pandas() -> Any:
@@ -145,15 +133,15 @@ class Run(StoredRun):
         return visible(f"Run({self.name} on {data}: {rounds}{score}{place})")
 
     def _repr_html_(self) -> str:
-        return _html([self])
+        return Runs([self])._repr_html_()
 
     def to_frame(self, per: Per = "round") -> "DataFrame":
         """Return the records as a pandas frame: a row per round, or per round and edge."""
-        return _frame([self], [self.name], per)
+        return Runs([self]).to_frame(per)
 
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
-        return _figure([self], name)
+        return Runs([self]).plot(name)
 
     def model(
         self,
@@ -183,8 +171,12 @@ class Run(StoredRun):
         ``.safetensors`` holds its ``state_dict``. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without
         fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
+        path, ways = Path(path), {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+        if path.suffix not in ways:
+            raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
         models = self._models(Inputs(**again))
-        return save(models.of(edge, client), models.example, Path(path))
+        write_whole(path, ways[path.suffix](models.of(edge, client), models.example))
+        return path
 
     def _models(self, inputs: Inputs) -> Models:
         if self.models is None:
@@ -211,15 +203,23 @@ class Runs(Sequence[Run]):
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs)
-
     def __repr__(self) -> str:
         """Say in a line each what ran."""
         return "Runs(\n" + "".join(f"  {run!r},\n" for run in self._runs) + ")"
 
     def _repr_html_(self) -> str:
-        return _html(self._runs)
+        """Return the final table of runs that have a round, and the outcome in words."""
+        begun = [run for run in self if run.records]
+        if not begun:
+            return f"<p>{len(self)} runs, none with a complete round</p>"
+        from fedbac.report import failures, final, outcome
+
+        (header, lines), _ = final(begun)
+        head = "".join(f"<th>{escape(title)}</th>" for title in header)
+        rows = ("".join(f"<td>{escape(visible(cell))}</td>" for cell in line) for line in lines)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        words = escape(visible(" ".join([outcome(begun), *failures(begun)])))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{words}</p>"
 
     @property
     def labels(self) -> list[str]:
@@ -230,36 +230,14 @@ class Runs(Sequence[Run]):
 
     def to_frame(self, per: Per = "round") -> "DataFrame":
         """Return the records of all runs as one pandas frame: a row per run and round, or per run, round and edge."""
-        return _frame(self._runs, self.labels, per)
+        found: DataFrame = pandas().DataFrame(rows(self, self.labels, per))
+        return found
 
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
-        return _figure(self._runs, name)
+        from fedbac.report import figures  # matplotlib is slow to import
 
-
-def _frame(runs: Sequence[Run], labels: Sequence[str], per: Per) -> "DataFrame":
-    found: DataFrame = pandas().DataFrame(rows(runs, labels, per))
-    return found
-
-
-def _figure(runs: Sequence[Run], name: str) -> "Figure":
-    from fedbac.report import figures  # matplotlib is slow to import
-
-    drawn = figures(runs)
-    if name not in drawn:
-        raise ConfigError(f"plot: there is no figure {name!r} of these runs; there are {', '.join(drawn)}")
-    return drawn[name]
-
-
-def _html(runs: Sequence[Run]) -> str:
-    """Return the final table of runs that have a round, and the outcome in words."""
-    begun = [run for run in runs if run.records]
-    if not begun:
-        return f"<p>{len(runs)} runs, none with a complete round</p>"
-    from fedbac.report import failures, final, outcome
-
-    (header, lines), _ = final(begun)
-    head = "".join(f"<th>{escape(title)}</th>" for title in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(visible(cell))}</td>" for cell in line) + "</tr>" for line in lines)
-    said = escape(visible(" ".join([outcome(begun), *failures(begun)])))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{said}</p>"
+        drawn = figures(self._runs)
+        if name not in drawn:
+            raise ConfigError(f"plot: there is no figure {name!r} of these runs; there are {', '.join(drawn)}")
+        return drawn[name]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, err, out, say, shown
-from fedbac.core.signals import SIGNALS
+from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, changed, err, extra, out, say
+from fedbac.core.signals import handled_by
 from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.kits import Kit
+    from fedbac.runs.store import RunFolder
 
 
 def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
@@ -72,15 +73,12 @@ def cloud(
     """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
     from fedbac.deploy.roles.cloud import Cloud, run_folder
 
-    runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": track}, "runtime")
+    runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, listen=listen):
-        _hosted_cloud(kit, out_folder, rounds, state, overwrite, track)
-        return
+        return _hosted_cloud(kit, place, rounds, state, overwrite, track)
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
     with _logged(kit), run.stop.caught():
         playing = run.play()
@@ -100,7 +98,7 @@ def cloud(
             say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
     if run.stop.wanted and not place.finished():
         _say_stopped()
-    conclude([finished], place.path)
+    return conclude([finished], place.path)
 
 
 def _say_stopped() -> NoReturn:
@@ -109,18 +107,16 @@ def _say_stopped() -> NoReturn:
 
 
 def _hosted_cloud(
-    kit: "Kit", out_folder: Path | None, rounds: int | None, state: Path | None, overwrite: bool, track: str | None
+    kit: "Kit", place: "RunFolder", rounds: int | None, state: Path | None, overwrite: bool, track: str | None
 ) -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
-    from fedbac.deploy.roles.cloud import run_folder
     from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
     from fedbac.runs.configure import configure
     from fedbac.runs.stopping import Stop
 
-    place, stop = run_folder(kit, out_folder), Stop()
-    counts = configure(kit.experiment_file, rounds=rounds).task.clients()
+    stop, counts = Stop(), configure(kit.experiment_file, rounds=rounds).task.clients()
     out_path = str(place.path.resolve())
     order = SiteOrder(state=_in_full(state), out=out_path, rounds=rounds, overwrite=overwrite, track=track)
     with _logged(kit), stop.caught():
@@ -139,8 +135,8 @@ def _host(kit: "Kit", data: str | None, state: Path | None, device: str, stop: t
     run_site(kit, SiteOrder(data=source, state=_in_full(state), device=device), stop)
 
 
-def _in_full(state: Path | None) -> str | None:
-    return None if state is None else str(state.resolve())
+def _in_full(path: Path | None) -> str | None:
+    return None if path is None else str(path.resolve())
 
 
 def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:
@@ -171,16 +167,13 @@ def edge(
 ) -> None:
     """Run an edge: take its clients and serve the cloud, until stopped."""
     kit = _kit(folder, "edge")
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
     from fedbac.deploy.roles.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
         if _run_by_nvflare(kit, listen=listen, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            runtime = parse(Runtime, {"device": device}, "runtime")
-            run_edge(kit, data, stop, runtime, listen=listen, address=parent, state=state)
+            run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
 
 
 def client(
@@ -258,12 +251,8 @@ def _ago(seconds: float) -> str:
 
 
 def _kit(folder: Path, role: str) -> "Kit":
-    try:
+    with extra("deploy", "a federation on a network"):
         from fedbac.deploy.pki.kits import Kit
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"
-        ) from error
     kit = Kit.load(folder)
     if kit.site.role != role:
         raise ConfigError(
@@ -303,17 +292,11 @@ def _logged(kit: "Kit") -> Iterator[None]:
 def _until_stopped() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C and SIGTERM set; a second one ends the process at once."""
     stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def handle(number: int, frame: object) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
-    for number in SIGNALS:
-        signal.signal(number, handle)
-    try:
+    with handled_by(handle):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    say(shown("Stopped."), err)
+    say("Stopped.", err)

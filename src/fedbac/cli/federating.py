@@ -1,6 +1,7 @@
 """``fedbac federation``: set up cloud, edges and clients on a network, and keep their certificates."""
 
 import datetime as dt
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, method_names, out, say, shown
+from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, extra, method_names, out, say, shown
 from fedbac.deploy.settings import (
     CLOUD,
     MOST_PORT,
@@ -22,7 +23,6 @@ from fedbac.deploy.settings import (
 from fedbac.errors import ConfigError, quoted
 
 if TYPE_CHECKING:
-    from fedbac.config.explain import Change
     from fedbac.deploy.pki.authority import Issued
     from fedbac.deploy.pki.kits import FederationFolder
 
@@ -65,16 +65,18 @@ def init(
             raise ConfigError(f"{change.source}: --edges and --clients say this already; leave it out")
     per_edge = numbers[0] if len(set(numbers)) == 1 else numbers
     sizes = [f"{path}={value}" for path, value in zip(DECIDED, (edges, per_edge), strict=True)]
-    experiment = configure(method, task, settings=[*_others(settings, changes), *sizes])
+    others = [text for text, change in zip(settings, changes, strict=True) if not change.path.startswith("deploy.")]
+    experiment = configure(method, task, settings=[*others, *sizes])
+    own = {change.path.removeprefix("deploy."): change.value for change in changes if change.path.startswith("deploy.")}
     addresses = _addresses(_hosts(host, edges), port)
-    cloud, *others = ({"address": address, "listen": _listening(address)} for address in addresses)
+    cloud, *sites = ({"address": address, "listen": _listening(address)} for address in addresses)
     config = parse_settings(
         FederationConfig,
         {
             "name": folder.resolve().name,
             "cloud": cloud,
-            "edges": [{**place, "clients": number} for place, number in zip(others, numbers, strict=True)],
-            "deploy": _deploy(changes),
+            "edges": [{**place, "clients": number} for place, number in zip(sites, numbers, strict=True)],
+            "deploy": parse_settings(DeploySettings, own, "deploy."),
             "experiment": experiment.model_dump(mode="json"),
         },
         f"{folder}: ",
@@ -156,7 +158,7 @@ def _clients(edges: int, text: str) -> list[int]:
     if not 1 <= edges < MOST_SITES:
         raise ConfigError(f"--edges: {edges} is not allowed; give a number from 1 to {MOST_SITES - 1}")
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and len(word) <= 6 and int(word) for word in words):
+    if not all(re.fullmatch("[0-9]{1,6}", word) and int(word) for word in words):
         raise ConfigError(
             f"--clients: {quoted(text)} is not allowed; give a number from 1 for all edges, or one per edge, as 2,3"
         )
@@ -194,32 +196,14 @@ def _listening(address: str) -> str:
     return f"[::]:{port}" if host.startswith("[") else f"0.0.0.0:{port}"
 
 
-def _deploy(changes: "Sequence[Change]") -> DeploySettings:
-    own = {change.path.removeprefix("deploy."): change.value for change in changes if _is_deploy(change)}
-    return parse_settings(DeploySettings, own, "deploy.")
-
-
-def _others(settings: Sequence[str], changes: "Sequence[Change]") -> list[str]:
-    """Return the settings of the experiment."""
-    return [text for text, change in zip(settings, changes, strict=True) if not _is_deploy(change)]
-
-
-def _is_deploy(change: "Change") -> bool:
-    return change.path.startswith("deploy.")
-
-
 def _check_days(days: int) -> None:
     if not 1 <= days <= MOST_DAYS:
         raise ConfigError(f"--days: {days} is not allowed; give 1 to {MOST_DAYS}")
 
 
 def _federation_folder() -> "type[FederationFolder]":
-    try:
-        from fedbac.deploy.pki.kits import FederationFolder  # an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is missing; a federation on a network needs: pip install 'fedbac[deploy]'"
-        ) from error
+    with extra("deploy", "a federation on a network"):
+        from fedbac.deploy.pki.kits import FederationFolder
     return FederationFolder
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from fedbac.cli.terminal import (
@@ -16,6 +15,7 @@ from fedbac.cli.terminal import (
     data_names,
     err,
     method_names,
+    needed_width,
     out,
     say,
     shown,
@@ -42,8 +42,7 @@ def methods(
     from fedbac.presets.table import row
     from fedbac.presets.tasks import task
 
-    any_task = task(DEFAULT_TASK)
-    presets = rows.known()
+    any_task, presets = task(DEFAULT_TASK), rows.known()
     if verbose:
         for name in presets:
             _describe(name)
@@ -56,7 +55,7 @@ def methods(
             say(str(error), err)
     for count in range(len(DROPPED) + 1):
         table = _table_one(lines, [i for i, title in enumerate(COLUMNS) if title not in DROPPED[:count]])
-        if _fits(table):
+        if needed_width(table).minimum <= out.width:  # no word need be broken
             break
     out.print(table)
     if count:
@@ -74,11 +73,6 @@ def _table_one(lines: Sequence[Sequence[str]], kept: Sequence[int]) -> Table:
     for line in lines:
         table.add_row(*(shown(line[i]) for i in kept))
     return table
-
-
-def _fits(table: Table) -> bool:
-    """Whether no word need be broken."""
-    return Measurement.get(out, out.options.update(max_width=10_000), table).minimum <= out.width
 
 
 def _describe(name: str) -> None:
@@ -125,20 +119,13 @@ def tasks() -> None:
     for title in ("task", "data set", "M", "N", "α M", "α N", "T", "E", "batch"):
         table.add_column(title, no_wrap=title in {"task", "data set"})
     for name, task in TASKS.items():
-        numbers = (
-            task.num_edges,
-            sum(task.clients()),
-            task.partition.dirichlet_server,
-            task.partition.dirichlet_client,
-        )
+        spread = (task.partition.dirichlet_server, task.partition.dirichlet_client)
+        numbers = (task.num_edges, sum(task.clients()), *spread)
         work = (task.rounds, task.training.epochs, task.training.batch_size)
         table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
     out.print(table)
-    out.print(
-        "M edges, N clients, α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), "
-        "T rounds of E epochs.",
-        highlight=False,
-    )
+    legend = "α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), T rounds of E epochs."
+    out.print(f"M edges, N clients, {legend}", highlight=False)
 
 
 def data_list(data_folder: DataOption = None) -> None:

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import deploying, exporting, federating, lists, reporting, running
+from fedbac.cli import deploying, federating, lists, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -46,7 +46,7 @@ for command in (
     running.resume,
     reporting.report,
     reporting.watch,
-    exporting.export,
+    reporting.export,
     lists.methods,
     lists.show,
     lists.tasks,
@@ -72,13 +72,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-]
-
-
 @app.callback()
-def _options(version: VersionOption = False) -> None:
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 

@@ -56,23 +56,18 @@ def play_all(
         laid.withdraw()
         raise
     show_failures(failures)
-    if stop.wanted and not all(point.folder.finished() for point in points if point.folder.path not in failures):
+    if stop.wanted and not all(folder.finished() for folder in folders if folder.path not in failures):
         raise _stopped("Stopped; all complete rounds are saved", parent)
     if failures:
         laid.withdraw()
     runs = [folder.read() for folder in folders if folder.path not in failures]
     if not runs:
         raise typer.Exit(1)
-    _say_what_was_finished(before)
-    return runs
-
-
-def _say_what_was_finished(finished: Sequence[bool]) -> None:
-    """Say how many runs are only shown: a command that is repeated would seem to have done their work."""
-    if finished == [True]:
+    if before == [True]:  # a command that is repeated would seem to have done the work
         say("This run was finished already, so nothing was run again.")
-    elif any(finished):
-        say(f"{sum(finished)} of {len(finished)} runs were finished already and were not run again.")
+    elif any(before):
+        say(f"{sum(before)} of {len(before)} runs were finished already and were not run again.")
+    return runs
 
 
 def _stopped(how: str, folder: Path) -> typer.Exit:
@@ -103,24 +98,22 @@ class Board:
         self.labels = [point.label for point in points]
         if len(set(self.labels)) < len(points):  # resumed runs do not know what sets them apart
             self.labels = [point.folder.path.name for point in points]
-        self.total = sum(map(_rounds, points))
+        self.totals = [point.experiment.task.rounds for point in points]
         self.begun = self.over = 0
-        self.said = time.monotonic()
+        self.reported = time.monotonic()
         self.lines = []
         if len(points) <= FEW:
-            for point, label, rounds in zip(points, self.labels, self.seen, strict=True):
-                line = bars.add_task(
-                    shown(label), total=_rounds(point), completed=rounds, note="", start=False, visible=False
-                )
-                self.lines.append(line)
+            hidden: dict[str, Any] = {"note": "", "start": False, "visible": False}
+            each = zip(self.labels, self.totals, self.seen, strict=True)
+            self.lines = [bars.add_task(shown(label), total=n, completed=seen, **hidden) for label, n, seen in each]
         else:
-            self.line = bars.add_task(f"{len(points)} runs", total=self.total, completed=sum(self.seen), note="")
+            self.line = bars.add_task(f"{len(points)} runs", total=sum(self.totals), completed=sum(self.seen), note="")
 
     def update(self, done: Mapping[Path, int], failures: Mapping[Path, Exception], stopping: bool) -> None:
         """Show how many rounds each run has completed, which have failed, and whether the rest is stopping."""
         rounds = [done[point.folder.path] for point in self.points]
         failed = [point.folder.path in failures for point in self.points]
-        ended = [bad or count >= _rounds(point) for point, count, bad in zip(self.points, rounds, failed, strict=True)]
+        ended = [bad or count >= total for total, count, bad in zip(self.totals, rounds, failed, strict=True)]
         suffix = " [yellow]stopping" if stopping else ""
         if self.lines:
             self._begin(sum(ended) + self.jobs)
@@ -142,7 +135,7 @@ class Board:
             self.begun = index + 1
 
     def _round(self, index: int, suffix: str) -> None:
-        count, total = self.tails[index].refresh(), _rounds(self.points[index])
+        count, total = self.tails[index].refresh(), self.totals[index]
         record = self.tails[index].record()
         if record is None:
             return
@@ -155,14 +148,10 @@ class Board:
     def _many(self, rounds: int, over: int, failed: int, suffix: str) -> None:
         note = f"{over - failed} of {len(self.points)} runs finished" + (f", {failed} failed" if failed else "")
         self.bars.update(self.line, completed=rounds, note=note + suffix)
-        if self.bars.disable and (over != self.over or time.monotonic() - self.said > SAY_SECONDS):
-            out.print(f"{note}, round {rounds} of {self.total}", highlight=False)
-            self.said = time.monotonic()
+        if self.bars.disable and (over != self.over or time.monotonic() - self.reported > SAY_SECONDS):
+            out.print(f"{note}, round {rounds} of {sum(self.totals)}", highlight=False)
+            self.reported = time.monotonic()
         self.over = over
-
-
-def _rounds(point: Point) -> int:
-    return point.experiment.task.rounds
 
 
 def _note(record: Mapping[str, Any]) -> str:

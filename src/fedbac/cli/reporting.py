@@ -1,26 +1,29 @@
-"""What runs show: the final table in the terminal and the page; the command ``fedbac report``."""
+"""What runs show: ``fedbac report``, the page while they run, and numbers for other programs (``export``)."""
 
+import csv
+import io
 import json
 import logging
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
-from fedbac.cli.terminal import out, say, shown
-from fedbac.errors import ConfigError
-from fedbac.files import write_whole
+from fedbac.cli.terminal import err, extra, needed_width, out, say, shown
+from fedbac.errors import ConfigError, visible
+from fedbac.files import replacing, write_whole
 from fedbac.runs.folders import NAME as LIST
 from fedbac.runs.folders import listed
 from fedbac.runs.stopping import Interrupted
 
 if TYPE_CHECKING:
+    from fedbac.report.live import Live
     from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
@@ -93,8 +96,13 @@ def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
         here = runs_in(folder)
         if not here:
             raise ConfigError(f"{folder}: neither it nor a folder in it holds a run (no config.yaml)")
-        _say_what_is_missing(folder, {place.path.name for place in here})
         found += here
+        there = {place.path.name for place in here}
+        if missing := [name for name in listed(folder) if name not in there]:
+            log.warning(
+                "%s: of the runs listed in %s these are missing: %s; the command that began them lays them out again",
+                folder, LIST, ", ".join(map(repr, missing)),
+            )  # fmt: skip
     return found
 
 
@@ -113,22 +121,8 @@ def runs_in(folder: Path) -> list["RunFolder"]:
     return here
 
 
-def _say_what_is_missing(folder: Path, there: set[str]) -> None:
-    missing = [name for name in listed(folder) if name not in there]
-    if missing:
-        log.warning(
-            "%s: of the runs listed in %s these are missing: %s; the command that began them lays them out again",
-            folder, LIST, ", ".join(map(repr, missing)),
-        )  # fmt: skip
-
-
 def _show(runs: Sequence["Run"], page: Path) -> None:
-    from fedbac.report import (
-        failures,
-        final,
-        outcome,
-        write_report,
-    )  # matplotlib is slow to import and needed only here
+    from fedbac.report import failures, final, outcome, write_report  # matplotlib is slow to import
 
     (header, rows), best = final(runs)
     out.print()
@@ -152,27 +146,19 @@ def _show(runs: Sequence["Run"], page: Path) -> None:
 def fitting(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> tuple[Table, list[str]]:
     """Return the table in the form that fits the terminal, and the columns that had to be left out of it."""
     table = _line_each(header, rows, best)
-    if _fits(table):
+    if needed_width(table).maximum <= out.width:
         return table, []
-    if len(rows) <= TALL and _fits(beside := _column_each(header, rows, best)):
+    if len(rows) <= TALL and needed_width(beside := _column_each(header, rows, best)).maximum <= out.width:
         return beside, []
     order = [i for name in DROPPED for i, title in enumerate(header) if title.startswith(name)]
     for count in range(len(order) + 1):
         kept = [i for i in range(len(header)) if i not in order[:count]]
-        titles = [_broken(header[i], max(len(row[i]) for row in rows)) for i in kept]
+        widths = [max(10, *(len(row[i]) for row in rows)) for i in kept]
+        titles = ["\n".join(textwrap.wrap(header[i], width)) for i, width in zip(kept, widths, strict=True)]
         table = _line_each(titles, [[row[i] for i in kept] for row in rows], best)
-        if _fits(table):
+        if needed_width(table).maximum <= out.width:
             break
     return table, [header[i] for i in sorted(order[:count])]
-
-
-def _broken(title: str, width: int) -> str:
-    """Return a title on as many lines as it needs above numbers of a width."""
-    return "\n".join(textwrap.wrap(title, max(10, width)))
-
-
-def _fits(table: Table) -> bool:
-    return Measurement.get(out, out.options.update(max_width=10_000), table).maximum <= out.width
 
 
 def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
@@ -197,9 +183,79 @@ def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int
     return table
 
 
-if TYPE_CHECKING:
-    from fedbac.report.live import Live
-    from fedbac.runs.store import RunFolder
+LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "σ": r"$\sigma$", "–": "--",
+}  # fmt: skip
+
+
+Format = StrEnum("Format", ["CSV", "LATEX", "PARQUET"])
+"""What a file holds: every round (csv, parquet), or the final table (latex)."""
+Per = StrEnum("Per", {"ROUND": "round", "EDGE": "edge"})
+"""What a row is about."""
+
+
+def export(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
+    ],
+    format_: Annotated[
+        Format, typer.Option("--format", help="csv or parquet for every round, latex for the final table (booktabs).")
+    ] = Format.CSV,
+    per: Annotated[
+        Per, typer.Option("--per", help="What a row of csv or parquet is: a round, or an edge in a round.")
+    ] = (Per.ROUND),
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write to. Default: print to the terminal.")
+    ] = None,
+) -> None:
+    """Export the numbers of runs, finished or not, for use in other programs."""
+    from fedbac.api.results import pandas, rows
+    from fedbac.report.groups import begun, labels
+
+    runs = begun([place.read() for place in run_folders(folders)])
+    if format_ is Format.PARQUET:
+        if out_file is None:
+            raise ConfigError("--out: a parquet file cannot be printed; name the file")
+        frame = pandas().DataFrame(rows(runs, labels(runs), per.value))
+        try:
+            with replacing(out_file) as partial:
+                frame.to_parquet(partial, engine="pyarrow", index=False)
+        except ImportError as error:
+            raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
+    else:
+        text = _latex(runs) if format_ is Format.LATEX else _csv(rows(runs, labels(runs), per.value))
+        if out_file is None:
+            typer.echo(text, nl=False)
+            return
+        write_whole(out_file, text)
+    say(f"Exported: {out_file}", err)
+
+
+def _csv(found: Sequence[Mapping[str, object]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in found for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def _latex(runs: Sequence["Run"]) -> str:
+    from fedbac.report import final  # matplotlib is slow to import
+
+    (header, lines), best = final(runs)
+    written = [" & ".join(map(_escaped, header)) + r" \\", r"\midrule"]
+    for index, line in enumerate(lines):
+        cells = [rf"\textbf{{{_escaped(cell)}}}" if index == best else _escaped(cell) for cell in line]
+        written.append(" & ".join(cells) + r" \\")
+    columns = "l" + "r" * (len(header) - 1)
+    body = "\n".join([r"\toprule", *written, r"\bottomrule"])
+    return f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
+
+
+def _escaped(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in visible(text).replace("\n", " "))
+
 
 MOST_PORT = 65535
 LiveOption = Annotated[
@@ -244,16 +300,13 @@ def shown_live(folder: Path, wanted: bool) -> Iterator[None]:
 
 
 def _live(folders: Sequence[Path], port: int | None) -> "Live":
-    try:
-        from fedbac.report.live import Live  # an extra, and slow to import
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is missing; the live page needs: pip install 'fedbac[watch]'") from error
-    return Live(lambda: [place for folder in folders for place in _runs_now(folder)], port)
+    with extra("watch", "the live page"):
+        from fedbac.report.live import Live  # slow to import
 
+    def runs_now(folder: Path) -> list["RunFolder"]:
+        try:
+            return runs_in(folder)
+        except ConfigError:  # it is gone, for instance to be replaced
+            return []
 
-def _runs_now(folder: Path) -> list["RunFolder"]:
-    """Return the runs in a folder; none while it is gone, for instance to be replaced."""
-    try:
-        return runs_in(folder)
-    except ConfigError:
-        return []
+    return Live(lambda: [place for folder in folders for place in runs_now(folder)], port)

@@ -1,6 +1,6 @@
 """``fedbac run``, ``compare``, ``sweep`` and ``resume``: points of a grid, laid out, played and reported alike."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,26 +9,16 @@ import typer
 from fedbac.cli.reporting import LiveOption, conclude, conclude_sweep, run_folders, shown_live
 from fedbac.cli.terminal import (
     DEVICE_HELP,
-    ENGINE_HELP,
     METHOD_HELP,
-    METHODS_HELP,
-    SEED_HELP,
     TRAINER_HELP,
-    AddressOption,
     DataOption,
     DeviceOption,
-    EngineOption,
-    MemoryOption,
-    OutOption,
     OverwriteOption,
-    PrecisionOption,
-    RoundsOption,
-    SeedsOption,
     SetOption,
     TaskOption,
     TrackOption,
     TrainerOption,
-    WorkersOption,
+    changed,
     method_names,
     say_if_runs_take_turns,
 )
@@ -39,6 +29,37 @@ from fedbac.runs.folders import shortened
 
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
+    from fedbac.runs.configure import Inputs
+    from fedbac.runs.store import Run
+    from fedbac.runs.sweep import Point
+
+METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
+SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
+ENGINE_HELP = "simulator (all edges in this process) or ray (each edge in a process of its own)."
+RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Number of cloud rounds. Default: the task's.")]
+SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="float32, or tf32 or bf16: faster for networks that torch trains on a GPU."),
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Address of the Ray cluster to join. Default: a local one.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="Number of threads or processes on the CPU. Default: one per core.")
+]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--memory", help="Memory limit in GiB for the clients trained at once. Default: a share of what is free."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="Folder to write to. Default: a folder in runs/ named after the method or command and the task."
+    ),
+]
 
 
 def run(
@@ -65,17 +86,15 @@ def run(
     track: TrackOption = None,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.runs.configure import Inputs, check_ready, configure, is_file, reached, runtime_in
     from fedbac.runs.store import RunFolder
-    from fedbac.runs.sweep import Point, lay_out
+    from fedbac.runs.sweep import Point
 
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
-    runtime = runtime_in(method) if is_file(method) else Runtime()
+    runtime = runtime_in(method) if is_file(method) else None
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
-    runtime = _changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(_changed(runtime, precision=precision, track=track), address, Path(method))
+    runtime = changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = reached(changed(runtime, precision=precision, track=track), address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -83,9 +102,7 @@ def run(
         raise ConfigError(f"--out: {folder.path} holds the runs {', '.join(sorted(below))}; choose another folder")
     point, inputs = Point(experiment, folder, ()), Inputs(data_folder=data_folder)
     check_ready([experiment], runtime, inputs)
-    with shown_live(folder.path, live):
-        laid = lay_out([point], runtime, overwrite)
-        conclude(play_all([point], folder.path, inputs=inputs, laid=laid), folder.path)
+    _play([point], folder.path, runtime, inputs, overwrite, live)
 
 
 def compare(
@@ -103,7 +120,7 @@ def compare(
     memory: MemoryOption = None,
     trainer: TrainerOption = "auto",
     precision: PrecisionOption = None,
-    engine: EngineOption = "simulator",
+    engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "simulator",
     address: AddressOption = None,
     out_folder: OutOption = None,
     data_folder: DataOption = None,
@@ -112,19 +129,15 @@ def compare(
     track: TrackOption = None,
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes a comparison."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.presets import methods
     from fedbac.runs.configure import Inputs, check_ready
-    from fedbac.runs.sweep import grid, lay_out
+    from fedbac.runs.sweep import grid
 
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
-    runtime = _changed(
-        Runtime(), device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine, address=address
-    )
-    runtime = _changed(runtime, precision=precision, track=track)
+    runtime = changed(device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
+    runtime = changed(runtime, address=address, precision=precision, track=track)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -132,11 +145,7 @@ def compare(
 
     points, inputs = grid(names, task, (), (), seeds, rounds, settings, parent, named), Inputs(data_folder=data_folder)
     check_ready([point.experiment for point in points], runtime, inputs)
-    with shown_live(parent, live):
-        laid = lay_out(points, runtime, overwrite, parent)
-        runs = play_all(points, parent, inputs=inputs, laid=laid)
-        conclude(runs, parent)
-    _fail_if(len(runs) < len(points))
+    _play(points, parent, runtime, inputs, overwrite, live)
 
 
 def sweep(
@@ -173,28 +182,22 @@ def sweep(
     track: TrackOption = None,
 ) -> None:
     """Run every combination of methods, settings and seeds, several at a time. The same command resumes a sweep."""
-    from fedbac.cli.playing import play_all
-    from fedbac.config.experiment import Runtime
     from fedbac.local import num_cores
     from fedbac.runs.configure import Inputs, check_ready
-    from fedbac.runs.sweep import grid, lay_out
+    from fedbac.runs.sweep import grid
 
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
     points, inputs = grid(names, task, axes, listed, seeds, rounds, settings, parent), Inputs(data_folder=data_folder)
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
     alone = jobs == 1 and engine == "simulator"
-    own = _changed(Runtime(), device=device, trainer=trainer, precision=precision, track=track)
-    own = _changed(own, workers=None if alone else 1)
-    spread = _changed(Runtime(), device=device, engine=engine, address=address)
+    workers = None if alone else 1
+    own = changed(device=device, trainer=trainer, precision=precision, track=track, workers=workers)
+    spread = changed(device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     if spread.engine == "simulator":  # elsewhere there may be what is not here
         check_ready([point.experiment for point in points], own, inputs)
-    with shown_live(parent, live):
-        laid = lay_out(points, own, overwrite, parent)
-        runs = play_all(points, parent, inputs=inputs, laid=laid, jobs=jobs, spread=spread)
-        conclude_sweep(runs, parent)
-    _fail_if(len(runs) < len(points))
+    _play(points, parent, own, inputs, overwrite, live, conclude_sweep, jobs, spread)
 
 
 def resume(
@@ -214,7 +217,7 @@ def resume(
     points, runtimes, inputs = [], [], Inputs(data_folder=data_folder)
     for place in run_folders([folder]):
         experiment, before = experiment_in(place)
-        runtime = _changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
+        runtime = changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
         runtime = reached(runtime, address, place.config_file)
         if runtime != before:  # which the folder is about to state
             check_ready((), runtime, inputs)
@@ -224,7 +227,8 @@ def resume(
         lay_out([point], runtime)
     runs = play_all(points, folder, inputs=inputs)
     conclude(runs, folder)
-    _fail_if(len(runs) < len(points))
+    if len(runs) < len(points):
+        raise typer.Exit(1)
 
 
 def _source(names: Sequence[str], task: str | None) -> str:
@@ -235,15 +239,17 @@ def _source(names: Sequence[str], task: str | None) -> str:
     return Path(file or task or DEFAULT_TASK).stem
 
 
-def _changed(runtime: "Runtime", **choices: object) -> "Runtime":
-    """Return the runtime with what was chosen; what was not stays."""
-    from fedbac.config.experiment import Runtime
-    from fedbac.config.explain import parse
+def _play(
+    points: Sequence["Point"], folder: Path, runtime: "Runtime", inputs: "Inputs", overwrite: bool, live: bool,
+    show: Callable[[Sequence["Run"], Path], None] = conclude, jobs: int = 1, spread: "Runtime | None" = None,
+) -> None:  # fmt: skip
+    """Lay out the runs of a folder, or the one that it is, play them, and show them; fail if one of them did."""
+    from fedbac.cli.playing import play_all
+    from fedbac.runs.sweep import lay_out
 
-    chosen = {key: value for key, value in choices.items() if value is not None}
-    return parse(Runtime, runtime.model_dump() | chosen, "runtime")
-
-
-def _fail_if(failed: bool) -> None:
-    if failed:
+    with shown_live(folder, live):
+        laid = lay_out(points, runtime, overwrite, None if points[0].folder.path == folder else folder)
+        runs = play_all(points, folder, inputs=inputs, laid=laid, jobs=jobs, spread=spread)
+        show(runs, folder)
+    if len(runs) < len(points):
         raise typer.Exit(1)

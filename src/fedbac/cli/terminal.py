@@ -7,15 +7,20 @@ from contextlib import contextmanager
 from glob import escape as escape_glob
 from glob import glob
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from fedbac.errors import visible
+from fedbac.errors import ConfigError, visible
 from fedbac.presets import DEFAULT_TASK
+
+if TYPE_CHECKING:
+    from fedbac.config.experiment import Runtime
 
 try:
     import termios
@@ -28,11 +33,8 @@ err = Console(stderr=True, emoji=False)
 ROOMY = 100
 """Columns of a terminal from which a line of progress has room for more than the accuracy."""
 METHOD_HELP = "Name of a method (see: fedbac methods), a file written by fedbac show, or a run's config.yaml."
-METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
-SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
 DEVICE_HELP = "Where to train: cpu, cuda, or auto (a GPU if there is one)."
 TRAINER_HELP = "What trains: native (our own kernels), torch, or auto (native for networks it knows)."
-ENGINE_HELP = "simulator (all edges in this process) or ray (each edge in a process of its own)."
 
 
 def method_names(incomplete: str) -> list[str]:
@@ -76,38 +78,13 @@ SetOption = Annotated[
     list[str],
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, such as task.rounds=9. Repeatable."),
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Number of cloud rounds. Default: the task's.")]
-SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 TrainerOption = Annotated[str, typer.Option("--trainer", help=TRAINER_HELP)]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option("--precision", help="float32, or tf32 or bf16: faster for networks that torch trains on a GPU."),
-]
-EngineOption = Annotated[str, typer.Option("--engine", help=ENGINE_HELP)]
-AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Address of the Ray cluster to join. Default: a local one.")
-]
 TrackOption = Annotated[
     str | None, typer.Option("--track", help="Also log every round to tensorboard, mlflow or wandb.")
 ]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", help="Number of threads or processes on the CPU. Default: one per core.")
-]
-MemoryOption = Annotated[
-    float | None,
-    typer.Option(
-        "--memory", help="Memory limit in GiB for the clients trained at once. Default: a share of what is free."
-    ),
-]
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Folder with data sets. It is searched before FEDBAC_DATA and the cache.")
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Folder to write to. Default: a folder in runs/ named after the method or command and the task."
-    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the runs that are already in the folder.")]
 
@@ -120,6 +97,20 @@ def shown(text: object) -> str:
 def say(sentence: str, console: Console = out) -> None:
     """Print one line that has no markup."""
     console.print(shown(sentence), highlight=False, soft_wrap=True)
+
+
+def needed_width(table: Table) -> Measurement:
+    """Return how wide a table must be at least, and how wide it is where there is room."""
+    return Measurement.get(out, out.options.update(max_width=10_000), table)
+
+
+@contextmanager
+def extra(name: str, user: str) -> Iterator[None]:
+    """Say which extra of the package is not installed, and what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing; {user} needs: pip install 'fedbac[{name}]'") from error
 
 
 @contextmanager
@@ -164,3 +155,12 @@ def say_if_runs_take_turns(device: str, jobs: int) -> None:
             "nvidia-cuda-mps-control -d (docs/gpu.md)",
             err,
         )
+
+
+def changed(runtime: "Runtime | None" = None, **choices: object) -> "Runtime":
+    """Return the runtime, or the default one, with what was chosen; what was not stays."""
+    from fedbac.config.experiment import Runtime
+    from fedbac.config.explain import parse
+
+    chosen = {key: value for key, value in choices.items() if value is not None}
+    return parse(Runtime, (runtime or Runtime()).model_dump() | chosen, "runtime")

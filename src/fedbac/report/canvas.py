@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,6 +24,7 @@ from fedbac.report.theme import GRID, INK, MUTED, SURFACE
 WIDTH, LEFT, TOP, BOTTOM, GAP = 11.0, 0.55, 0.42, 0.55, 0.5
 """Inches."""
 TEXT = 9.5
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": TEXT, "labelcolor": INK, "borderpad": 0}
 LEADER_FROM, LEADER_TO, LABELS_FROM = 1.004, 1.025, 1.03
 """Of the width of a panel: where lines to labels are, and the labels."""
 LONGEST = 26
@@ -58,45 +60,12 @@ def panels(
     upper = total - top
     for height in heights:
         box = (left / WIDTH, (upper - height) / total, (WIDTH - left - right) / WIDTH, height / total)
-        axes.append(_styled(figure.add_axes(box, sharex=axes[0] if axes else None)))
+        axes.append(styled(figure.add_axes(box, sharex=axes[0] if axes else None)))
         upper -= height + GAP
     for panel in axes[:-1]:
         panel.tick_params(labelbottom=False)
         panel.spines["bottom"].set_visible(False)
     return figure, axes
-
-
-def grid(
-    rows: int, columns: int, height: float, *, top: float, left: float = LEFT, right: float = 0.15
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with rows of equally large panels; sizes in inches, ``top`` leaves room for a key."""
-    between, gap = 0.5, GAP + 0.3
-    total = top + TOP + rows * height + gap * (rows - 1) + BOTTOM
-    width = (WIDTH - left - right - between * (columns - 1)) / columns
-    figure = Picture(figsize=(WIDTH, total), facecolor=SURFACE)
-    axes = []
-    for row in range(rows):
-        lower = total - top - TOP - (row + 1) * height - row * gap
-        boxes = [(left + column * (width + between), lower, width, height) for column in range(columns)]
-        axes.append([_styled(figure.add_axes((x / WIDTH, y / total, w / WIDTH, h / total))) for x, y, w, h in boxes])
-    return figure, axes
-
-
-def key(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Write one legend for all panels along the top of the figure."""
-    inset = 0.12 / figure.get_size_inches()[1]
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(LEFT / WIDTH, 1 - inset),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=TEXT,
-        labelcolor=INK,
-        handlelength=2.2,
-        columnspacing=1.6,
-        borderpad=0,
-    )
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -154,15 +123,9 @@ def label_ends(axes: Axes, ends: Sequence[End]) -> None:
     wanted = np.array([(end.y - low) / (high - low) for end in ends])
     for end, at, place in zip(ends, wanted.tolist(), apart(wanted, gap).tolist(), strict=True):
         early = end.x < right - 0.002 * (right - left)
-        leader = Line2D(
-            [LEADER_FROM, LEADER_TO],
-            [place if early else at, place],
-            transform=axes.transAxes,
-            color=end.colour,
-            linewidth=1.2,
-            clip_on=False,
-        )
-        axes.add_artist(leader)
+        ys = [place if early else at, place]
+        style: dict[str, Any] = {"transform": axes.transAxes, "color": end.colour, "linewidth": 1.2, "clip_on": False}
+        axes.add_artist(Line2D([LEADER_FROM, LEADER_TO], ys, **style))
         if early:
             axes.plot([end.x], [end.y], "o", color=end.colour, markersize=4.5)
         axes.text(LABELS_FROM, place, plain(end.text), transform=axes.transAxes, va="center", fontsize=TEXT, color=INK)
@@ -197,7 +160,8 @@ def _font() -> FT2Font:
     return font_manager.get_font(font_manager.findfont("DejaVu Sans"))
 
 
-def _styled(axes: Axes) -> Axes:
+def styled(axes: Axes) -> Axes:
+    """Return a panel without a frame, with faint lines for its heights."""
     axes.set_facecolor("none")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)

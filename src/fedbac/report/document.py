@@ -34,9 +34,11 @@ def document(runs: Sequence[Run]) -> Json:
     shown = []
     for label, run in zip(labels(runs), runs, strict=True):
         group = next(index for index, group in enumerate(together) if any(run is member for member in group.runs))
-        shown.append(
-            {"label": printable(label), "group": group, "mix": _shared(mixes, class_mix(run)), **run_data(run)}
-        )
+        mix = class_mix(run)
+        if mix is not None and mix not in mixes:
+            mixes.append(mix)
+        place = None if mix is None else mixes.index(mix)
+        shown.append({"label": printable(label), "group": group, "mix": place, **run_data(run)})
     return {
         "scale": SCALE,
         "groups": [{"label": printable(group.label), "look": group.look.index} for group in together],
@@ -112,7 +114,8 @@ def selections(records: Sequence[Mapping[str, Any]], num_clients: int) -> list[s
 def beliefs(records: Sequence[Mapping[str, Any]]) -> list[str] | None:
     """Return what was expected of every client after each round; None where nothing was, or records do not say."""
     try:
-        return ["".join(_character(belief) for site in record["beliefs"] for belief in site) for record in records]
+        levels = [[min(max(x or 0.0, 0.0), 1.0) for site in record["beliefs"] for x in site] for record in records]
+        return ["".join(chr(FIRST + round(LEVELS * level)) for level in levels_N) for levels_N in levels]
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -121,16 +124,11 @@ def gaps(records: Sequence[Mapping[str, Any]]) -> list[Json]:
     """Return the gaps between clusters in the rounds in which they were compared."""
     found = []
     for record in records:
-        seen = record.get("gaps")
-        if not isinstance(seen, Mapping):
-            continue
-        clusters, gap = seen.get("clusters"), seen.get("gap")
-        rows = gap if isinstance(gap, list) and all(isinstance(row, list) for row in gap) else None
-        if isinstance(clusters, list) and rows is not None and len(rows) == len(clusters):
-            short = [[_short(value) for value in row] for row in rows]
-            found.append(
-                {"round": record["round"], "clusters": clusters, "gap": short, "limit": _short(seen.get("limit"))}
-            )
+        match record.get("gaps"):
+            case {"clusters": list(clusters), "gap": list(gap)} if len(gap) == len(clusters):
+                if all(isinstance(row, list) for row in gap):
+                    rows, limit = [[_short(value) for value in row] for row in gap], _short(record["gaps"].get("limit"))
+                    found.append({"round": record["round"], "clusters": clusters, "gap": rows, "limit": limit})
     return found
 
 
@@ -152,15 +150,6 @@ def seconds(records: Sequence[Mapping[str, Any]]) -> list[float | None] | None:
     return [_short(total) for total in accumulate(known)] if len(known) == len(each) else None
 
 
-def _shared(known: list[list[list[int]]], mix: list[list[int]] | None) -> int | None:
-    """Return the place of a class mix among those known, where it is put if it is new."""
-    if mix is None:
-        return None
-    if mix not in known:
-        known.append(mix)
-    return known.index(mix)
-
-
 def _scaled(accuracy: float | None) -> int | None:
     return round(SCALE * accuracy) if accuracy is not None and math.isfinite(accuracy) else None
 
@@ -170,7 +159,3 @@ def _short(number: float | None) -> float | None:
         return None
     short = float(f"{number:.{DIGITS}g}")
     return int(short) if short.is_integer() else short
-
-
-def _character(belief: float | None) -> str:
-    return chr(FIRST + round(LEVELS * min(max(belief or 0.0, 0.0), 1.0)))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,7 +17,7 @@ from fedbac.core.links import PURPOSES, TIERS, Purpose, Tier
 from fedbac.core.settings import FloatArray
 from fedbac.files import make_folder
 from fedbac.report import canvas
-from fedbac.report.canvas import TEXT, End
+from fedbac.report.canvas import LEGEND, TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
 from fedbac.report.table import human_bytes, percent, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
@@ -35,7 +36,8 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
         "edges": _edges(together),
         "bytes": _bytes(runs),
     }
-    clustered = [(label, run) for label, run in zip(labels(runs), runs, strict=True) if _num_labels(run) > 1]
+    used = [{label for record in run.records for label in record["assignment"]} for run in runs]
+    clustered = [(label, run) for label, run, own in zip(labels(runs), runs, used, strict=True) if len(own) > 1]
     if clustered:
         drawn["assignment"] = _assignment(clustered)
     return drawn
@@ -44,13 +46,10 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
 def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write every figure in every format into the folder; the same runs give the same files."""
     make_folder(folder)
-    paths = []
-    for name, figure in figures(runs).items():
-        for kind in formats:
-            path = folder / f"{name}.{kind}"
-            canvas.save(figure, path)
-            paths.append(path)
-    return paths
+    drawn = {folder / f"{name}.{kind}": figure for name, figure in figures(runs).items() for kind in formats}
+    for path, figure in drawn.items():
+        canvas.save(figure, path)
+    return list(drawn)
 
 
 def _accuracy(together: Sequence[Group]) -> Figure:
@@ -91,11 +90,8 @@ def _edges(together: Sequence[Group]) -> Figure:
     figure, (axes,) = canvas.panels([3.5], right=canvas.margin(texts))
     ends = [_ranks(axes, group, text) for group, text in zip(together, texts, strict=True)]
     several = any(len(group.runs) > 1 for group in together)
-    canvas.title(
-        axes,
-        "Accuracy of the edges (%), mean over the last rounds"
-        + ("; ranked within each seed (thin)" if several else ""),
-    )
+    ranked = "; ranked within each seed (thin)" if several else ""
+    canvas.title(axes, f"Accuracy of the edges (%), mean over the last rounds{ranked}")
     axes.set_xlim(-0.02, 1.02)
     axes.set_xticks([0, 1], ["worst edge", "best edge"])
     axes.margins(y=0.08)
@@ -106,7 +102,8 @@ def _edges(together: Sequence[Group]) -> Figure:
 
 def _ranks(axes: Axes, group: Group, text: str) -> End:
     """Draw a line over the ranks of edges: bold for the mean over the runs, thin for each of several."""
-    sorted_R = [np.sort(accuracy_M[np.isfinite(accuracy_M)]) for accuracy_M in map(_edge_percents, group.runs)]
+    accuracy_R = [100 * edge_accuracy(run) for run in group.runs]
+    sorted_R = [np.sort(accuracy_M[np.isfinite(accuracy_M)]) for accuracy_M in accuracy_R]
     look = group.look
     if len(sorted_R) > 1:
         for rank_M in sorted_R:
@@ -115,10 +112,6 @@ def _ranks(axes: Axes, group: Group, text: str) -> End:
     mean_M = np.mean([rank_M[:length] for rank_M in sorted_R], axis=0)
     axes.plot(_places(mean_M), mean_M, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5)
     return End(text, 1.02, float(mean_M[-1]) if length else np.nan, look.colour)
-
-
-def _edge_percents(run: Run) -> FloatArray:
-    return 100 * edge_accuracy(run)
 
 
 def _places(rank_M: FloatArray) -> FloatArray:
@@ -152,19 +145,8 @@ def _key(axes: Axes, shown: Sequence[tuple[Tier, Purpose]]) -> None:
     ordered = sorted(shown, key=lambda pair: PURPOSES.index(pair[1]))  # a legend fills its columns first
     handles = [Patch(color=TRAFFIC[pair][0], label=f"{between[pair[0]]}: {pair[1]}") for pair in ordered]
     if handles:
-        axes.legend(
-            handles=handles,
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=len(handles) // 2,
-            frameon=False,
-            fontsize=TEXT,
-            labelcolor=INK,
-            handlelength=0.9,
-            handletextpad=0.5,
-            columnspacing=2,
-            borderpad=0,
-        )
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles) // 2}
+        axes.legend(handles=handles, **place, **LEGEND, handlelength=0.9, handletextpad=0.5, columnspacing=2)
 
 
 def _bar(axes: Axes, row: int, start: float, width: float, colour: str, text: str) -> None:
@@ -256,7 +238,3 @@ def _percents(key: str) -> Values:
 
 def _last(together: Sequence[Group]) -> float:
     return max(float(rounds_of(run)[-1]) for group in together for run in group.runs)
-
-
-def _num_labels(run: Run) -> int:
-    return len({label for record in run.records for label in record["assignment"]})

@@ -56,16 +56,13 @@ class Follower:
         found = [found for _, found in self._seen.values()]
         runs = [found for found in found if isinstance(found, Run) and found.records]
         problems = [found for found in found if isinstance(found, str)]
-        parts = sections(summarized(runs), TITLE) if runs else dict.fromkeys(NAMES, "") | {"header": _nothing()}
+        nothing = f'<header><h1>{TITLE}</h1><p class="lead">No round is finished yet.</p></header>'
+        parts = sections(summarized(runs), TITLE) if runs else dict.fromkeys(NAMES, "") | {"header": nothing}
         parts["header"] += "".join(f'<p class="warn" role="note">{escaped(problem)}</p>' for problem in problems)
         self._count += 1
         version = f"{self._start}-{self._count}"
         shown = document(summarized(runs) if runs else [])
         return Shown(version, parts, shown | {"version": version, "status": _status(found)})
-
-
-def _nothing() -> str:
-    return f'<header><h1>{TITLE}</h1><p class="lead">No round is finished yet.</p></header>'
 
 
 def _status(found: Sequence[Run | str]) -> str:

@@ -2,26 +2,30 @@
 
 import json
 import logging
-import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
-from fedbac.report.naming import distinct
 from fedbac.report.theme import SERIES, Look
-from fedbac.rounds import metrics
 from fedbac.runs.store import Run
+from fedbac.runs.summary import leaves, summarize
 
 log = logging.getLogger("fedbac")
 
 OWN_COLOURS = ("fed-bac", "ifca", "hierfavg", "fedbac-plus", "fedavg", "local", "ditto", "fedper")
 """Methods that have one of the palette's colours to themselves, in its order."""
+MOST = 3
+"""Settings that a label names; where more differ, the folder says more."""
+LONGEST = 30
+"""Characters of a value in a label."""
 
 
 def own_look(method: str) -> Look:
@@ -92,7 +96,12 @@ def summarized(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with a summary of all their records; a run that was cut off has none, or an old one."""
     if not runs:
         raise ValueError("no runs to report; give at least one run")
-    return [run if run.summary.get("rounds") == len(run.records) else _summarize(run) for run in runs]
+    for run in runs:
+        if not run.records:
+            raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
+    old = [run for run in runs if run.summary.get("rounds") != len(run.records)]
+    new = {id(run): run.summary | summarize(run.config["experiment"], run.records) for run in old}
+    return [replace(run, summary=new[id(run)]) if id(run) in new else run for run in runs]
 
 
 def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
@@ -114,7 +123,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """Return the runs by everything but their seed, in order of appearance, each with its look."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        members.setdefault(_identity(run), []).append(run)
+        experiment = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
+        members.setdefault(json.dumps([experiment, data_of(run)], sort_keys=True, default=str), []).append(run)
     several = list(members.values())
     names = [_method(some[0]) if len(some) > 1 else some[0].name for some in several]
     names = distinct(names, [some[0] for some in several], list(map(_place, several)))
@@ -151,25 +161,6 @@ def finite_mean(values: FloatArray) -> FloatArray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _summarize(run: Run) -> Run:
-    if not run.records:
-        raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")
-    records = [record | {"loss": math.nan if record["loss"] is None else record["loss"]} for record in run.records]
-    experiment = run.config["experiment"]
-    fresh = metrics.summarize(
-        records,
-        look_up(experiment, "task.targets", ()),
-        last_rounds(run),
-        look_up(experiment, "evaluation.target_patience", 1),
-    )
-    return replace(run, summary=run.summary | fresh)
-
-
-def _identity(run: Run) -> str:
-    experiment = {key: value for key, value in run.config.get("experiment", {}).items() if key != "seed"}
-    return json.dumps([experiment, data_of(run)], sort_keys=True, default=str)
-
-
 def data_of(run: Run) -> str | None:
     """Return the hash of the data set; of a fraction of it, the hash of the whole, since each seed draws its own."""
     sampled = look_up(run.config, "experiment.task.data_fraction", 1) != 1
@@ -195,12 +186,62 @@ def _looks(methods: Sequence[str]) -> list[Look]:
     Two methods of one colour cannot both have it: well-known ones keep theirs, then those that come first by name.
     """
     size = len(SERIES)
-    wanted = [
-        OWN_COLOURS.index(m) if m in OWN_COLOURS else zlib.crc32(m.encode(errors="replace")) % size for m in methods
-    ]
+    hashes = [zlib.crc32(method.encode(errors="replace")) % size for method in methods]
+    wanted = [OWN_COLOURS.index(m) if m in OWN_COLOURS else h for m, h in zip(methods, hashes, strict=True)]
     order = sorted(range(len(methods)), key=lambda i: (methods[i] not in OWN_COLOURS, methods[i], i))
     given: dict[int, int] = {}
     for place in order:
         nearest = (size * dash + (wanted[place] + step) % size for dash in range(len(methods)) for step in range(size))
         given[place] = next(index for index in nearest if index not in given.values())
     return [Look.at(given[place]) for place in range(len(methods))]
+
+
+def distinct(names: Sequence[str], examples: Sequence[Run], folders: Sequence[str]) -> list[str]:
+    """Return a different label for each name: those that repeat with the settings that differ, or with their folder.
+
+    ``examples`` are runs of the settings behind each name, ``folders`` where they are.
+    """
+    repeated = {name for name, number in Counter(names).items() if number > 1}
+    labels = list(names)
+    for name in repeated:
+        places = [i for i, other in enumerate(names) if other == name]
+        apart = _differences([_texts(examples[i].config["experiment"]) for i in places])
+        for i, settings in zip(places, apart, strict=True):
+            folder = folders[i].removeprefix(f"{name}_")
+            words = settings if 0 < len(settings) <= MOST else [folder] * (folder != name)
+            labels[i] = f"{name} [{', '.join(words)}]" if any(words) else name
+    return _numbered(labels, examples)
+
+
+def _numbered(labels: list[str], examples: Sequence[Run]) -> list[str]:
+    """Return labels that all differ: those of the same settings by their whole path, or as copies."""
+    repeated = {label for label, number in Counter(labels).items() if number > 1}
+    paths = [f"{label} [{run.folder}]" if label in repeated and run.folder else label
+             for label, run in zip(labels, examples, strict=True)]  # fmt: skip
+    counts: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
+    copies = [next(counts[label]) for label in paths]
+    return [label if copy == 1 else f"{label} (copy {copy})" for label, copy in zip(paths, copies, strict=True)]
+
+
+def _texts(experiment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of an experiment as text, but for the seed, which names have, and the method's name."""
+    found = {path: value for path, value in leaves(experiment).items() if path not in ("seed", "method.name")}
+    texts = {path: value if isinstance(value, str) else json.dumps(value, default=str) for path, value in found.items()}
+    return {path: text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for path, text in texts.items()}
+
+
+def _differences(trees: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Return for each of several experiments its settings that are not the same in all, in short.
+
+    Where a choice is of another kind, the kind says it: the settings below it have nothing to be compared with.
+    """
+    paths = [path for path in dict.fromkeys(p for tree in trees for p in tree) if len({t.get(path) for t in trees}) > 1]
+    chosen = {path.removesuffix("kind") for path in paths if path.endswith(".kind")}
+    trees = [{path.removesuffix(".kind"): value for path, value in tree.items()} for tree in trees]
+    paths = [
+        path.removesuffix(".kind") for path in paths if path.endswith(".kind") or not path.startswith(tuple(chosen))
+    ]
+    last = Counter(path.rpartition(".")[2] for path in paths)
+    # The last step of a path, or the last two where others end alike.
+    short = {path: ".".join(path.split(".")[-1 if last[path.rpartition(".")[2]] == 1 else -2 :]) for path in paths}
+    return [[f"{short[path]}={tree[path]}" for path in paths if path in tree] for tree in trees]

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -42,17 +43,9 @@ class Live:
     def __init__(self, find: Find, port: int | None = None) -> None:
         self.follower = Follower(find)
         self.socket = _listen(port)
-        self.server = uvicorn.Server(
-            uvicorn.Config(
-                self.app(),
-                log_config=None,
-                access_log=False,
-                lifespan="on",
-                ws="none",
-                server_header=False,
-                timeout_graceful_shutdown=END_SECONDS,
-            )
-        )
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
+        config = uvicorn.Config(self.app(), lifespan="on", timeout_graceful_shutdown=END_SECONDS, **quiet)
+        self.server = uvicorn.Server(config)
 
     @property
     def address(self) -> str:

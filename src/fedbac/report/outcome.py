@@ -32,8 +32,8 @@ def outcome(runs: Sequence[Run]) -> str:
         trail = f"; it is {_gaps(first, behind)}" if behind else ""
         close = _join([_score(group) for group in level])
         over = _join(list(dict.fromkeys(group.spread_over for group in (first, *level) if group.spread_over)) or [""])
-        said = f" ± is over {over}." if over else ""
-        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}.{said}"
+        basis = f" ± is over {over}." if over else ""
+        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}.{basis}"
     return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
 
 
@@ -72,10 +72,8 @@ def failures(runs: Sequence[Run]) -> list[str]:
 def caveats(runs: Sequence[Run]) -> list[str]:
     """Return what limits the outcome, the worst first."""
     runs = summarized(runs)
-    together = groups(runs)
-    notes = failures(runs)
-    differ = different(runs)
-    if differ:
+    together, notes = groups(runs), failures(runs)
+    if differ := different(runs):
         notes.append(f"The runs differ in {_join(differ)}.")
     elif _standing(together)[1]:
         notes.append("Within the spread: the gap is less than twice its deviation over the last rounds or the seeds.")
@@ -191,12 +189,9 @@ def _score(group: Group) -> str:
 def _gaps(first: Group, others: Sequence[Group]) -> str:
     """Return the distances to the others; of many, only to the next and the last."""
     shown = others if len(others) <= 3 else [others[0], others[-1]]
-    parts = [
-        f"{100 * (first.accuracy - group.accuracy):.1f}{' points' if i == 0 else ''} above {group.label} "
-        f"({percent(group.accuracy)} %)"
-        for i, group in enumerate(shown)
-    ]
-    return _join(parts)
+    points = [f"{100 * (first.accuracy - group.accuracy):.1f}{' points' * (group is shown[0])}" for group in shown]
+    names = [f"{group.label} ({percent(group.accuracy)} %)" for group in shown]
+    return _join([f"{gap} above {name}" for gap, name in zip(points, names, strict=True)])
 
 
 def _join(parts: Sequence[str]) -> str:

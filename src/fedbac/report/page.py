@@ -22,9 +22,6 @@ from fedbac.runs.store import Run
 SCRIPTS = ("draw.js", "state.js", "panels.js", "detail.js", "page.js")
 """In the order in which they need each other."""
 TITLE = "Federated learning report"
-ABOVE_FIGURES = ("header", "final")
-ABOVE_LIVE_FIGURES = ("header",)
-"""Who follows a run wants to see it; final numbers are not final yet."""
 NO_SCRIPT = (
     "The figures need JavaScript; text and tables do not. <code>fedbac report --figures FOLDER</code> writes figures "
     "as files."
@@ -34,17 +31,15 @@ NO_SCRIPT = (
 
 def write_report(runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
     """Write the page, all at once, and return where it is."""
-    path = Path(path)
     runs = summarized(runs)
     text = page(title, sections(runs, title), document(runs))
-    make_folder(path.parent)
-    write_whole(path, text)
+    write_whole(make_folder(path.parent) / path.name, text)
     return path
 
 
 def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live: bool = False) -> str:
     """Return the page with these parts of text and what the figures show; a live one listens to its server."""
-    first = ABOVE_LIVE_FIGURES if live else ABOVE_FIGURES
+    first = ("header",) if live else ("header", "final")  # who follows a run wants to see it; nothing is final yet
     text = {name: f'<section data-part="{name}">\n{html}\n</section>' for name, html in parts.items()}
     above = [html for name, html in text.items() if name in first]
     below = [html for name, html in text.items() if name not in first]
@@ -59,7 +54,7 @@ def page(title: str, parts: Mapping[str, str], figures: Mapping[str, Any], live:
             f'<meta http-equiv="Content-Security-Policy" content="{policy(live)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title)}</title>",
-            f"<style>\n{_style()}</style>",
+            f"<style>\n{variables()}{_file('style.css')}</style>",
             "</head>",
             "<body>",
             "<main>",
@@ -97,9 +92,5 @@ def _script() -> str:
 
 
 @cache
-def _style() -> str:
-    return variables() + _file("style.css")
-
-
 def _file(name: str) -> str:
     return files("fedbac.report").joinpath("static", name).read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ def _header(runs: Sequence[Run], title: str) -> str:
 
 
 def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
-    swatches = _swatches(runs, together)
+    swatches = [next(group.look.css for group in together if run in group.runs) for run in runs]
     chosen = best(runs) if len(runs) > 1 else -1
     out = _table(table(runs), swatches, {chosen: "best"}, "Final numbers of every run")
     spans = {last_rounds(run) for run in runs}
@@ -95,6 +95,7 @@ def facts(run: Run) -> dict[str, str]:
     planned, judge = look_up(task, "rounds", len(run.records)), look_up(run.config, "experiment.evaluation", {})
     point = str(look_up(judge, "point", NONE))
     failed = int(run.summary.get("failed_clients", 0))
+    measured = [f"{field.rpartition('.')[2]}: {', '.join(splits)}" for field, splits in measured_on(run).items()]
     return {
         "Data set": str(look_up(task, "dataset", NONE)),
         "Edges and clients": _members(task),
@@ -106,7 +107,7 @@ def facts(run: Run) -> dict[str, str]:
         "Accuracy measured": POINTS.get(point, point),
         "Final accuracy": f"mean over the last {last_rounds(run)} rounds",
         "Targets": f"reached after {look_up(judge, 'target_patience', 1)} rounds in a row",
-        "Policies measure on": _measures(run),
+        "Policies measure on": "; ".join(measured) or "nothing: no policy needs a model measured",
         "Failed clients": f"{failed} (client, round) pairs left out" if failed else "none",
         **_devices(run),
     }
@@ -135,11 +136,6 @@ def _members(task: Mapping[str, Any]) -> str:
     if isinstance(clients, list | tuple):
         return f"{num_edges} edges, {sum(clients)} clients ({min(clients)} to {max(clients)} per edge)"
     return f"{num_edges} edges with {clients} clients each"
-
-
-def _measures(run: Run) -> str:
-    found = [f"{field.rpartition('.')[2]}: {', '.join(splits)}" for field, splits in measured_on(run).items()]
-    return "; ".join(found) or "nothing: no policy needs a model measured"
 
 
 def _configurations(runs: Sequence[Run]) -> str:
@@ -171,10 +167,6 @@ def _table(
         f'<div class="scroll" tabindex="0"><table class="{kind}" aria-label="{caption}">\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(lines) + "\n</tbody></table></div>"
     )
-
-
-def _swatches(runs: Sequence[Run], together: Sequence[Group]) -> list[str]:
-    return [next(group.look.css for group in together if run in group.runs) for run in runs]
 
 
 def _swatch(colour: str) -> str:

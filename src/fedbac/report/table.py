@@ -113,10 +113,11 @@ class Column(NamedTuple):
 def _columns(runs: Sequence[Run]) -> list[Column]:
     """Return what follows the accuracy; what only runs on devices have is shown where one has it."""
     summaries = [run.summary for run in runs]
+    targets = sorted(set.intersection(*(set(summary["rounds_to_target"]) for summary in summaries)), key=float)
     columns = [
         Column("σ over edges (points)", itemgetter("edge_std"), percent),
         Column("worst edge (%)", itemgetter("edge_min"), percent),
-        *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in _common_targets(runs)),
+        *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in targets),
         Column("training bytes", _training_bytes, human_bytes),
         Column("total bytes", itemgetter("bytes_total"), human_bytes),
         Column("moves", itemgetter("moves"), _plain),
@@ -166,11 +167,6 @@ def _plain(value: float) -> str:
 
 def _highest(accuracy: Sequence[float]) -> int:
     return max(range(len(accuracy)), key=lambda i: accuracy[i] if math.isfinite(accuracy[i]) else -math.inf)
-
-
-def _common_targets(runs: Sequence[Run]) -> list[str]:
-    common = set.intersection(*(set(run.summary["rounds_to_target"]) for run in runs))
-    return sorted(common, key=float)
 
 
 def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:

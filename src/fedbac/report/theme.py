@@ -44,12 +44,8 @@ class Look:
     @classmethod
     def at(cls, index: int) -> "Look":
         """Return the look with this number."""
-        return cls(
-            index=index,
-            colour=SERIES[index % len(SERIES)][0],
-            marker=MARKERS[index % len(MARKERS)],
-            dash=DASHES[index // len(SERIES) % len(DASHES)],
-        )
+        dash = DASHES[index // len(SERIES) % len(DASHES)]
+        return cls(index, SERIES[index % len(SERIES)][0], MARKERS[index % len(MARKERS)], dash)
 
     @property
     def css(self) -> str:
@@ -57,19 +53,15 @@ class Look:
         return f"var({_VARIABLES[self.colour][0]})"
 
 
-def _variables() -> dict[str, tuple[str, str]]:
-    """Return light colour → (variable, dark colour)."""
-    table = {
-        INK: ("--ink", "#e8ebf0"),
-        MUTED: ("--muted", "#9ba6b4"),
-        GRID: ("--grid", "#2c343f"),
-        SURFACE: ("--surface", "#171c23"),
-    }
-    table |= {light: (f"--s{i}", dark) for i, (light, dark) in enumerate(SERIES)}
-    return table | {light: (f"--{tier}-{purpose}", dark) for (tier, purpose), (light, dark) in TRAFFIC.items()}
-
-
-_VARIABLES = _variables()
+_VARIABLES = {
+    INK: ("--ink", "#e8ebf0"),
+    MUTED: ("--muted", "#9ba6b4"),
+    GRID: ("--grid", "#2c343f"),
+    SURFACE: ("--surface", "#171c23"),
+    **{light: (f"--s{i}", dark) for i, (light, dark) in enumerate(SERIES)},
+    **{light: (f"--{tier}-{purpose}", dark) for (tier, purpose), (light, dark) in TRAFFIC.items()},
+}
+"""Light colour → (variable, dark colour)."""
 
 
 def variables() -> str:

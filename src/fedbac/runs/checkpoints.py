@@ -90,14 +90,8 @@ def read_manifest(file: Path) -> Manifest:
         raise CheckpointError(f"{file}: the checkpoint cannot be read ({error})") from error
     try:
         check = stated.pop("check", None)
-        manifest = Manifest(
-            file=file,
-            round=stated["round"],
-            sha256=stated["sha256"],
-            records=stated.get("records", ""),
-            experiment=_completed(stated["experiment"]),
-            signed=check is not None,
-        )
+        experiment, records = _completed(stated["experiment"]), stated.get("records", "")
+        manifest = Manifest(file, stated["round"], stated["sha256"], records, experiment, signed=check is not None)
         whole = isinstance(manifest.round, int) and isinstance(manifest.experiment, dict)
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: the checkpoint is damaged (it is no manifest)") from error

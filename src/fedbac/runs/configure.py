@@ -70,21 +70,18 @@ def configure(
         if not isinstance(inputs.shards, Shards):
             raise ConfigError(f"shards: it must be fedbac.Shards, not {type(inputs.shards).__name__}")
         inputs.shards.checked()
-        changes |= {
-            "num_edges": len(inputs.shards.clients),
-            "clients_per_edge": tuple(len(clients) for clients in inputs.shards.clients),
-        }
+        clients = inputs.shards.clients
+        changes |= {"num_edges": len(clients), "clients_per_edge": tuple(map(len, clients))}
     if inputs.network is not None:
         if not callable(inputs.network):
             kind = type(inputs.network).__name__
             raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
-        changes["network"] = Custom(name=getattr(inputs.network, "__name__", type(inputs.network).__name__))
+        name = getattr(inputs.network, "__name__", type(inputs.network).__name__)
+        changes["network"] = Custom(name=name).model_dump()
     if rounds is not None:
         changes["rounds"] = rounds
     # Task settings come first: some methods look at the task.
-    plain = chosen.model_dump(mode="json") | {
-        key: value.model_dump() if isinstance(value, Custom) else value for key, value in changes.items()
-    }
+    plain = chosen.model_dump(mode="json") | changes
     own = [change for change in wanted if change.path.startswith("task.")]
     final_task = parse(Task, override({"task": plain}, own)["task"], "task")
     if isinstance(method, Method):
@@ -131,8 +128,7 @@ def _stored(path: Path, inputs: Inputs) -> dict[str, Any]:
     """Return the experiment in a file."""
     config = read_config(path)
     _refuse_lost_data(config, path, inputs.dataset is not None)
-    experiment: dict[str, Any] = config["experiment"]
-    return experiment
+    return dict(config["experiment"])
 
 
 def _checked(method: Method) -> Method:
@@ -150,10 +146,10 @@ def _checked(method: Method) -> Method:
 def _task(task: str | Task | Path) -> Task:
     if isinstance(task, Task):
         return task
-    if isinstance(task, str) and not task.endswith((".yaml", ".yml")):
-        return tasks.task(task)
     if not isinstance(task, str | Path):
         raise ConfigError(f"task: {quoted(task)} is no task; give a name, a fedbac.Task, or the path of a .yaml file")
+    if not is_file(task):
+        return tasks.task(str(task))
     tree = read_yaml(Path(task))
     if isinstance(tree.get("experiment"), dict):  # a whole experiment, of which this is a part
         tree = tree["experiment"].get("task", {})

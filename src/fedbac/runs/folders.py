@@ -50,19 +50,13 @@ NAME = "runs.json"
 
 
 def list_runs(parent: Path, names: Iterable[str], anew: bool = False) -> None:
-    """Add names of run folders to the list of the folder that they are in, or begin it ``anew``."""
+    """Add names of run folders to the list of the folder that they are in, or begin it ``anew``; none needs no list."""
     known = listed(parent)
     wanted = list(dict.fromkeys([*([] if anew else known), *names]))
-    if wanted != known:
-        write_whole(make_folder(parent) / NAME, json.dumps(wanted, indent=1) + "\n")
-
-
-def list_again(parent: Path, names: Sequence[str]) -> None:
-    """Make the list what it was before, which may be none."""
-    if names:
-        list_runs(parent, names, anew=True)
-    else:
+    if not wanted:
         remove(parent / NAME)
+    elif wanted != known:
+        write_whole(make_folder(parent) / NAME, json.dumps(wanted, indent=1) + "\n")
 
 
 def listed(parent: Path) -> list[str]:

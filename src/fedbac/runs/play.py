@@ -1,8 +1,8 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ log = logging.getLogger("fedbac")
 SECONDS_APART = 0.5
 """Between checkpoints where a device plays many rounds a second: the host would keep it waiting to save each."""
 MOST_CLASS_TEXT = 100_000
-"""Characters of the class mix in config.yaml, which holds a tenth of what may be in it."""
+"""Characters of the class mix in config.yaml (a line per edge: examples of each class), a tenth of what it may hold."""
 
 
 def play(
@@ -54,17 +54,11 @@ def play(
         folder = RunFolder(folder)
     refuse_federation(runtime, "runtime.engine")
     check_tracker(runtime.track)
-    federation = assemble(
-        experiment,
-        dataset=inputs.dataset,
-        shards=inputs.shards,
-        network=inputs.network,
-        data_folder=inputs.data_folder,
-    )
+    federation = assemble(experiment, **vars(inputs))
     check_room(experiment, federation)
     edges = connect(experiment, federation, runtime)
-    given = inputs.dataset is not None
-    return (yield from conduct(experiment, federation, edges, runtime, given, folder, overwrite, stop))
+    with_data = inputs.dataset is not None
+    return (yield from conduct(experiment, federation, edges, runtime, with_data, folder, overwrite, stop))
 
 
 def conduct(
@@ -79,6 +73,7 @@ def conduct(
 ) -> Generator[Record, None, Run]:
     """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end."""
     frozen = _frozen(experiment, federation, given_in_python)
+    whole = federation.source_sha256  # of all the data, by which seeds that use a sample each are of one task
     config: dict[str, Any] = {
         "fedbac": __version__,
         "format": FORMAT,
@@ -86,11 +81,13 @@ def conduct(
         "runtime": runtime.model_dump(mode="json"),
         "trainer": edges.path,
         "machine": describe(edges.device),
-        "data": frozen["data"] | _source(federation),
+        "data": frozen["data"] | ({} if whole is None else {"source_sha256": whole}),
         "written": written(),
         "measured_on": {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs},
-        **_class_mix(federation),
     }
+    mix = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
+    if sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would be a book
+        config["classes_per_edge"] = mix
     records: list[Record] = []
     ahead = edges if isinstance(edges, Prefetching) else None
     apart = 0.0 if ahead is None else SECONDS_APART
@@ -98,7 +95,7 @@ def conduct(
     try:
         state = start(experiment, federation.build, federation.sites)
         state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
-        with _held(folder):
+        with folder.locked() if folder is not None else nullcontext():
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, overwrite)
                 config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
@@ -140,32 +137,8 @@ def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool
     }
 
 
-def _source(federation: Assembled) -> dict[str, str]:
-    """Return the hash of all the data where each seed uses a sample of its own, by which seeds are of one task."""
-    return {} if federation.source_sha256 is None else {"source_sha256": federation.source_sha256}
-
-
-def _class_mix(federation: Assembled) -> dict[str, list[str]]:
-    """Return how many examples of each class every edge holds, a line per edge; nothing where that would be a book."""
-    lines = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
-    return {"classes_per_edge": lines} if sum(map(len, lines)) <= MOST_CLASS_TEXT else {}
-
-
-@contextmanager
-def _held(folder: RunFolder | None) -> Iterator[None]:
-    if folder is None:
-        yield
-    else:
-        with folder.locked():
-            yield
-
-
 def _open(
-    folder: RunFolder,
-    state: State,
-    config: dict[str, Any],
-    frozen: Mapping[str, Any],
-    overwrite: bool,
+    folder: RunFolder, state: State, config: dict[str, Any], frozen: Mapping[str, Any], overwrite: bool
 ) -> tuple[State, list[Record]]:
     if overwrite:
         folder.clear()
@@ -173,9 +146,7 @@ def _open(
     if not records:
         before = folder.read_config() if folder.has_run() else {}
         folder.write_config(config | {"written": before.get("written", config["written"])})
-        return state, records
-    began = folder.read_config().get("trainer")
-    if began != config["trainer"]:
+    elif (began := folder.read_config().get("trainer")) != config["trainer"]:
         log.warning(
             "%s: the run began with the trainer %s and continues with %s, which may round differently",
             folder.path, began, config["trainer"],
@@ -206,13 +177,7 @@ def finish(playing: Generator[Record, None, Run]) -> Run:
 def saved_models(folder: RunFolder, inputs: Inputs = Inputs()) -> Models:  # noqa: B008 (frozen)
     """Return the models of the run in a folder, from its last checkpoint."""
     experiment, _ = experiment_in(folder, with_data=inputs.dataset is not None)
-    federation = assemble(
-        experiment,
-        dataset=inputs.dataset,
-        shards=inputs.shards,
-        network=inputs.network,
-        data_folder=inputs.data_folder,
-    )
+    federation = assemble(experiment, **vars(inputs))
     template = start(experiment, federation.build, federation.sites)
     records, state = folder.last(template, _frozen(experiment, federation, inputs.dataset is not None))
     return models_of(experiment, federation, state, records)

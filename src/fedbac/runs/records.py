@@ -42,7 +42,7 @@ def root_of(config: Mapping[str, Any], source: Path) -> str:
     try:
         json.dumps(config, default=str)  # a report shows all of it
         fixed = {key: value for key, value in config.items() if key != "runtime"}
-        return _hash(json.dumps(fixed, sort_keys=True, default=str).encode())
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: it is no configuration of a run ({error}); restore it") from error
 
@@ -157,10 +157,8 @@ def _record(line: bytes) -> Record:
     if not isinstance(record, dict):
         raise ValueError("is no record")
     for key, fits in FIELDS.items():
-        if key not in record:
-            raise ValueError(f"has no {key!r}")
-        if not fits(record[key]):
-            raise ValueError(f"has a strange {key!r}")
+        if key not in record or not fits(record[key]):
+            raise ValueError(f"has {'a strange' if key in record else 'no'} {key!r}")
     return record
 
 
@@ -172,37 +170,21 @@ def _is_number_or_none(value: Any) -> bool:
     return value is None or _is_number(value)
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_number_or_none, value))
-
-
 def _are_bytes(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, dict) and all(map(_are_bytes, value.values())))
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {
-    "round": _is_number,
-    "accuracy": _is_number,
-    "accuracy_std": _is_number,
-    "accuracy_min": _is_number,
-    "accuracy_max": _is_number,
-    "accuracy_weighted": _is_number,
-    "accuracy_global": _is_number_or_none,
-    "accuracy_per_edge": _are_numbers,
-    "loss": _is_number_or_none,
-    "assignment": _are_numbers,
-    "moves": _is_number,
-    "active_clusters": _is_number,
+    **dict.fromkeys(("round", "accuracy", "accuracy_std", "accuracy_min", "accuracy_max"), _is_number),
+    **dict.fromkeys(("accuracy_weighted", "moves", "active_clusters", "seconds"), _is_number),
+    **dict.fromkeys(("accuracy_global", "loss"), _is_number_or_none),
+    "accuracy_per_edge": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
+    "assignment": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
     "failed": lambda value: isinstance(value, list),
     "bytes": lambda value: isinstance(value, dict) and _are_bytes(value),
-    "seconds": _is_number,
 }
 """What summaries and reports need of every record."""
 
 
 def _continued(check: str, body: bytes) -> str:
-    return _hash(check.encode() + body)[:16]
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(check.encode() + body).hexdigest()[:16]

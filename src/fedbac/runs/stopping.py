@@ -24,7 +24,6 @@ class Stop:
     @contextmanager
     def caught(self) -> Iterator[None]:
         """Turn the first signal into the wish to stop; the next one does what it did before, or interrupts."""
-
         handled = threading.Event()
 
         def handle(number: int, frame: object) -> None:

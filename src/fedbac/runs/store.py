@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,11 +123,11 @@ class RunFolder:
             for name in OF_TRACKERS:
                 remove(self.path / name)
 
-    def leave(self) -> None:
-        """Remove what a run that was cleared leaves of its folder; the folder itself only if nothing else is there."""
+    def leave(self, *more: str) -> None:
+        """Remove the lock of a run that is gone, and these files; the folder itself only if nothing else is there."""
         with self._disk():
-            for path in (self.lock_file, self.path / "report.html"):
-                remove(path)
+            for name in (self.lock_file.name, *more):
+                remove(self.path / name)
             remove_empty(self.path)
 
     def has_rounds(self) -> bool:
@@ -135,13 +135,11 @@ class RunFolder:
         return self.checkpoints.exists() or (self.rounds_file.exists() and self.rounds_file.stat().st_size > 0)
 
     def withdraw(self) -> None:
-        """Remove a run without rounds; the folder itself only if nothing else is there."""
+        """Remove a run without rounds, and nothing that may have been there before it."""
         with self.locked(), self._disk():
             for path in (self.rounds_file, self.config_file):
                 remove(path)
-        with self._disk():
-            remove(self.lock_file)
-            remove_empty(self.path)
+        self.leave()
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run, which has no more use for them; its records and summary stay."""
@@ -304,12 +302,9 @@ class RunFolder:
             raise CheckpointError(f"{self.path}: {problem}. {START_OVER}")
         troubles = [] if found.trouble is None else [f"{self.rounds_file}: {found.trouble}"]
         troubles += [] if self.has_run() else [f"{self.config_file} is missing"] * bool(manifests)
-        for file in manifests:
-            try:
-                state = self._state(file, template, experiment, found)
-            except CheckpointError as error:
-                troubles.append(str(error))
-                continue
+        state, misfits = self._newest(manifests, template, experiment, found)
+        troubles += misfits
+        if state is not None:
             if troubles:
                 log.warning("%s; resuming from round %d", "; ".join(troubles), state.round)
             return state, self._begin(found, state.round)
@@ -320,16 +315,23 @@ class RunFolder:
     def last(self, template: State, experiment: Mapping[str, Any]) -> tuple[list[Record], State]:
         """Return the records up to the newest checkpoint that can be trusted, and its state; nothing is changed."""
         found = self._read_log(self.read_config())
-        troubles = []
-        for file in checkpoints.found(self.checkpoints):
+        state, troubles = self._newest(checkpoints.found(self.checkpoints), template, experiment, found)
+        if state is None:
+            why_not = "; ".join(troubles) or "none was saved, or they were removed when it was finished"
+            raise CheckpointError(f"{self.path}: there is no checkpoint to take a model from ({why_not})")
+        return found.records[: state.round], state
+
+    def _newest(
+        self, manifests: Sequence[Path], template: State, experiment: Mapping[str, Any], found: Log
+    ) -> tuple[State | None, list[str]]:
+        """Return the state of the first checkpoint that can be used, if any, and what is wrong with those before it."""
+        troubles: list[str] = []
+        for file in manifests:
             try:
-                state = self._state(file, template, experiment, found)
+                return self._state(file, template, experiment, found), troubles
             except CheckpointError as error:
                 troubles.append(str(error))
-            else:
-                return found.records[: state.round], state
-        why_not = "; ".join(troubles) or "none was saved, or they were removed when it was finished"
-        raise CheckpointError(f"{self.path}: there is no checkpoint to take a model from ({why_not})")
+        return None, troubles
 
     def _state(self, file: Path, template: State, experiment: Mapping[str, Any], found: Log) -> State:
         manifest = checkpoints.read_manifest(file)
@@ -358,7 +360,7 @@ class RunFolder:
                 remove(self.summary_file)
             self._cut(count)
             kept = Log(found.records[:count], found.checks[:count], found.signed)
-            self._writer = Writer(self.rounds_file, kept, self._root)
+            self._writer = Writer(self.rounds_file, kept, lambda: root_of(self.read_config(), self.config_file))
         return kept.records
 
     def _cut(self, count: int) -> None:
@@ -369,9 +371,6 @@ class RunFolder:
         kept = b"".join(line + b"\n" for line in (content or b"").split(b"\n")[:count])
         if content != kept:
             write_whole(self.rounds_file, kept)
-
-    def _root(self) -> str:
-        return root_of(self.read_config(), self.config_file)
 
 
 @functools.cache

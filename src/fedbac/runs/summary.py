@@ -38,6 +38,15 @@ def check_experiment(experiment: Mapping[str, Any], source: Path) -> None:
             raise ConfigError(f"{source}: experiment.{path} {problem}; restore the file")
 
 
+def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the settings of a tree by their dotted paths."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        here = f"{path}.{name}".lstrip(".")
+        found |= leaves(value, here) if isinstance(value, Mapping) else {here: value}
+    return found
+
+
 def summarize(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the summary of a run from its experiment, as its configuration has it, and its records."""
     task, judge = experiment["task"], experiment["evaluation"]

@@ -1,13 +1,16 @@
 """Several runs as one: a grid over methods, settings and seeds, run here or in parallel, resumed, collected."""
 
 import itertools
+import logging
 import math
 import re
 import shlex
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +19,18 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.errors import ConfigError, FederationError, quoted
+from fedbac.core import signals
+from fedbac.errors import ConfigError, EngineError, FederationError, quoted
 from fedbac.files import remove_empty
+from fedbac.local.pool import RESTARTS, start_pool
 from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
-from fedbac.runs.folders import list_again, list_runs, listed, shortened
+from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
-from fedbac.runs.pool import RunPool
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail
-from fedbac.runs.summary import written
+from fedbac.runs.summary import leaves, written
+
+log = logging.getLogger("fedbac")
 
 POLL_SECONDS = 0.2
 MOST_POINTS = 10_000
@@ -143,7 +149,7 @@ class Laid:
             for folder in self.folders:
                 folder.withdraw()
             if self.parent is not None:
-                list_again(self.parent, self.listed)
+                list_runs(self.parent, self.listed, anew=True)
             for path in self.made:
                 remove_empty(path)
 
@@ -160,11 +166,12 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     now = runtime.model_dump(mode="json")
     names = [point.folder.path.name for point in points]
     others = _others(parent, names) if overwrite and parent is not None else []
-    if overwrite:
-        _refuse_in_use([*(point.folder for point in points), *others])
-    else:
-        for point in points:
-            refuse_another(point.folder, point.experiment)
+    for folder in [*(point.folder for point in points), *others] if overwrite else []:
+        if folder.has_run():
+            with folder.locked():  # refused where somebody is running, before a run in any other is removed
+                pass
+    for point in () if overwrite else points:
+        refuse_another(point.folder, point.experiment)
     new = [point.folder for point in points if overwrite or not point.folder.has_run()]
     above = {path for folder in new for path in (folder.path, *folder.path.parents) if not path.exists()}
     made = sorted(above, key=lambda path: -len(path.parts))
@@ -172,7 +179,7 @@ def lay_out(points: Sequence[Point], runtime: Runtime, overwrite: bool = False, 
     for folder in others:
         with folder.locked():
             folder.clear()
-        folder.leave()
+        folder.leave("report.html")
     if parent is not None:
         list_runs(parent, names, anew=overwrite)
     for point in points:
@@ -193,14 +200,6 @@ def _others(parent: Path, names: Sequence[str]) -> list[RunFolder]:
     plain = [name for name in listed(parent) if re.fullmatch(PLAIN, name) is not None and name != ".."]
     places = [parent / name for name in plain if name not in names]
     return [folder for place in places if not place.is_symlink() and (folder := RunFolder(place)).has_run()]
-
-
-def _refuse_in_use(folders: Iterable[RunFolder]) -> None:
-    """Refuse folders in which somebody is running, before a run in any other is removed."""
-    for folder in folders:
-        if folder.has_run():
-            with folder.locked():
-                pass
 
 
 # --------------------------------------------------------------------------------------------------- running
@@ -252,11 +251,7 @@ def _run_here(folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fa
 
 
 def _run_elsewhere(
-    folders: Sequence[RunFolder],
-    inputs: Inputs,
-    stop: Stop,
-    fail: Fail,
-    workers: AbstractContextManager[Submit],
+    folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, workers: AbstractContextManager[Submit]
 ) -> Generator[None, None, None]:
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
@@ -282,11 +277,69 @@ def _run_elsewhere(
 
 def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
     """Start or resume the run of one folder, until it ends or there is a sign to stop; the work of one worker."""
-    stop, told = Stop(), Path(sign).exists
-    if told():
+    stop, stopped = Stop(), Path(sign).exists
+    if stopped():
         return
     for _ in play_folder(RunFolder(folder), inputs, stop):
-        stop.wanted = told()
+        stop.wanted = stopped()
+
+
+class RunPool:
+    """Worker processes, each a pool of its own: when one dies, only the run in its hands is begun again."""
+
+    def __init__(self, size: int) -> None:
+        self.threads = ThreadPoolExecutor(size)
+        """Each waits for one worker."""
+        self.mine = threading.local()
+        self.pools: list[Any] = []
+        self.closed, self.lock = False, threading.Lock()
+
+    def submit(self, work: Callable[..., None], folder: str, *words: Any) -> Future[None]:
+        """Have a worker do ``work(folder, *words)``, which must be able to go on where a dead worker left it."""
+        return self.threads.submit(self._do, work, folder, *words)
+
+    def close(self) -> None:
+        """Kill the workers."""
+        with self.lock:
+            self.closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self.pools:
+            pool.shutdown(wait=True, kill_workers=True)
+        self.threads.shutdown(wait=True)
+
+    def _do(self, work: Callable[..., None], folder: str, *words: Any) -> None:
+        from loky.process_executor import TerminatedWorkerError
+
+        for _ in range(1 + RESTARTS):
+            pool = self._pool()
+            if pool is None:
+                return
+            try:
+                with signals.held():
+                    future = pool.submit(work, folder, *words)
+                future.result()
+            except TerminatedWorkerError:
+                with self.lock:
+                    self.mine.pool = None
+                    if not self.closed:  # else it is dealt with already
+                        self.pools.remove(pool)
+                pool.shutdown(wait=True, kill_workers=True)
+                if not self.closed:
+                    log.warning("%s: its process died; it resumes from its last checkpoint", folder)
+            else:
+                return
+        raise EngineError(
+            f"{folder}: its process died {1 + RESTARTS} times; if it was killed for lack of memory, run fewer at a "
+            "time (--jobs). The same command resumes from its last checkpoint"
+        )
+
+    def _pool(self) -> Any:
+        """Return the pool of this thread, or nothing once all is to end."""
+        with self.lock:
+            if not self.closed and getattr(self.mine, "pool", None) is None:
+                self.mine.pool = start_pool(1)
+                self.pools.append(self.mine.pool)
+            return None if self.closed else self.mine.pool
 
 
 @contextmanager
@@ -312,7 +365,8 @@ def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return one row per configuration: its settings that others do not have, and means over its seeds."""
     together: dict[str, list[Run]] = {}
     for run in runs:
-        together.setdefault(_but_seed(run.config["experiment"]), []).append(run)
+        same = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
+        together.setdefault(repr(same), []).append(run)
     apart = _differing([group[0].config["experiment"] for group in together.values()])
     rows = []
     for group, settings in zip(together.values(), apart, strict=True):
@@ -335,19 +389,7 @@ def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _differing(experiments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return of each experiment the settings, by their paths, that are not the same in all; seeds apart."""
-    trees = [dict(_leaves({key: value for key, value in tree.items() if key != "seed"})) for tree in experiments]
+    trees = [leaves({key: value for key, value in tree.items() if key != "seed"}) for tree in experiments]
     paths = dict.fromkeys(path for tree in trees for path in tree)
     shown = [path for path in paths if any(tree.get(path) != trees[0].get(path) for tree in trees)]
     return [{path: tree[path] for path in shown if path in tree and path != "method.name"} for tree in trees]
-
-
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(tree, Mapping):
-        yield path, tree
-        return
-    for key, value in tree.items():
-        yield from _leaves(value, f"{path}.{key}".lstrip("."))
-
-
-def _but_seed(experiment: Mapping[str, Any]) -> str:
-    return repr({key: value for key, value in experiment.items() if key != "seed"})

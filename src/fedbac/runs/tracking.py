@@ -1,6 +1,6 @@
 """Rounds as TensorBoard, MLflow and Weights & Biases show them: one small adapter each over the records of a run.
 
-A tracker is told of all rounds again when a run is resumed, so that none is missing if a run dies between the two.
+A tracker gets all rounds again when a run is resumed, so that none is missing if a run dies between the two.
 """
 
 import logging
@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 from fedbac.errors import ConfigError, Error
 from fedbac.files import write_whole
 from fedbac.rounds.metrics import total_bytes
+from fedbac.runs.summary import leaves
 
 Record = Mapping[str, Any]
+T = TypeVar("T")
 log = logging.getLogger("fedbac")
 NUMBERS = {
     "accuracy/mean": "accuracy",
@@ -35,14 +37,13 @@ OF_TRACKERS = EVENTS, MLFLOW_RUN = "tensorboard", "mlflow-run"
 """What trackers keep in a run's folder, which goes when the run is replaced."""
 
 
-class Tracker(Protocol):
+class Tracker(NamedTuple):
     """Shows a run somewhere."""
 
-    def log(self, round_: int, numbers: Mapping[str, float]) -> None:
-        """Show the numbers of a round."""
-
-    def close(self) -> None:
-        """Write what is left and let go."""
+    log: Callable[[int, Mapping[str, float]], None]
+    """Show the numbers of a round."""
+    close: Callable[[], None]
+    """Write what is left and let go."""
 
 
 def numbers(record: Record) -> dict[str, float]:
@@ -54,16 +55,15 @@ def numbers(record: Record) -> dict[str, float]:
 
 
 class Tracking:
-    """Tells a tracker of rounds, if one is wanted. One that fails is given up, with a warning: the run goes on."""
+    """Hands rounds to a tracker, if one is wanted. One that fails is given up, with a warning: the run goes on."""
 
     def __init__(self, kind: str | None, folder: Path | None, config: Mapping[str, Any]) -> None:
         self.kind = kind
         self.tracker: Tracker | None = None
-        if kind is None:
-            return
-        if folder is None:
+        if kind is not None and folder is None:
             raise ConfigError(f"runtime.track: {kind!r} needs a folder to keep the run in; give out=")
-        self._try(partial(self._begin, kind, folder, config))
+        if kind is not None and folder is not None:
+            self.tracker = self._try(partial(TRACKERS[kind], folder, config))
 
     def log(self, record: Record) -> None:
         """Show a round."""
@@ -75,102 +75,62 @@ class Tracking:
         if self.tracker is not None:
             self._try(self.tracker.close)
 
-    def _begin(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
-        self.tracker = TRACKERS[kind](folder, config)
-
-    def _try(self, step: Callable[[], None]) -> None:
+    def _try(self, step: Callable[[], T]) -> T | None:
         try:
-            step()
+            return step()
         except Error:
             raise
         except Exception as error:
             log.warning("%s shows no more of this run: %s", self.kind, error)
             self.tracker = None
+            return None
 
 
-def flat(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the settings of a tree by their paths."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        here = f"{path}.{name}" if path else name
-        found |= flat(value, here) if isinstance(value, Mapping) else {here: value}
-    return found
+def tensorboard(folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """Write event files in the run's folder: ``tensorboard --logdir FOLDER``."""
+    library, place = check_tracker("tensorboard"), folder / EVENTS
+    for old in place.glob("events.out.tfevents.*"):  # everything is written again
+        old.unlink()
+    writer = library.SummaryWriter(str(place))
 
-
-class TensorBoard:
-    """Event files in the run's folder: ``tensorboard --logdir FOLDER``."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        writer = check_tracker("tensorboard")
-        place = folder / EVENTS
-        for old in place.glob("events.out.tfevents.*"):  # everything is written again
-            old.unlink()
-        self.writer = writer.SummaryWriter(str(place))
-
-    def log(self, round_: int, numbers: Mapping[str, float]) -> None:
-        """Show the numbers of a round."""
+    def log(at: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            self.writer.add_scalar(name, value, round_)
+            writer.add_scalar(name, value, at)
 
-    def close(self) -> None:
-        """Write what is left."""
-        self.writer.close()
+    return Tracker(log, writer.close)
 
 
-class MLflow:
-    """A run of MLflow, in the store that MLFLOW_TRACKING_URI names."""
+def mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """Keep a run of MLflow, in the store that MLFLOW_TRACKING_URI names; when it is closed, it has ended for now."""
+    client, known = check_tracker("mlflow").MlflowClient(), folder / MLFLOW_RUN
+    if known.exists():
+        run = known.read_text(encoding="utf-8").strip()
+    else:
+        name = f"fedbac-{config['experiment']['task']['dataset']}"
+        experiment = client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else client.create_experiment(name)
+        run = client.create_run(place, run_name=folder.name).info.run_id
+        for path, value in leaves(config["experiment"]).items():
+            client.log_param(run, path, str(value)[:500])
+        write_whole(known, f"{run}\n")
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        mlflow = check_tracker("mlflow")
-        self.client = mlflow.MlflowClient()
-        known = folder / MLFLOW_RUN
-        if known.exists():
-            self.run = known.read_text(encoding="utf-8").strip()
-            return
-        name = config["experiment"]["task"]["dataset"]
-        experiment = self.client.get_experiment_by_name(f"fedbac-{name}")
-        place = experiment.experiment_id if experiment else self.client.create_experiment(f"fedbac-{name}")
-        self.run = self.client.create_run(place, run_name=folder.name).info.run_id
-        for path, value in flat(config["experiment"]).items():
-            self.client.log_param(self.run, path, str(value)[:500])
-        write_whole(known, f"{self.run}\n")
-
-    def log(self, round_: int, numbers: Mapping[str, float]) -> None:
-        """Show the numbers of a round."""
+    def log(at: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
-            self.client.log_metric(self.run, name, value, step=round_)
+            client.log_metric(run, name, value, step=at)
 
-    def close(self) -> None:
-        """Say that the run has ended, for now."""
-        self.client.set_terminated(self.run)
+    return Tracker(log, partial(client.set_terminated, run))
 
 
-class WandB:
-    """A run of Weights & Biases; without an account, WANDB_MODE=offline keeps it in the run's folder."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        wandb = check_tracker("wandb")
-        name = re.sub(r"[^A-Za-z0-9_-]", "-", folder.resolve().name)
-        self.run = wandb.init(
-            project="fedbac", dir=str(folder), name=name, config=flat(config["experiment"]), reinit="create_new"
-        )
-
-    def log(self, round_: int, numbers: Mapping[str, float]) -> None:
-        """Show the numbers of a round."""
-        self.run.log(dict(numbers), step=round_)
-
-    def close(self) -> None:
-        """Send or write what is left."""
-        self.run.finish()
+def wandb(folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """Keep a run of Weights & Biases; without an account, WANDB_MODE=offline keeps it in the run's folder."""
+    name, settings = re.sub(r"[^A-Za-z0-9_-]", "-", folder.resolve().name), leaves(config["experiment"])
+    run = check_tracker("wandb").init(
+        project="fedbac", dir=str(folder), name=name, config=settings, reinit="create_new"
+    )
+    return Tracker(lambda at, numbers: run.log(dict(numbers), step=at), run.finish)
 
 
-TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WandB,
-}
-
-
+TRACKERS = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 

@@ -119,7 +119,7 @@ def figure(results: Results) -> "Figure":
     for axes in rows[0]:
         axes.set_xlabel("")
     kinds = [drawing.marker("o", "as the paper counts"), drawing.marker("x", "everything")]
-    canvas.key(drawn, [*drawing.variant_lines(drawing.LOOKS), *kinds])
+    drawing.key(drawn, [*drawing.variant_lines(drawing.LOOKS), *kinds])
     return drawn
 
 

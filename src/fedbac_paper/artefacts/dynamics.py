@@ -61,7 +61,7 @@ def figure(results: Results) -> "Figure":
         drawing.label_y(panels[0], words)
     for axes in rows[0]:
         axes.set_xlabel("")
-    canvas.key(drawn, [*drawing.variant_lines(VARIANTS), drawing.paper_line()])
+    drawing.key(drawn, [*drawing.variant_lines(VARIANTS), drawing.paper_line()])
     return drawn
 
 

@@ -81,7 +81,7 @@ def figure(results: Results) -> "Figure":
                 axes.plot([p] * len(some), some, look.marker, color=look.colour, ms=4, alpha=0.6)
         canvas.title(axes, f"{task_name(task)}: distributed accuracy (%)")
         drawing.label_x(axes, "share of clients that train, p")
-    canvas.key(drawn, [drawing.line(look, words) for words, _, look in shown])
+    drawing.key(drawn, [drawing.line(look, words) for words, _, look in shown])
     return drawn
 
 

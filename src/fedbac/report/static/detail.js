@@ -71,16 +71,9 @@ const EDGES = {
     const [low, high] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 1];
     const y = (row) => figure.top + row * figure.cellHeight;
     const gap = figure.cellHeight > 5 ? 1 : 0;
-    heatCells(
-      figure.base,
-      figure.order.length,
-      run.rounds,
-      (row, column) => [sx(column + 0.5), y(row), sx(column + 1.5) - sx(column + 0.5), figure.cellHeight - gap],
-      (row, column) => {
-        const value = run.edges[column][figure.order[row]];
-        return Number.isFinite(value) ? (value - low) / (high - low || 1) : null;
-      },
-    );
+    const cell = (row, column) => [sx(column + 0.5), y(row), sx(column + 1.5) - sx(column + 0.5), figure.cellHeight - gap];
+    const level = (value) => (Number.isFinite(value) ? (value - low) / (high - low || 1) : null);
+    heatCells(figure.base, figure.order.length, run.rounds, cell, (row, column) => level(run.edges[column][figure.order[row]]));
     drawKey(figure.base, figure.width - 12, percentText(low), percentText(high));
     add(figure.base, "text", { x: LEFT - 12, y: 11, class: "tick", "text-anchor": "end" }, "edge");
     drawRowNumbers(figure.base, figure.order, y, figure.cellHeight);
@@ -105,7 +98,7 @@ const EDGES = {
   },
   at: (figure, x, y) => EDGES.tipOf(figure, columnAt(figure, x), Math.floor((y - figure.top) / figure.cellHeight)),
   rows: (figure) => figure.order.length,
-  told: (figure) => EDGES.tipOf(figure, roundOf(runShown()), figure.row),
+  tipByKey: (figure) => EDGES.tipOf(figure, roundOf(runShown()), figure.row),
 };
 
 /** Return where every member is in each stretch of rounds without a change: clusters as blocks, near where they were. */
@@ -150,16 +143,17 @@ const FLOW = {
     const column = sx(2) - sx(1);
     const bend = Math.min(36, 0.9 * column); // how wide ribbons are between two blocks
     const paths = new Map();
+    const last = stretches.length - 1;
+    const drawn = stretches.map(({ from, to }, i) => [sx(from - 0.5) + (i && bend / 2), sx(to + 0.5) - (i < last && bend / 2)]);
     const put = (colour, opacity, d) => paths.set(`${opacity}|${colour}`, (paths.get(`${opacity}|${colour}`) ?? "") + d);
     stretches.forEach((stretch, i) => {
-      const start = sx(stretch.from - 0.5) + (i ? bend / 2 : 0);
-      const end = sx(stretch.to + 0.5) - (i + 1 < stretches.length ? bend / 2 : 0);
+      const [start, end] = drawn[i];
       for (const cluster of stretch.clusters) {
         put(clusterColour(cluster.label), 1, `M${start.toFixed(1)} ${cluster.y.toFixed(1)}H${end.toFixed(1)}v${cluster.height.toFixed(1)}H${start.toFixed(1)}z`);
       }
       const next = stretches[i + 1];
       if (!next) return;
-      const [x1, x2] = [end, sx(next.from - 0.5) + bend / 2];
+      const [x1, x2] = [end, drawn[i + 1][0]];
       const middle = ((x1 + x2) / 2).toFixed(1);
       stretch.labels.forEach((label, member) => {
         const [a, b, h] = [stretch.place[member], next.place[member], stretch.thick];
@@ -172,8 +166,7 @@ const FLOW = {
       add(figure.base, "path", { d, opacity, style: `fill:${colour}` });
     }
     for (const [i, stretch] of stretches.entries()) {
-      const start = sx(stretch.from - 0.5) + (i ? bend / 2 : 0);
-      const end = sx(stretch.to + 0.5) - (i + 1 < stretches.length ? bend / 2 : 0);
+      const [start, end] = drawn[i];
       for (const { label, y, height } of stretch.clusters) {
         const small = height < 11;
         if (end - start > 18 && height >= 8) add(figure.base, "text", { x: start + 6, y: y + height / 2 + (small ? 3 : 4), class: small ? "on-colour small" : "on-colour" }, label);
@@ -199,9 +192,9 @@ const FLOW = {
     return round && FLOW.tipOf(figure, round, FLOW.clustersIn(figure, round).find((one) => y >= one.y && y <= one.y + one.height));
   },
   rows: (figure) => FLOW.clustersIn(figure, roundOf(runShown())).length,
-  told(figure) {
-    const round = roundOf(runShown());
-    return FLOW.tipOf(figure, round, FLOW.clustersIn(figure, round)[Math.min(figure.row, FLOW.rows(figure) - 1)]);
+  tipByKey(figure) {
+    const clusters = FLOW.clustersIn(figure, roundOf(runShown()));
+    return FLOW.tipOf(figure, roundOf(runShown()), clusters[Math.min(figure.row, clusters.length - 1)]);
   },
 };
 
@@ -228,19 +221,14 @@ const CLIENTS = {
     figure.size(y + BOTTOM);
     const sx = (figure.sx = columnScale(figure));
     const gap = figure.cellHeight > 6 ? 1 : figure.cellHeight > 3 ? 0.5 : 0;
-    const cell = (share) => (row, column) => [
-      sx(column + 0.5),
-      figure.starts[row] + (1 - share) * 0.5 * (figure.cellHeight - gap),
-      sx(column + 1.5) - sx(column + 0.5),
-      share * (figure.cellHeight - gap),
-    ];
+    const [width, height] = [sx(2) - sx(1), figure.cellHeight - gap];
+    const cell = (share) => (row, column) => [sx(column + 0.5), figure.starts[row] + (1 - share) * 0.5 * height, width, share * height];
     const level = (wanted) => (row, column) => (run.picked[column][row] === wanted ? (belief(run, column + 1, row) ?? (wanted ? 0.75 : null)) : null);
     heatCells(figure.base, run.clients, run.rounds, cell(0.22), level(0));
     heatCells(figure.base, run.clients, run.rounds, cell(1), level(1));
     if (run.beliefs) drawKey(figure.base, figure.width - 12, "expects 0", "1");
     add(figure.base, "text", { x: LEFT - 12, y: 11, class: "tick", "text-anchor": "end" }, "edge");
-    let client = 0;
-    let written = -20;
+    let [client, written] = [0, -20];
     run.sites.forEach((count, edge) => {
       const middle = figure.starts[client] + (count * figure.cellHeight) / 2 + 4;
       if (middle - written >= 13) {
@@ -264,7 +252,7 @@ const CLIENTS = {
   },
   at: (figure, x, y) => CLIENTS.tipOf(figure, columnAt(figure, x), figure.starts.findLastIndex((start) => start <= y)),
   rows: () => runShown().clients,
-  told: (figure) => CLIENTS.tipOf(figure, roundOf(runShown()), figure.row),
+  tipByKey: (figure) => CLIENTS.tipOf(figure, roundOf(runShown()), figure.row),
 };
 
 const MIX = {
@@ -288,13 +276,8 @@ const MIX = {
     const share = mix.map((row) => row.map((count) => count / Math.max(1, row.reduce((a, b) => a + b, 0))));
     const highest = Math.max(...share.flat());
     const y = (row) => figure.top + row * figure.cellHeight;
-    heatCells(
-      figure.over,
-      mix.length,
-      mix[0].length,
-      (row, column) => [sx(column), y(row), sx(1) - sx(0), figure.cellHeight - 1],
-      (row, column) => share[figure.order[row]][column] / highest,
-    );
+    const cell = (row, column) => [sx(column), y(row), sx(1) - sx(0), figure.cellHeight - 1];
+    heatCells(figure.over, mix.length, mix[0].length, cell, (row, column) => share[figure.order[row]][column] / highest);
     drawKey(figure.over, figure.width - 12, "0 %", percentText(highest));
     add(figure.over, "text", { x: LEFT - 12, y: 11, class: "tick", "text-anchor": "end" }, "edge");
     drawRowNumbers(figure.over, figure.order, y, figure.cellHeight);
@@ -316,18 +299,18 @@ const MIX = {
     if (edge === undefined) return null;
     const counts = data.mixes[run.mix][edge];
     const total = counts.reduce((a, b) => a + b, 0);
-    const lines = counts.map((count, i) => [count, i]).sort((a, b) => b[0] - a[0]).slice(0, 5).filter(([count]) => count);
+    const most = counts.map((count, i) => [count, i]).sort((a, b) => b[0] - a[0]).slice(0, 5).filter(([count]) => count);
     const where = run.member === "edge" ? `, cluster ${run.labels[roundOf(run) - 1][edge]}` : "";
     return {
       title: `Edge ${edge}${where}: ${total} examples`,
-      lines: lines.map(([count, i]) => [null, `class ${i}`, `${count} (${percentText(count / total)})`]),
+      lines: most.map(([count, i]) => [null, `class ${i}`, `${count} (${percentText(count / total)})`]),
       x: LEFT + 60,
       y: figure.top + row * figure.cellHeight,
     };
   },
   at: (figure, x, y) => MIX.tipOf(figure, Math.floor((y - figure.top) / figure.cellHeight)),
   rows: (figure) => figure.order.length,
-  told: (figure) => MIX.tipOf(figure, figure.row),
+  tipByKey: (figure) => MIX.tipOf(figure, figure.row),
 };
 
 /** Return the last comparison of clusters up to the chosen round, or the first there is. */
@@ -384,5 +367,5 @@ const GAPS = {
   },
   at: (figure, x, y) => GAPS.tipOf(figure, Math.floor((y - figure.top) / figure.look.cellSize), Math.floor((x - LEFT) / figure.look.cellSize)),
   rows: (figure) => figure.look.clusters.length,
-  told: (figure) => GAPS.tipOf(figure, figure.row, figure.row ? 0 : 1),
+  tipByKey: (figure) => GAPS.tipOf(figure, figure.row, figure.row ? 0 : 1),
 };

@@ -28,10 +28,8 @@ function add(parent, tag, attributes = {}, text = "") {
 function scale(from, to, start, end) {
   const factor = to > from ? (end - start) / (to - from) : 0;
   const map = (value) => start + (value - from) * factor;
-  map.invert = (pixel) => (factor ? from + (pixel - start) / factor : from);
-  map.from = from;
-  map.to = to;
-  return map;
+  const invert = (pixel) => (factor ? from + (pixel - start) / factor : from);
+  return Object.assign(map, { invert, from, to });
 }
 
 /** Return about as many round numbers between two values, both included if they are round. */
@@ -54,17 +52,13 @@ function roundTicks(last, about) {
 
 /** Return the path of points, in pieces where one is missing. */
 function linePath(points, step = false) {
-  let path = "";
-  let before = null;
-  for (const [x, y] of points) {
-    if (!Number.isFinite(x) || !Number.isFinite(y)) before = null;
-    else {
-      if (before === null) path += `M${x.toFixed(1)} ${y.toFixed(1)}`;
-      else path += step ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `L${x.toFixed(1)} ${y.toFixed(1)}`;
-      before = x;
-    }
-  }
-  return path;
+  let before = false;
+  const pieces = points.map(([x, y]) => {
+    const [known, there, h, v] = [Number.isFinite(x + y), before, x.toFixed(1), y.toFixed(1)];
+    before = known;
+    return known ? (!there ? `M${h} ${v}` : step ? `H${h}V${v}` : `L${h} ${v}`) : "";
+  });
+  return pieces.join("");
 }
 
 /** Return the path of the area between two lines of the same places. */
@@ -150,34 +144,29 @@ function heatCells(parent, rows, columns, cell, level) {
 
 /** A figure that is drawn again when its width or what it shows changes. */
 class Figure {
-  /** ``spec``: name, title, caption, wide, draw(figure), and optionally shows(), mark(figure), at(figure, x, y),
-   * rows(), controls. */
+  /** ``spec``: name, title, caption, wide, draw(figure), mark(figure), tips by place (at) and by the keyboard (tipByKey),
+   * and optionally shows(), rows(), controls. */
   constructor(spec) {
     Object.assign(this, spec);
     this.row = 0;
-    this.svg = document.createElementNS(SVG, "svg");
-    this.svg.setAttribute("tabindex", "0");
-    this.svg.setAttribute("role", "img");
+    this.svg = add(html("div", { className: "canvas" }), "svg", { tabindex: "0", role: "img" });
     this.words = html("p");
     this.element = html(
       "figure",
       { id: `figure-${this.name}`, className: this.wide ? "wide" : "" },
       html("figcaption", {}, html("h3", {}, this.title), this.words),
       ...(this.controls ? [this.controls] : []),
-      html("div", { className: "canvas" }, this.svg),
+      this.svg.parentElement,
     );
-    this.svg.addEventListener("pointermove", (event) => this.hover(event));
-    this.svg.addEventListener("pointerdown", (event) => this.hover(event));
-    this.svg.addEventListener("pointerleave", () => tip.hide());
+    for (const kind of ["pointermove", "pointerdown"]) this.svg.addEventListener(kind, (event) => this.hover(event));
+    for (const kind of ["pointerleave", "blur"]) this.svg.addEventListener(kind, () => tip.hide());
     this.svg.addEventListener("focus", () => this.svg.matches(":focus-visible") && this.tell());
-    this.svg.addEventListener("blur", () => tip.hide());
   }
 
   /** Draw all of it, at the width it has now. */
   redraw() {
-    const wanted = this.shows ? this.shows() : true;
-    this.element.hidden = !wanted;
-    if (!wanted) return;
+    this.element.hidden = this.shows ? !this.shows() : false;
+    if (this.element.hidden) return;
     this.width = Math.max(260, Math.floor(this.svg.parentElement.clientWidth));
     this.words.textContent = this.caption();
     this.svg.replaceChildren();
@@ -192,7 +181,7 @@ class Figure {
   remark() {
     if (this.element.hidden || !this.over) return;
     this.over.replaceChildren();
-    if (this.mark) this.mark(this);
+    this.mark(this);
     if (document.activeElement === this.svg && tip.shown) this.tell();
   }
 
@@ -216,22 +205,20 @@ class Figure {
     const middle = (left + this.width - right) / 2;
     add(this.base, "text", { x: middle, y: this.height - bottom + 34, class: "tick", "text-anchor": "middle" }, x.label);
     add(this.base, "line", { x1: left, x2: this.width - right, y1: this.height - bottom, y2: this.height - bottom, class: "axis" });
-    this.sx = sx;
-    this.sy = sy;
-    return [sx, sy];
+    return ([this.sx, this.sy] = [sx, sy]);
   }
 
   hover(event) {
     const box = this.svg.getBoundingClientRect();
     const factor = this.width / box.width;
-    const found = this.at ? this.at(this, (event.clientX - box.left) * factor, (event.clientY - box.top) * factor) : null;
+    const found = this.at(this, (event.clientX - box.left) * factor, (event.clientY - box.top) * factor);
     if (found) tip.show(found, event.clientX, event.clientY);
     else tip.hide();
   }
 
   /** Show the values of the round by the keyboard; where there are rows, of one of them. */
   tell() {
-    const found = this.told ? this.told(this) : null;
+    const found = this.tipByKey(this);
     if (!found) return;
     const box = this.svg.getBoundingClientRect();
     const factor = box.width / this.width;

@@ -14,10 +14,7 @@ const live = document.getElementById("live"); // only where there is a server to
 
 /** Put together what does not change; parts that depend on the runs are filled in later. */
 function build() {
-  const all = html("button", { type: "button" }, "All");
-  const none = html("button", { type: "button" }, "None");
-  all.addEventListener("click", () => switchAll(true));
-  none.addEventListener("click", () => switchAll(false));
+  const button = (text, on) => html("button", { type: "button", onclick: () => switchAll(on) }, text);
   slider.addEventListener("input", () => setRound(+slider.value));
   runChoice.addEventListener("change", () => {
     view.run = +runChoice.value;
@@ -27,7 +24,7 @@ function build() {
   place.replaceChildren(
     html("h2", {}, "Figures"),
     html("div", { id: "controls" }, html("label", { htmlFor: "round" }, "Round"), slider, roundText),
-    html("fieldset", { id: "methods" }, html("legend", {}, "Methods"), methodChips, html("div", { className: "both" }, all, none)),
+    html("fieldset", { id: "methods" }, html("legend", {}, "Methods"), methodChips, html("div", { className: "both" }, button("All", true), button("None", false))),
     html("fieldset", { id: "seeds" }, html("legend", {}, "Seeds"), seedChips),
     html("div", { className: "grid" }, ...methodFigures.map((figure) => figure.element)),
     html("div", { id: "choice" }, html("h2", {}, "One run in detail"), html("label", { htmlFor: "run" }, "Run "), runChoice),
@@ -110,11 +107,11 @@ const redrawAll = () => redraw(figures);
 
 /** Show a document, the first or a newer one. */
 function show(document) {
-  const before = JSON.stringify([data.groups.map((group) => group.label), data.runs.map((run) => run.label), seeds()]);
+  const choices = () => JSON.stringify([data.groups.map((group) => group.label), data.runs.map((run) => run.label), seeds()]);
+  const before = choices();
   take(document);
   place.hidden = !data.runs.length;
-  const now = JSON.stringify([data.groups.map((group) => group.label), data.runs.map((run) => run.label), seeds()]);
-  if (before !== now) fillControls();
+  if (before !== choices()) fillControls();
   showRound();
   redrawAll();
 }

@@ -2,21 +2,16 @@
 
 const MOST_LABELS = 10; // at the ends of lines; more are told apart by the switches above
 const MOST_TIPS = 14;
-const PURPOSES = [
-  ["client-train", "client–edge: train"],
-  ["client-evaluate", "client–edge: evaluate"],
-  ["client-control", "client–edge: control"],
-  ["cloud-train", "edge–cloud: train"],
-  ["cloud-evaluate", "edge–cloud: evaluate"],
-  ["cloud-control", "edge–cloud: control"],
-];
+const TIERS = [["client", "client–edge"], ["cloud", "edge–cloud"]];
+const PURPOSES = TIERS.flatMap(([tier, between]) =>
+  ["train", "evaluate", "control"].map((purpose) => [`${tier}-${purpose}`, `${between}: ${purpose}`]),
+);
 
 /** Return limits around values that leave them room, within 0 and 1. */
 function shareLimits(values) {
   const known = values.filter(Number.isFinite);
   if (!known.length) return [0, 1];
-  const low = Math.min(...known);
-  const high = Math.max(...known);
+  const [low, high] = [Math.min(...known), Math.max(...known)];
   const room = Math.max(0.02, 0.06 * (high - low));
   return [Math.max(0, low - room), Math.min(1, high + room)];
 }
@@ -79,6 +74,7 @@ function markRound(figure, ys, step = false) {
 
 /** Return what the tip says of all groups in a round. */
 function roundTip(round, ys, text, x) {
+  if (round === null) return null;
   const lines = groupsShown()
     .map((group) => [group, meanCurve(group.runs, ys)[round - 1]])
     .filter(([, value]) => Number.isFinite(value))
@@ -96,13 +92,8 @@ function roundAt(figure, x) {
 
 function roundAxis(figure) {
   const last = lastRound();
-  return {
-    from: last > 1 ? 1 : 0.5,
-    to: last > 1 ? last : 1.5,
-    ticks: roundTicks(last, figure.width / 90),
-    text: String,
-    label: "cloud round",
-  };
+  const [from, to] = last > 1 ? [1, last] : [0.5, 1.5];
+  return { from, to, ticks: roundTicks(last, figure.width / 90), text: String, label: "cloud round" };
 }
 
 const percentAxis = ([from, to], height) => ({ from, to, ticks: ticks(from, to, height / 60), text: (value) => `${+(100 * value).toFixed(1)}` });
@@ -122,29 +113,17 @@ const ACCURACY = {
   draw(figure) {
     const runs = groupsShown().flatMap((group) => group.runs);
     const height = figure.width < 560 ? 300 : 380;
-    drawCurves(figure, {
-      xs: roundNumbers,
-      ys: accuracyOf,
-      ribbon: worstOf,
-      height,
-      x: roundAxis(figure),
-      y: percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height),
-      ends: (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last))))),
-    });
+    const y = percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height);
+    const ends = (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last)))));
+    drawCurves(figure, { xs: roundNumbers, ys: accuracyOf, ribbon: worstOf, height, x: roundAxis(figure), y, ends });
   },
   mark: (figure) => markRound(figure, accuracyOf),
-  at(figure, x) {
-    const round = roundAt(figure, x);
-    return round && this.tipOf(figure, round);
+  at: (figure, x) => ACCURACY.tipOf(figure, roundAt(figure, x)),
+  tipByKey: (figure) => ACCURACY.tipOf(figure, view.round),
+  tipOf(figure, round) {
+    const worst = (group) => percentText(meanCurve(group.runs, worstOf)[round - 1]);
+    return roundTip(round, accuracyOf, (value, group) => `${percentText(value)}, worst ${worst(group)}`, figure.sx(round));
   },
-  told: (figure) => ACCURACY.tipOf(figure, view.round),
-  tipOf: (figure, round) =>
-    roundTip(
-      round,
-      accuracyOf,
-      (value, group) => `${percentText(value)}, worst ${percentText(meanCurve(group.runs, worstOf)[round - 1])}`,
-      figure.sx(round),
-    ),
 };
 
 /** Return the scale of costs: bytes or simulated seconds, in one unit for all. */
@@ -167,14 +146,10 @@ const COST = {
     this.offer();
     const highest = Math.max(0, ...runs.flatMap((run) => costOf(run)).filter(Number.isFinite));
     const [unit, size] = costUnit(highest);
-    const height = 300;
-    drawCurves(figure, {
-      xs: costOf,
-      ys: accuracyOf,
-      height,
-      x: { from: 0, to: highest || 1, ticks: ticks(0, highest || 1, figure.width / 110), text: (value) => `${+(value / size).toPrecision(3)}`, label: `${view.cost === "bytes" ? "sent so far" : "simulated time"} (${unit})` },
-      y: percentAxis(shareLimits(runs.flatMap(accuracyOf)), height),
-    });
+    const [text, label] = [(value) => `${+(value / size).toPrecision(3)}`, view.cost === "bytes" ? "sent so far" : "simulated time"];
+    const x = { from: 0, to: highest || 1, ticks: ticks(0, highest || 1, figure.width / 110), text, label: `${label} (${unit})` };
+    const y = percentAxis(shareLimits(runs.flatMap(accuracyOf)), 300);
+    drawCurves(figure, { xs: costOf, ys: accuracyOf, height: 300, x, y });
   },
   /** Let a reader choose between bytes and seconds, where runs have both. */
   offer() {
@@ -210,7 +185,7 @@ const COST = {
     }
     return best && { title: best.group.label, lines: [[best.group.colour, `round ${best.round}`, `${percentText(best.accuracy)} for ${costText(best.cost)}`]] };
   },
-  told(figure) {
+  tipByKey(figure) {
     const points = this.points().filter((point) => point.round === view.round && Number.isFinite(point.cost));
     const lines = points.slice(0, MOST_TIPS).map(({ group, cost, accuracy }) => [group.colour, group.label, `${percentText(accuracy)} for ${costText(cost)}`]);
     return lines.length ? { title: `Round ${view.round}`, lines, x: figure.sx(points[0].cost) } : null;
@@ -230,9 +205,7 @@ const FAIRNESS = {
   caption: () =>
     "Every dot is an edge, its accuracy the mean over the last rounds up to the chosen one. A flat line is fair; look at the dots on the left." +
     (hasSeeds() ? " Edges are ranked within each seed (thin), then the ranks are averaged." : ""),
-  draw(figure) {
-    figure.size(300);
-  },
+  draw: (figure) => figure.size(300),
   mark(figure) {
     figure.base.replaceChildren();
     const groups = groupsShown().map((group) => ({ ...group, ...ranked(group) }));
@@ -267,7 +240,7 @@ const FAIRNESS = {
     return lines.length ? { title: `Edge ${place} of ${most}, from the worst`, lines, x: figure.sx(share) } : null;
   },
   at: (figure, x) => FAIRNESS.tipOf(figure, Math.min(Math.max(figure.sx.invert(x), 0), 1)),
-  told: (figure) => FAIRNESS.tipOf(figure, 0),
+  tipByKey: (figure) => FAIRNESS.tipOf(figure, 0),
 };
 
 const clustersOf = (run) => run.clusters;
@@ -283,11 +256,9 @@ const CLUSTERS = {
     drawCurves(figure, { xs: roundNumbers, ys: clustersOf, height: 260, step: true, x: roundAxis(figure), y });
   },
   mark: (figure) => markRound(figure, clustersOf, true),
-  at(figure, x) {
-    const round = roundAt(figure, x);
-    return round && roundTip(round, clustersOf, (value) => `${+value.toFixed(1)}`, figure.sx(round));
-  },
-  told: (figure) => roundTip(view.round, clustersOf, (value) => `${+value.toFixed(1)}`, figure.sx(view.round)),
+  at: (figure, x) => CLUSTERS.tipOf(figure, roundAt(figure, x)),
+  tipByKey: (figure) => CLUSTERS.tipOf(figure, view.round),
+  tipOf: (figure, round) => roundTip(round, clustersOf, (value) => `${+value.toFixed(1)}`, figure.sx(round)),
 };
 
 /** Return the bytes of a group up to the chosen round: by purpose, the mean over its runs. */
@@ -329,15 +300,11 @@ const TRAFFIC = {
       }
     });
   },
-  tipOf: (group) => ({
-    title: group.label,
-    lines: PURPOSES.map(([key, name], i) => [`var(--${key})`, name, bytesText(group.spent[i])]).filter((_, i) => group.spent[i] > 0),
-    x: 40,
-  }),
-  at(figure, x, y) {
-    const group = figure.rowAt(y);
-    return group ? TRAFFIC.tipOf(group) : null;
+  tipOf(group) {
+    const lines = PURPOSES.map(([key, name], i) => [`var(--${key})`, name, bytesText(group?.spent[i])]);
+    return group ? { title: group.label, lines: lines.filter((_, i) => group.spent[i] > 0), x: 40 } : null;
   },
+  at: (figure, x, y) => TRAFFIC.tipOf(figure.rowAt(y)),
   rows: (figure) => figure.groups.length,
-  told: (figure) => (figure.groups[figure.row] ? TRAFFIC.tipOf(figure.groups[figure.row]) : null),
+  tipByKey: (figure) => TRAFFIC.tipOf(figure.groups[figure.row]),
 };

@@ -30,11 +30,7 @@ function decode(run, document) {
   run.worst = run.worst.map(share);
   run.edges = run.edges.map((edges) => edges.map(share));
   run.bytes = run.accuracy.map((_, t) => Object.values(run.traffic).reduce((sum, totals) => sum + totals[t], 0));
-  run.labels = [];
-  for (let t = 0, at = 0; t < run.rounds; t++) {
-    if (at + 1 < run.assignment.length && run.assignment[at + 1][0] === t + 1) at += 1;
-    run.labels.push(run.assignment[at][1]);
-  }
+  run.labels = run.accuracy.map((_, t) => run.assignment.findLast(([round]) => round <= t + 1)[1]);
   run.clusters = run.labels.map((labels) => new Set(labels).size);
   run.clients = run.sites.reduce((sum, count) => sum + count, 0);
   run.picked = run.selected?.map((hex) => pickedIn(hex, run.clients)) ?? null;
@@ -43,12 +39,7 @@ function decode(run, document) {
 
 /** Return for each client whether it was selected, from a hexadecimal number with bit i for client i. */
 function pickedIn(hex, clients) {
-  const found = new Uint8Array(clients);
-  for (let i = 0; i < clients; i++) {
-    const digit = parseInt(hex[hex.length - 1 - (i >> 2)] ?? "0", 16);
-    found[i] = (digit >> (i & 3)) & 1;
-  }
-  return found;
+  return Uint8Array.from({ length: clients }, (_, i) => (parseInt(hex.at(-1 - (i >> 2)) ?? "0", 16) >> (i & 3)) & 1);
 }
 
 /** Return what was expected of a client after a round, from 0 to 1; null where nothing was. */
@@ -76,11 +67,8 @@ const roundOf = (run) => Math.min(view.round, run.rounds);
 
 /** Return which run to look at first: the one whose clusters change most often. */
 function mostTelling() {
-  let best = 0;
-  data.runs.forEach((run, i) => {
-    if (run.assignment.length > data.runs[best].assignment.length) best = i;
-  });
-  return best;
+  const changes = data.runs.map((run) => run.assignment.length);
+  return Math.max(0, changes.indexOf(Math.max(...changes)));
 }
 
 /** Return the mean over runs, for the rounds that all of them have. */
