@@ -30,6 +30,8 @@ __all__ = [
 
 def check(policy: Any) -> None:
     """Check a policy or scheme of any column, or a transform of links, by the verb or field that only these have."""
+    if isinstance(policy, type):
+        raise AssertionError(f"{policy.__name__} is a class: pass an instance, as in check({policy.__name__}())")
     column: dict[str, Callable[[Any], None]] = {
         "clusters": check_clustering,
         "phases": check_personalization,

@@ -19,6 +19,7 @@ from fedbac.contracts.common import (
     check_state,
     fresh,
     require,
+    trying,
 )
 from fedbac.core.answers import checked_ask, checked_assignment, checked_clusters, checked_labels
 from fedbac.core.policies import ClusterPolicy, Showing
@@ -75,7 +76,8 @@ class _Cloud:
         """Return the state and the labels after many rounds."""
         state, world = self.begin()
         for t in range(1, NUM_ROUNDS + 1):
-            state, world = self.round(state, world, t)
+            with trying(f"tried with {self.num_members} members, in made-up round {t}"):
+                state, world = self.round(state, world, t)
         return state, world
 
     def round(self, state: Any, world: World, t: int) -> tuple[Any, World]:

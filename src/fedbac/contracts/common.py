@@ -28,7 +28,8 @@ def require(kept: object, sentence: str) -> None:
 def check_settings(column: str, policy: Any, protocol: type) -> str:
     """Hold a policy to its settings: frozen, complete and readable again; return how it is called in messages."""
     who = f"method.{column} {getattr(policy, 'kind', type(policy).__name__)!r}"
-    require(isinstance(policy, Settings), f"{who}: its class must derive from fedbac.Settings")
+    good = isinstance(policy, Settings)
+    require(good, f"{who}: its class must derive from fedbac.Settings, and it must be an instance of that")
     trouble = lacking(type(policy), protocol)
     require(trouble is None, f"{who}: {trouble}")
     kind = type(policy).model_fields.get("kind")
@@ -81,6 +82,15 @@ def calling(who: str, verb: str, **given: Any) -> Iterator[None]:
         raise AssertionError(f"{who}: {verb} {what}: {error}") from error
     written = difference(before, given)
     require(not written, f"{who}: {verb} wrote to {written} in place; it must return new arrays and leave these alone")
+
+
+@contextmanager
+def trying(what: str) -> Iterator[None]:
+    """Say what was tried where a promise is broken."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(str(error) if what in str(error) else f"{error}, {what}") from error
 
 
 def difference(left: Any, right: Any) -> str | None:

@@ -20,6 +20,7 @@ from fedbac.contracts.common import (
     check_state,
     fresh,
     require,
+    trying,
 )
 from fedbac.core.answers import checked_ask, checked_mask, checked_trust
 from fedbac.core.bandits import budget
@@ -71,7 +72,8 @@ class _Site:
         """Return the state after some rounds."""
         state = self.begin()
         for t in range(1, NUM_ROUNDS + 1):
-            state = self.learn(state, t, *self.act(state, t, self.size_N))
+            with trying(f"tried with {self.num_members} clients, in made-up round {t}"):
+                state = self.learn(state, t, *self.act(state, t, self.size_N))
         return state
 
     def act(self, state: Any, t: int, size_N: IntArray) -> tuple[BoolArray, Evidence, Ask]:

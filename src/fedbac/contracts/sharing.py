@@ -18,6 +18,7 @@ from fedbac.contracts.common import (
     check_state,
     fresh,
     require,
+    trying,
 )
 from fedbac.core.answers import checked_ask, checked_exchange, checked_queries
 from fedbac.core.policies import Exchange, Sharing
@@ -68,8 +69,9 @@ class _Cloud:
         """Return the state after many rounds."""
         state = self.begin()
         for t in range(1, NUM_ROUNDS + 1):
-            self.act(state, t)
-            state = self.learn(state, t)
+            with trying(f"tried with {self.num_members} members in {self.num_clusters} clusters, in made-up round {t}"):
+                self.act(state, t)
+                state = self.learn(state, t)
         return state
 
     def act(self, state: Any, t: int) -> Exchange:

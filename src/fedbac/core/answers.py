@@ -1,7 +1,7 @@
 """Checks of what policies answer: a wrong answer is an error that names the policy, never a silent wrong number."""
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args
@@ -154,35 +154,60 @@ def checked_combination(rule: Any, answer: Any, change_CD: Tensor) -> Tensor:
     """Return what an aggregation made of some changes if it is one change, of finite numbers."""
     who, shape = _named("aggregation", rule), tuple(change_CD.shape[1:])
     if not isinstance(answer, Tensor) or tuple(answer.shape) != shape:
-        found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise PolicyError(f"{who}: combine() must return one change, a tensor of shape {shape}, not {found}")
+        raise PolicyError(
+            f"{who}: combine() must return one change, a tensor of shape {shape}, not {described(answer)}"
+        )
     if not bool(answer.isfinite().all()):
         raise PolicyError(f"{who}: combine() must return finite numbers; those of {len(change_CD)} children were")
     return answer.to(change_CD)
 
 
-def checked_memory(step: Any, verb: str, answer: Any, like_KD: Tensor, names: Collection[str] | None = None) -> Any:
-    """Return what a step remembers if it is tensors by name, of the same names as ever, with a row for each owner."""
-    who, shape = _named("step", step), tuple(like_KD.shape)
-    good = isinstance(answer, Mapping) and all(isinstance(name, str) for name in answer)
-    if not good or (names is not None and set(answer) != set(names)):
-        wanted = "tensors by name" if names is None else f"its memory: {', '.join(names) or 'nothing'}"
-        raise PolicyError(f"{who}: {verb} must return {wanted}, not {answer if not good else ', '.join(answer)}")
+def checked_memory(step: Any, verb: str, answer: Any, row_KD: Tensor, like: Mapping[str, Tensor] | None = None) -> Any:
+    """Return what a step remembers if it is tensors by name with a row for each owner: of the names and shapes as ever,
+    or at first like the rows, or of one number each."""
+    who, count = _named("step", step), len(row_KD)
+    if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
+        raise PolicyError(f"{who}: {verb} must return tensors by name, not {described(answer)}")
+    if like is not None and set(answer) != set(like):
+        known = ", ".join(like) or "nothing"
+        raise PolicyError(f"{who}: {verb} must return its memory: {known}, not {', '.join(answer) or 'nothing'}")
     for name, value in answer.items():
-        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise PolicyError(f"{who}: {verb} must return {name} as a tensor of shape {shape}, not {found}")
-    return {name: value.to(like_KD) for name, value in answer.items()}
+        shapes = [tuple(row_KD.shape), (count,), (count, 1)] if like is None else [tuple(like[name].shape)]
+        if not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
+            wanted = " or ".join(map(str, shapes))
+            raise PolicyError(f"{who}: {verb} must return {name} as a tensor of shape {wanted}, not {described(value)}")
+    return {name: value.to(row_KD) for name, value in answer.items()}
 
 
-def checked_step(step: Any, answer: Any, before_KD: Tensor, names: Collection[str]) -> tuple[Tensor, Any]:
-    """Return the rows after a step and what it remembers, if they are like those before."""
+def checked_step(
+    step: Any, answer: Any, before_KD: Tensor, combined_KD: Tensor, memory: Mapping[str, Tensor], when: str
+) -> tuple[Tensor, Any]:
+    """Return the rows after a step and what it remembers, if they are like those before, and finite as those were."""
+    who = _named("step", step)
     if not isinstance(answer, tuple) or len(answer) != 2:
+        raise PolicyError(f"{who}: step() must return rows and a memory, not {described(answer)}")
+    after_KD = checked_memory(step, "step()", {"its rows": answer[0]}, before_KD, {"its rows": before_KD})["its rows"]
+    learned = checked_memory(step, "step()", answer[1], before_KD, memory)
+    broken = [name for name, value in {"its rows": after_KD, **learned}.items() if not all_finite([value])]
+    if broken and all_finite([before_KD, combined_KD, *memory.values()]):
+        names = " and ".join(broken)
         raise PolicyError(
-            f"{_named('step', step)}: step() must return rows and a memory, not a {type(answer).__name__}"
+            f"{who}: step() must return finite numbers of finite ones, but {names} had others in {when}; does it "
+            "divide by 0 where nothing changed?"
         )
-    after = checked_memory(step, "step()", {"its rows": answer[0]}, before_KD)
-    return after["its rows"], checked_memory(step, "step()", answer[1], before_KD, names)
+    return after_KD, learned
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Return whether all numbers are finite: a sum is only if all that is in it are, but a large sum may not be."""
+    return all(bool(value.sum().isfinite()) or bool(value.isfinite().all()) for value in values)
+
+
+def described(value: Any) -> str:
+    """Return what somebody returned instead of a tensor, in a few words."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{'a tensor' if isinstance(value, Tensor) else 'a numpy array'} of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def checked_clusters(policy: Any, answer: Any, num_members: int) -> int:
@@ -229,12 +254,14 @@ def checked_start(scheme: Personalization, parts: Any, owners: Mapping[Scope, in
         found = ", ".join(parts) if isinstance(parts, dict) else type(parts).__name__
         raise PolicyError(f"{who}: init() must return the parts {', '.join(scheme.parts)}, not {found}")
     for part, spec in scheme.parts.items():
-        rows = {len(value) for value in parts[part].values()}
-        if rows != {owners[spec.scope]}:
-            raise PolicyError(
-                f"{who}: init() must return {owners[spec.scope]} rows of part {part!r}, one for each owner "
-                f"({spec.scope}), not {sorted(rows)}"
-            )
+        if not isinstance(parts[part], Mapping) or not parts[part]:
+            raise PolicyError(f"{who}: init() must return tensors by name as part {part!r}, not {parts[part]!r}")
+        for name, value in parts[part].items():
+            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != owners[spec.scope]:
+                raise PolicyError(
+                    f"{who}: init() must return {name} of part {part!r} as a tensor with a row for each owner "
+                    f"({spec.scope}), of whom there are {owners[spec.scope]}, not {described(value)}"
+                )
     return parts
 
 

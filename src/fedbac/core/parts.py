@@ -21,19 +21,23 @@ A part is averaged over all who share its owner, and travels only as far as its 
 
 @dataclass(frozen=True)
 class Part:
-    """Weights that are owned, averaged and sent together."""
+    """Weights that are owned, averaged and sent together.
+
+    - ``scope``: who owns them: ``cloud``, ``cluster``, ``edge`` or ``client``.
+    - ``network``: the network that they belong to, which may be made of several parts; or several networks that
+      share them; or none, ``()``: numbers that no phase trains and that the scheme itself works out
+      (``Adjusting``).
+    - ``layers``: which of its layers: modules with weights of their own, in their order. The last one is the head.
+    - ``follows``: a part of the cloud, of the same layers, that this one equals until its owner first trains it.
+    - ``returns_as``: a part that this one equals as clients come back with it: where that one passes a link, both
+      are sent at once. Without it, links would count the same weights twice.
+    """
 
     scope: Scope
     network: str | tuple[str, ...]
-    """The network that they belong to, which may be made of several parts; or several networks that share them; or
-    none, ``()``: numbers that no phase trains and that the scheme itself works out (see ``Adjusting``)."""
     layers: slice = field(default_factory=lambda: slice(None))
-    """Which of its layers: modules with weights of their own, in their order. The last one is the head."""
     follows: str | None = None
-    """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
     returns_as: str | None = None
-    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once.
-    Without it, links would count the same weights twice."""
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -43,13 +47,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Pull:
-    """A force on the weights of a part: ``strength`` times their distance from a point is added to the gradient."""
+    """A force on the weights of a part: ``strength`` times their distance from a point is added to the gradient.
+
+    - ``strength``: at least 0.
+    - ``to``: the part that pulls, as the client received it (its own name: where the client started); None pulls to
+      zero.
+    - ``clipped``: whether the pull is part of the loss, and so clipped with the gradient, or weight decay of the
+      optimizer.
+    """
 
     strength: float
     to: str | None = None
-    """The part that pulls, as the client received it (its own name: where the client started); None pulls to zero."""
     clipped: bool = True
-    """Whether the pull is part of the loss, and so clipped with the gradient, or weight decay of the optimizer."""
 
     def __post_init__(self) -> None:
         if self.to is not None and not self.clipped:
@@ -58,23 +67,24 @@ class Pull:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training: what moves, which networks are summed, for how long, and what pulls."""
+    """One stretch of local training: what moves, which networks are summed, for how long, and what pulls.
+
+    - ``moves``: the names of the parts that are trained.
+    - ``terms``: the networks whose logits are summed; those of the prediction when not given.
+    - ``epochs``: passes over the client's data; as many as the task says when not given.
+    - ``pull``: by part; at most one each.
+    - ``taught``: whether clients learn from their teachers beside the labels, where a request brings some.
+    - ``last``: only in so many last rounds of the run.
+    - ``until_last``: only before so many last rounds of the run.
+    """
 
     moves: tuple[str, ...]
-    """Names of parts."""
     terms: tuple[str, ...] | None = None
-    """The networks whose logits are summed; those of the prediction when not given."""
     epochs: int | None = None
-    """Passes over the client's data; default: the task's."""
     pull: Mapping[str, Pull] = field(default_factory=dict)
-    """By part; at most one each."""
     taught: bool = False
-    """Whether clients learn from their teachers beside the labels, where a request brings some."""
     last: int | None = None
-    """Only in so many last rounds of the run."""
-    until_last: int | None = None
-    """Only before so many last rounds of the run. Two numbers and no function: links and checks work out from them in
-    which rounds a part passes."""
+    until_last: int | None = None  # two numbers and no function: links work out from them in which rounds a part passes
 
     def runs(self, moment: Moment) -> bool:
         """Whether it is part of training in a round."""
@@ -151,44 +161,51 @@ class LocalSteps(Protocol):
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What a scheme may know of the clients in a training; rows of phases, columns of clients."""
+    """What a scheme may know of the clients in a training: numpy arrays, C clients of the stack, F phases, K classes.
+
+    - ``count_CK``: their training examples of each class.
+    - ``travel_FC``: how far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of
+      the round; 0 for a client without a batch.
+    - ``left_FC``: what the task's weight decay leaves in a phase of a weight of 1 that has no gradient.
+    - ``local``: returns gradients on their examples, for a scheme that takes some before training.
+    - ``round``: of the cloud, counted from 1.
+    - ``edge_round``: of this round, counted from 0.
+    - ``edge_rounds``: how many edge rounds a round has.
+    - ``share``: the share of the site's examples that lie with the clients that train in this edge round.
+    """
 
     count_CK: IntArray
-    """Their training examples of each class."""
     travel_FC: FloatArray
-    """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
     left_FC: FloatArray
-    """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
     local: Callable[[], LocalSteps]
-    """Returns gradients on their examples, for a scheme that takes some before training."""
     round: int = 1
     edge_round: int = 0
     edge_rounds: int = 1
-    """How many edge rounds a round has, counted from 0."""
     share: float = 1.0
-    """The share of the site's examples that lie with the clients that train in this edge round."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What is particular about how clients begin a training; by default, nothing."""
+    """What is particular about how clients begin a training; by default, nothing.
+
+    - ``parts``: the parts that start otherwise than received.
+    - ``rate_scale``: by the number of a phase, what each client's learning rate is multiplied by.
+    - ``shift``: by part, a constant that is added to each client's gradient in every step; weights may be missing.
+      It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
+      clipped, and a shift that was clipped with them would no longer cancel out over all clients.
+    """
 
     parts: Parts = field(default_factory=dict)
-    """The parts that start otherwise than received."""
     rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
-    """By the number of a phase, what each client's learning rate is multiplied by."""
     shift: Parts = field(default_factory=dict)
-    """By part, a constant that is added to each client's gradient in every step; weights may be missing.
-
-    It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
-    clipped, and a shift that was clipped with them would no longer cancel out over all clients."""
 
 
 @runtime_checkable
 class Adjusting(Protocol):
     """A personalization that changes what clients start from and what is made of what they come back with.
 
-    Its hooks are plain arithmetic on stacks, a row for each client, wherever these lie. They write nothing in place.
+    Its hooks are plain arithmetic on stacks, wherever these lie, a row for each of some clients of a site: any that fit
+    into memory at once, so a hook uses each client's own row only. They write nothing in place.
     """
 
     def before(self, received_C: Parts, run: LocalRun) -> Start:

@@ -200,22 +200,22 @@ class Step(Protocol):
     """What the cloud, or a cluster, does with the combination of its children."""
 
     active: ClassVar[bool]
-    """Whether it ever does anything but take it."""
+    """Whether it ever does anything but take it; if not, nobody calls it."""
 
     @property
     def kind(self) -> str:
         """The name by which configurations choose it."""
 
     def init(self, row_KD: Tensor) -> Mapping[str, Tensor]:
-        """Return what it remembers before the first round: by name, a row for each owner, of the same shape."""
+        """Return what it remembers before the first round: by name, a row for each owner, of D numbers or of one."""
 
     def step(
         self, before_KD: Tensor, combined_KD: Tensor, memory: Mapping[str, Tensor], share_K: Tensor
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the rows after a round and what is remembered, of owners that heard of somebody.
+        """Return the rows after a round and what is remembered, of owners from whom at least one client reported.
 
-        ``before_KD`` is what their children started from, ``combined_KD`` what these became, and ``share_K`` the share
-        of the examples of all its clients that those who trained hold.
+        ``before_KD`` is what their children started from, ``combined_KD`` what these became, and ``share_K`` the
+        examples of the clients that trained over those of all clients that share the owner.
         """
 
 

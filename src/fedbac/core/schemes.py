@@ -7,6 +7,8 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
+from fedbac.core import trees
+from fedbac.core.answers import all_finite, described
 from fedbac.core.parts import (
     Adjusting,
     Params,
@@ -67,7 +69,7 @@ def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> Sta
     """Return what a scheme's ``before`` says, with every part as clients start from it."""
     who = f"method.personalization {scheme.kind!r}: before()"
     if not isinstance(answer, Start):
-        raise PolicyError(f"{who} must return a Start, not a {type(answer).__name__}")
+        raise PolicyError(f"{who} must return a Start, not {described(answer)}")
     _check_adjusted(who, scheme, answer.parts, received_C)
     num_clients, known = len(next(iter(next(iter(received_C.values())).values()))), range(len(scheme.phases()))
     for phase, scale_C in answer.rate_scale.items():
@@ -81,9 +83,11 @@ def checked_start_of_clients(scheme: Any, answer: Any, received_C: Parts) -> Sta
     return replace(answer, parts={**received_C, **answer.parts})
 
 
-def checked_outcome(scheme: Any, answer: Any, trained_C: Parts) -> Parts:
-    """Return what a scheme's ``after`` says: every part as it is averaged and kept."""
-    _check_adjusted(f"method.personalization {scheme.kind!r}: after()", scheme, answer, trained_C)
+def checked_outcome(scheme: Any, answer: Any, *given: Parts) -> Parts:
+    """Return what a scheme's ``after`` makes of what it is given, last what was trained: every part as it is kept."""
+    who, trained_C = f"method.personalization {scheme.kind!r}: after()", given[-1]
+    _check_adjusted(who, scheme, answer, trained_C)
+    check_finite(who, answer, given)
     return {part: answer.get(part, trained_C[part]) for part in trained_C}
 
 
@@ -98,12 +102,13 @@ def checked_step(scheme: Any, answer: Any, now_C: Parts) -> Parts:
 
 def _check_adjusted(who: str, scheme: Any, answer: Any, like_C: Parts) -> None:
     by_name = isinstance(answer, Mapping)
-    _require(by_name, f"{who} must return parts by name, not a {type(answer).__name__}")
+    _require(by_name, f"{who} must return parts by name, not {described(answer)}")
     unknown = [part for part in answer if part not in like_C]
     _require(not unknown, f"{who} returns {', '.join(unknown)}, but its parts are {', '.join(scheme.parts)}")
     for part, params in answer.items():
-        same = set(params) == set(like_C[part])
-        _require(same, f"{who} must return the weights {', '.join(like_C[part])} as part {part!r}")
+        same = isinstance(params, Mapping) and set(params) == set(like_C[part])
+        found = ", ".join(params) or "none" if isinstance(params, Mapping) else described(params)
+        _require(same, f"{who} must return the weights {', '.join(like_C[part])} as part {part!r}, not {found}")
         _check_tensors(f"{who} must return", part, params, like_C[part])
 
 
@@ -112,7 +117,20 @@ def _check_tensors(what: str, part: str, params: Any, like_C: Params) -> None:
         _require(name in like_C, f"{what} weights of part {part!r} ({', '.join(like_C)}), not {name}")
         shape = tuple(like_C[name].shape)
         good = isinstance(value, Tensor) and tuple(value.shape) == shape
-        _require(good, f"{what} {name} of part {part!r} as a tensor of shape {shape}")
+        _require(good, f"{what} {name} of part {part!r} as a tensor of shape {shape}, not {described(value)}")
+
+
+def check_finite(who: str, answer: Parts, given: Sequence[Parts]) -> None:
+    """Refuse numbers that are not finite where those that they were made of are; who diverged may have any."""
+    for part, params in answer.items():
+        if not all_finite(params.values()):
+            finite_C = np.logical_and.reduce([trees.finite_rows(parts) for parts in given])
+            made = np.flatnonzero(finite_C & ~trees.finite_rows({part: params})).tolist()
+            _require(
+                not made,
+                f"{who} must return finite numbers of finite ones, but part {part!r} has others in rows {made} of "
+                f"{finite_C.size}",
+            )
 
 
 def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:

@@ -57,7 +57,8 @@ class AdjustedTrainer:
         for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
             answer = self.scheme.after(received_C, started_C, trained_C, run)
-            results.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))
+            outcome_C = checked_outcome(self.scheme, answer, received_C, started_C, trained_C)
+            results.append(replace(found, parts_C=outcome_C))
         return results
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:

@@ -348,7 +348,8 @@ def averages(
             parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
         if part in moving and part in steps:
             share_K = _shares(part, trees.count(stack), sites, own, reports)
-            parts[part], steps[part] = stepped(method.step, sent[part], parts[part], steps[part], share_K)
+            when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
+            parts[part], steps[part] = stepped(method.step, sent[part], parts[part], steps[part], names, share_K, when)
         if part in state.trained:
             owners = np.arange(state.trained[part].size)
             trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
@@ -359,28 +360,36 @@ def averages(
     return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
 
 
-def stepped(step: Step, sent_K: Params, combined_K: Params, memory: Parts, share_K: FloatArray) -> tuple[Params, Parts]:
+def stepped(
+    step: Step,
+    sent_K: Params,
+    combined_K: Params,
+    memory: Parts,
+    names: Sequence[str],
+    share_K: FloatArray,
+    when: str,
+) -> tuple[Params, Parts]:
     """Return a part after its owners' step, and their memory; an owner without reports keeps both.
 
-    Weights that no gradient moves, such as statistics of batches, are none of the step's: they are taken as they are.
+    Weights without a name here, such as statistics of batches, are none of the step's: they are taken as they are.
     """
     reported = np.flatnonzero(share_K > 0)
-    names = next(iter(memory.values()), combined_K)
     device = next(iter(combined_K.values())).device
 
     def rows(tree_K: Params) -> Tensor:
-        return trees.rows(trees.select({name: tree_K[name].to(device) for name in names}, reported))
+        mine = trees.select(trees.to(tree_K, device), reported)
+        return mine[""] if "" in mine else trees.rows(mine)
 
-    before_KD, combined_KD = rows(sent_K), rows(combined_K)
-    known, share = {name: rows(stack) for name, stack in memory.items()}, trees.onto(share_K[reported], device)
-    answer = consult("step", "a round", step.step, before_KD, combined_KD, known, share.to(before_KD.dtype))
-    after_KD, learned = checked_step(step, answer, before_KD, known)
+    def put(tree_K: Params, rows_K: Tensor) -> Params:
+        mine = trees.to(tree_K, device)
+        return trees.put(mine, reported, trees.shaped(rows_K.reshape(reported.size, -1), mine))
 
-    def put(tree_K: Params, rows_KD: Tensor) -> Params:
-        mine = {name: tree_K[name].to(device) for name in names}
-        return trees.put(mine, reported, trees.shaped(rows_KD, mine))
-
-    return combined_K | put(combined_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
+    sent_K, moved_K = ({name: tree_K[name] for name in names} for tree_K in (sent_K, combined_K))
+    before_KD, combined_KD, known = rows(sent_K), rows(moved_K), {name: rows(stack) for name, stack in memory.items()}
+    share = trees.onto(share_K[reported], device).to(before_KD.dtype)
+    answer = consult("step", when, step.step, before_KD, combined_KD, known, share)
+    after_KD, learned = checked_step(step, answer, before_KD, combined_KD, known, when)
+    return combined_K | put(moved_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
 
 
 def _shares(
