@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from fedbac.clustering.fixed import Asking
 from fedbac.core.geometry import cosines
 from fedbac.core.policies import Assignment
-from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
+from fedbac.core.queries import Evidence, Gram, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, NonNegative, RoundsOrNone, Settings
+from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, NonNegative, RoundsOrNone
 
 YARDSTICK_ROUNDS = 5
 """Rounds whose largest updates set the scale of relative thresholds."""
@@ -22,7 +23,7 @@ class CosineState(NamedTuple):
     """The largest norm of an update in each of the first rounds; NaN for those that are still to come."""
 
 
-class CosineSplits(Settings):
+class CosineSplits(Asking):
     """Start as one cluster; split one in two when it has come to rest while its members still pull apart.
 
     A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data as its network is averaged, and max_i ‖Δ_i‖ > ε2. The two
@@ -32,6 +33,7 @@ class CosineSplits(Settings):
 
     kind: Literal["cosine_splits"] = "cosine_splits"
     adaptive: ClassVar[bool] = True
+    asks: ClassVar[tuple[Query, ...]] = (Gram(),)
     epsilon_1: NonNegative = 0.4
     """ε1: the cluster's mean update is below this; 0 never splits."""
     epsilon_2: NonNegative = 1.6
@@ -48,25 +50,13 @@ class CosineSplits(Settings):
     max_clusters: Edges | None = None
     """No more clusters than this; one per edge when not given."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the inner products of updates, which travel anyway."""
-        return frozenset({Gram()})
-
     def clusters(self, num_members: int) -> int:
         """Return the largest number of clusters."""
         return min(self.max_clusters or num_members, num_members)
 
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """All in one."""
-        return np.zeros(num_members, dtype=np.int64)
-
     def init(self, num_members: int) -> CosineState:
         """No update was seen."""
         return CosineState(np.full(YARDSTICK_ROUNDS, np.nan))
-
-    def ask(self, state: CosineState, moment: Moment) -> Ask | None:
-        """Ask after every round."""
-        return Ask(after=(Gram(),))
 
     def learn(self, state: CosineState, evidence: Evidence) -> CosineState:
         """Remember the largest update of the first rounds."""

@@ -1,6 +1,6 @@
 """Labels that never change: one cluster for all, one per edge, or any start kept for good."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -37,19 +37,50 @@ def inherited(rule: EmptyCluster, before_N: IntArray, after_N: IntArray, num_clu
     return origin_KJ
 
 
-class Fixed(Settings):
+class Asking(Settings):
+    """A policy that begins with all members in one cluster, and asks for the same after every round."""
+
+    asks: ClassVar[tuple[Query, ...]] = ()
+
+    def needs(self) -> frozenset[Query]:
+        """Need what it asks for."""
+        return frozenset(self.asks)
+
+    def clusters(self, num_members: int) -> int:
+        """One per member, at most."""
+        return num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """All in one."""
+        return np.zeros(num_members, dtype=np.int64)
+
+    def ask(self, state: Any, moment: Moment) -> Ask | None:
+        """Ask as ever."""
+        return Ask(after=self.asks)
+
+
+class Unlearned(Asking):
+    """A policy that looks only at the present."""
+
+    adaptive: ClassVar[bool] = False
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class Fixed(Unlearned):
     """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
 
     kind: Literal["fixed"] = "fixed"
-    adaptive: ClassVar[bool] = False
     num_clusters: Edges | None = None
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
     """The first labels: one cluster after another, all in the first, or at random."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need nothing."""
-        return frozenset()
 
     def clusters(self, num_members: int) -> int:
         """Return K."""
@@ -59,17 +90,9 @@ class Fixed(Settings):
         """Return the labels for good."""
         return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
 
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Never due."""
         return None
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing."""
-        return state
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Keep the labels."""

@@ -1,15 +1,15 @@
 """Lowest-loss assignment: the rule of IFCA and, with additive personalization, of Fed-CAM."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
+from fedbac.clustering.fixed import EmptyCluster, Start, Unlearned, inherited, start_labels
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, Rounds, Settings
+from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, Rounds
 
 Candidates = Annotated[int, Field(ge=2, le=MAX_EDGES)]
 """How many clusters an edge measures: its own, and at least one to compare it with."""
@@ -27,11 +27,10 @@ def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> Int
     return np.where(loss_NK.min(axis=1) < limit, best, label_N)
 
 
-class LowestLoss(Settings):
+class LowestLoss(Unlearned):
     """Every ``period`` rounds each edge moves to the cluster whose model has the lowest loss on its data."""
 
     kind: Literal["lowest_loss"] = "lowest_loss"
-    adaptive: ClassVar[bool] = False
     num_clusters: Edges | None = 5
     """Number of clusters; one per edge when null."""
     period: Rounds = 20
@@ -62,17 +61,9 @@ class LowestLoss(Settings):
         """Return the labels before anything is known."""
         return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
 
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Ask for the losses when due."""
         return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing: the rule looks only at the present."""
-        return state
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Return the lowest-loss labels."""

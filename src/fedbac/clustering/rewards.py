@@ -5,11 +5,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from fedbac.clustering.fixed import Asking
 from fedbac.core.geometry import distances
 from fedbac.core.policies import Assignment
-from fedbac.core.queries import Ask, Evidence, Moment, Query, Statistic
+from fedbac.core.queries import Evidence, Query, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
+from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds
 
 EPOCHS = Statistic("epochs")
 LEAST_VARIANCE = 1e-16
@@ -27,7 +28,7 @@ class RewardsState(NamedTuple):
     """For how many rounds in a row it was small."""
 
 
-class GaussianRewards(Settings):
+class GaussianRewards(Asking):
     """Start as one cluster; split one when its members' shares in the rewards have come to rest and fall apart.
 
     In a cluster, epoch s has the mean loss μ_s and the variance σ_s² over members, by data. Member i is rewarded by
@@ -41,6 +42,7 @@ class GaussianRewards(Settings):
 
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"
     adaptive: ClassVar[bool] = True
+    asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
     discount: Annotated[float, Field(gt=0, le=1)] = 0.2
     """a: the weight of the newest round in W and in its change."""
     gamma: Positive = 1.0
@@ -52,18 +54,6 @@ class GaussianRewards(Settings):
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the losses of every epoch."""
-        return frozenset({EPOCHS})
-
-    def clusters(self, num_members: int) -> int:
-        """One per member, at most."""
-        return num_members
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """All in one."""
-        return np.zeros(num_members, dtype=np.int64)
-
     def init(self, num_members: int) -> RewardsState:
         """All are alike."""
         return RewardsState(
@@ -71,10 +61,6 @@ class GaussianRewards(Settings):
             change_N=np.full(num_members, np.nan),
             calm_N=np.zeros(num_members, dtype=np.int64),
         )
-
-    def ask(self, state: RewardsState, moment: Moment) -> Ask | None:
-        """Ask after every round."""
-        return Ask(after=(EPOCHS,))
 
     def learn(self, state: RewardsState, evidence: Evidence) -> RewardsState:
         """Reward the members of each cluster that trained, if there are two."""

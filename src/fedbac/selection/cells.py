@@ -1,14 +1,14 @@
 """COCS: a contextual combinatorial bandit on cells of devices (Qu, Duan, Chen, Xu, Lu, Liu 2022)."""
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Query
+from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, IntArray, NonNegative, Rounds, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, NonNegative, Rounds
+from fedbac.selection.simple import Fraction, Selection, largest
 
 
 class COCSState(NamedTuple):
@@ -22,7 +22,7 @@ class COCSState(NamedTuple):
     """Rounds so far, in an array of one."""
 
 
-class COCS(Settings):
+class COCS(Selection):
     """Explore clients that were seen too seldom in their cell, then take those whose updates arrive most often.
 
     The context of a client is its downlink and its speed, on the scale of its edge. A client is explored while it was
@@ -30,25 +30,16 @@ class COCS(Settings):
     """
 
     kind: Literal["cocs"] = "cocs"
-    adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     cells_per_side: Rounds = 3
     """h, so that there are h² cells. The analysis wants ⌈T^(1/5)⌉, which is 3 for 33 to 243 rounds."""
     explore_scale: NonNegative = 0.1
     """Scale of K(t). The analysis has 1, with which a run of 200 rounds would explore all the time."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need nothing: who was selected and whose update counted is always told."""
-        return frozenset()
-
     def init(self, num_members: int) -> COCSState:
         """Nobody has been selected."""
         nothing = np.zeros((num_members, self.cells_per_side**2))
         return COCSState(nothing, nothing, np.zeros(1))
-
-    def ask(self, state: COCSState, evidence: Evidence, rng: Rng) -> Ask:
-        """Need nothing."""
-        return Ask()
 
     def act(self, state: COCSState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Take clients to explore as far as the budget goes, then the most reliable."""
@@ -59,7 +50,7 @@ class COCS(Settings):
         unknown_N = count_N <= self.explore_scale * t**0.4 * np.log(t)
         reliable_N = state.success_NL[at] / np.maximum(count_N, 1)
         score_N = np.where(unknown_N, np.inf, reliable_N)
-        return bandits.top(score_N, bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
+        return largest(score_N, self.fraction, evidence, rng)
 
     def cells(self, evidence: Evidence) -> IntArray:
         """Return the cell of each client."""

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Loss, Query
+from fedbac.core.queries import Ask, Evidence, Loss
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative
+from fedbac.selection.simple import Fraction, Selection, largest
 
 BEFORE, AFTER = Loss("received", each=True), Loss("trained", each=True)
 FEATURES = ("constant", "loss", "data", "rounds since selected", "speed")
@@ -25,7 +25,7 @@ class ContextualState(NamedTuple):
     """Rounds since each client was selected."""
 
 
-class Contextual(Settings):
+class Contextual(Selection):
     """Take the B largest of θ̂ᵀx_i + α √(x_iᵀ A⁻¹ x_i), with one θ̂ for all clients of an edge.
 
     The context of a client is its loss on the model received, the logarithm of its data, the rounds since it was
@@ -33,30 +33,22 @@ class Contextual(Settings):
     """
 
     kind: Literal["contextual"] = "contextual"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(before=(BEFORE,), after=(AFTER,))
     fraction: Fraction = 0.8
     alpha: NonNegative = 0.3
     """α: weight of the uncertainty, the second term."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need every client's loss before and after the round."""
-        return frozenset({BEFORE, AFTER})
 
     def init(self, num_members: int) -> ContextualState:
         """Ridge 1."""
         num = len(FEATURES)
         return ContextualState(np.eye(num), np.zeros(num), np.zeros(num_members))
 
-    def ask(self, state: ContextualState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask all clients for their loss on the edge's model, before and after the round."""
-        return Ask(before=(BEFORE,), after=(AFTER,))
-
     def act(self, state: ContextualState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Take the largest upper confidence bounds."""
         x_ND = self.contexts(state, evidence)
         b_ND = np.broadcast_to(state.b, x_ND.shape)
         bound_N = bandits.upper_confidence(state.A, b_ND, x_ND, self.alpha)
-        return bandits.top(bound_N, bandits.budget(self.fraction, bound_N.size), evidence.size_N > 0, rng)
+        return largest(bound_N, self.fraction, evidence, rng)
 
     def contexts(self, state: ContextualState, evidence: Evidence) -> FloatArray:
         """Return the context of each client: features from 0 to 1, on the scale of those that are there."""

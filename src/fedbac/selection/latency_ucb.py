@@ -6,11 +6,11 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Query, Seconds
+from fedbac.core.queries import Ask, Evidence, Seconds
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Positive, Settings
+from fedbac.core.settings import BoolArray, FloatArray, Positive
 from fedbac.core.world import Share
-from fedbac.selection.simple import Fraction
+from fedbac.selection.simple import Fraction, Selection, largest
 
 SECONDS = Seconds()
 
@@ -28,14 +28,14 @@ class LatencyUCBState(NamedTuple):
     """Rounds so far, in an array of one."""
 
 
-class LatencyUCB(Settings):
+class LatencyUCB(Selection):
     """Take the B largest of ȳ_i + √((B + 1) ln t / z_i), where the reward of a client is 1 − min(τ, τ_max) / τ_max.
 
     With fairness β above 0 it is CS-UCB-Q: the B largest of (1 − β) · min(ȳ_i + √(2 ln t / z_i), 1) + β · D_i.
     """
 
     kind: Literal["cs_ucb"] = "cs_ucb"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(after=(SECONDS,))
     fraction: Fraction = 0.8
     longest: Positive | None = None
     """τ_max in seconds; what the slowest client of the edge is expected to take when not given."""
@@ -44,23 +44,14 @@ class LatencyUCB(Settings):
     target_share: Share = 0.5
     """Share of an equal turn, B / N, that every client is owed in a round; used where fairness is above 0."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need to know how long clients take."""
-        return frozenset({SECONDS})
-
     def init(self, num_members: int) -> LatencyUCBState:
         """Nobody has been selected."""
         nothing = np.zeros(num_members)
         return LatencyUCBState(nothing, nothing, nothing, np.zeros(1))
 
-    def ask(self, state: LatencyUCBState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask how long those that train take."""
-        return Ask(after=(SECONDS,))
-
     def act(self, state: LatencyUCBState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Take the largest indices."""
-        count = bandits.budget(self.fraction, evidence.size_N.size)
-        return bandits.top(self.index(state), count, evidence.size_N > 0, rng)
+        return largest(self.index(state), self.fraction, evidence, rng)
 
     def index(self, state: LatencyUCBState) -> FloatArray:
         """Return what each client is ranked by; those that were never selected come first, or count as quickest."""

@@ -5,11 +5,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Query, Statistic
+from fedbac.core.queries import Ask, Evidence, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.core.settings import BoolArray, FloatArray
+from fedbac.selection.simple import Fraction, Selection, largest
 
 LOSS, SQUARE = Statistic("loss"), Statistic("square")
 
@@ -34,31 +33,22 @@ class LossUCBState(NamedTuple):
         return np.where(known_N, mean_N, mean_N[known_N].mean() if known_N.any() else 0.0)
 
 
-class LossUCB(Settings):
+class LossUCB(Selection):
     """Take the B largest of n_i · (L_i / N_i + √(2 σ² ln T / N_i)); clients that were never selected come first."""
 
     kind: Literal["ucb_cs"] = "ucb_cs"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(after=(LOSS, SQUARE))
     fraction: Fraction = 0.8
     discount: Annotated[float, Field(gt=0, le=1)] = 0.7
     """γ: factor by which all sums shrink every round."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need the mean of every client's losses and of their squares."""
-        return frozenset({LOSS, SQUARE})
 
     def init(self, num_members: int) -> LossUCBState:
         """Nobody has been selected."""
         return LossUCBState(np.zeros(num_members), np.zeros(num_members), np.zeros(1), np.zeros(1))
 
-    def ask(self, state: LossUCBState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask for what clients send with their updates."""
-        return Ask(after=(LOSS, SQUARE))
-
     def act(self, state: LossUCBState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Take the largest indices."""
-        count = bandits.budget(self.fraction, evidence.size_N.size)
-        return bandits.top(self.index(state, evidence), count, evidence.size_N > 0, rng)
+        return largest(self.index(state, evidence), self.fraction, evidence, rng)
 
     def index(self, state: LossUCBState, evidence: Evidence) -> FloatArray:
         """Return what each client is ranked by."""

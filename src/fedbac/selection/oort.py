@@ -6,11 +6,11 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Query, Seconds, Statistic
+from fedbac.core.queries import Ask, Evidence, Seconds, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Rounds, Settings
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Rounds
 from fedbac.core.world import Share
-from fedbac.selection.simple import Fraction
+from fedbac.selection.simple import Fraction, Selection
 
 SQUARE, SECONDS = Statistic("square"), Seconds()
 LEAST_RANGE = 1e-4
@@ -40,11 +40,11 @@ class OortState(NamedTuple):
     window_before: FloatArray
 
 
-class Oort(Settings):
+class Oort(Selection):
     """Exploit clients of high utility, U_i = n_i √(mean ℓ²), and explore new ones; slow clients are penalized."""
 
     kind: Literal["oort"] = "oort"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(after=(SQUARE, SECONDS))
     fraction: Fraction = 0.8
     exploration: Share = 0.9
     """ε: share of the selected clients that have never been selected before. It shrinks before every round."""
@@ -75,19 +75,11 @@ class Oort(Settings):
     blacklist_share: Share = 0.3
     """Largest share of the clients that may be passed over."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the mean square of every client's losses, and how long it took."""
-        return frozenset({SQUARE, SECONDS})
-
     def init(self, num_members: int) -> OortState:
         """Nobody has been selected."""
         unknown, nothing = np.full(num_members, np.nan), np.zeros(num_members)
         number = np.zeros(1)
         return OortState(unknown, unknown, nothing, nothing, number, np.array([self.round_threshold]), number, number)
-
-    def ask(self, state: OortState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask for what clients send with their updates, and how long they took."""
-        return Ask(after=(SQUARE, SECONDS))
 
     def act(self, state: OortState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Exploit, explore, and fill what is left at random."""

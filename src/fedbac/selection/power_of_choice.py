@@ -10,7 +10,7 @@ from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Loss, Query, Statistic
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.selection.simple import Fraction, largest
 
 CURRENT = Loss("received", each=True)
 TRAINING = Statistic("loss")
@@ -61,7 +61,7 @@ class PowerOfChoice(Settings):
             loss_N = evidence[CURRENT]
         # Whoever was not asked, or is broken, comes after all others: the budget is spent all the same.
         score_N = np.where(np.isnan(loss_N), -np.inf, loss_N)
-        return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
+        return largest(score_N, self.fraction, evidence, rng)
 
     def _candidates(self, evidence: Evidence, rng: Rng) -> BoolArray:
         size_N = evidence.size_N

@@ -6,10 +6,10 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core import bandits
-from fedbac.core.queries import Ask, Evidence, Query, Statistic
+from fedbac.core.queries import Ask, Evidence, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Positive, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Positive
+from fedbac.selection.simple import Fraction, Selection, largest
 
 LOSS = Statistic("loss")
 
@@ -22,7 +22,7 @@ class ResourceState(NamedTuple):
     """How often the update of a selected client counted."""
 
 
-class ResourceScore(Settings):
+class ResourceScore(Selection):
     """Take the B clients with the largest weighted sum of features.
 
     Each feature is scaled to 0 to 1 over the clients that are available. A value that is not known yet counts as the
@@ -30,7 +30,7 @@ class ResourceScore(Settings):
     """
 
     kind: Literal["resource_score"] = "resource_score"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(after=(LOSS,))
     fraction: Fraction = 0.8
     speed_weight: NonNegative = 1.0
     """Weight of how fast a client trains."""
@@ -47,18 +47,10 @@ class ResourceScore(Settings):
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """ρ: weight of the past in the running means of losses and successes."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the losses of those that trained."""
-        return frozenset({LOSS})
-
     def init(self, num_members: int) -> ResourceState:
         """Nothing is known."""
         unknown = np.full(num_members, np.nan)
         return ResourceState(unknown, unknown)
-
-    def ask(self, state: ResourceState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask for what clients send with their updates."""
-        return Ask(after=(LOSS,))
 
     def act(self, state: ResourceState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Take the best of those that will be in time; if they are too few, the fastest of the others."""
@@ -66,7 +58,7 @@ class ResourceScore(Settings):
         score_N = self.score(state, evidence)
         if self.deadline is not None:
             score_N = np.where(seconds_N <= self.deadline, score_N, -seconds_N)
-        return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
+        return largest(score_N, self.fraction, evidence, rng)
 
     def score(self, state: ResourceState, evidence: Evidence) -> FloatArray:
         """Return what each client is ranked by."""

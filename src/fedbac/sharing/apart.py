@@ -1,6 +1,6 @@
 """Clusters that share nothing but what the cloud owns; and what all policies have in common that learn nothing."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -11,22 +11,29 @@ from fedbac.core.queries import Evidence, Gram, Moment, Query
 from fedbac.core.settings import FloatArray, Settings
 
 
-class Unlearned(Settings):
+class Asking(Settings):
+    """A sharing policy that asks for the same in every round, by default for nothing."""
+
+    def _queries(self) -> tuple[Query, ...]:
+        return ()
+
+    def needs(self) -> frozenset[Query]:
+        """Need what it asks for."""
+        return frozenset(self._queries())
+
+    def ask(self, state: Any, moment: Moment) -> tuple[Query, ...]:
+        """Ask as ever."""
+        return self._queries()
+
+
+class Unlearned(Asking):
     """A sharing policy that measures nothing and remembers nothing."""
 
     adaptive: ClassVar[bool] = False
 
-    def needs(self) -> frozenset[Query]:
-        """Need nothing."""
-        return frozenset()
-
     def init(self, num_members: int) -> NoState:
         """Return the empty state."""
         return NoState()
-
-    def ask(self, state: NoState, moment: Moment) -> tuple[Query, ...]:
-        """Need nothing."""
-        return ()
 
     def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedbac.core.policies import Exchange, NoState
 from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
-from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone, Settings
-from fedbac.sharing.apart import Share, Unlearned, data_shares, member_shares
+from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone
+from fedbac.sharing.apart import Asking, Share, Unlearned, data_shares, member_shares
 
 LOSS_FLOOR = 0.25
 """Nats. Where the training loss is above this, overfitting is counted in units of the floor, not of the loss."""
@@ -74,7 +74,7 @@ class OverfittingState(NamedTuple):
     the end cannot pay; and it makes overfitting smaller, which is no reason to stop."""
 
 
-class OnceOverfitted(Settings):
+class OnceOverfitted(Asking):
     """Once clusters overfit, draw them towards their mean until the end of the run.
 
     Only the first half of the run can start this. Clusters overfit when a running mean of (V − T) / min(T, 0.25) is
@@ -88,17 +88,12 @@ class OnceOverfitted(Settings):
     share: Share = 0.1
     """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need both losses."""
-        return frozenset({VALIDATION, TRAINING})
+    def _queries(self) -> tuple[Query, ...]:
+        return (VALIDATION, TRAINING)
 
     def init(self, num_members: int) -> OverfittingState:
         """Nothing is known."""
         return OverfittingState(np.array(np.nan), np.array(False))
-
-    def ask(self, state: OverfittingState, moment: Moment) -> tuple[Query, ...]:
-        """Ask for both losses."""
-        return (VALIDATION, TRAINING)
 
     def act(self, state: OverfittingState, evidence: Evidence) -> Exchange:
         """Share if they have overfitted."""
@@ -139,7 +134,7 @@ class LeaningState(NamedTuple):
     """Whether there was more than one cluster in the last round; with one, its network is the mean."""
 
 
-class PredictTowardsMean(Settings):
+class PredictTowardsMean(Asking):
     """Members predict with (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that cluster j holds.
 
     Every so often, and after the last round, each member tries ρ = 0, 0.1, …, 0.5 on its validation data and keeps the
@@ -152,9 +147,8 @@ class PredictTowardsMean(Settings):
     period: Rounds = 10
     """Rounds between two trials."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the loss of every blend."""
-        return frozenset(QUERIES)
+    def _queries(self) -> tuple[Query, ...]:
+        return QUERIES
 
     def init(self, num_members: int) -> LeaningState:
         """Nothing is measured."""
