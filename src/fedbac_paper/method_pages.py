@@ -46,7 +46,7 @@ def methods(results: Path) -> str:
 
 
 def _family(name: str) -> str:
-    return next(family for family, members in FAMILIES.items() if name in members)
+    return next(family for family, members in FAMILIES.items() if name in members.split())
 
 
 def family(name: str) -> str:

@@ -1,6 +1,6 @@
 """Labels that never change: one cluster for all, one per edge, or any start kept for good."""
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -73,7 +73,23 @@ class Unlearned(Asking):
         return state
 
 
-class Fixed(Unlearned):
+class Labelled(Asking):
+    """A policy whose settings say how many clusters there are, and how labels begin."""
+
+    if TYPE_CHECKING:
+        num_clusters: int | None
+        start_labels: Start
+
+    def clusters(self, num_members: int) -> int:
+        """Return K; one per member when not given."""
+        return self.num_clusters or num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """Return the labels before anything is known."""
+        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
+
+
+class Fixed(Labelled, Unlearned):
     """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
 
     kind: Literal["fixed"] = "fixed"
@@ -81,14 +97,6 @@ class Fixed(Unlearned):
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
     """The first labels: one cluster after another, all in the first, or at random."""
-
-    def clusters(self, num_members: int) -> int:
-        """Return K."""
-        return self.num_clusters or num_members
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Return the labels for good."""
-        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
 
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Never due."""

@@ -1,11 +1,11 @@
 """Lowest-loss assignment: the rule of IFCA and, with additive personalization, of Fed-CAM."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.fixed import EmptyCluster, Start, Unlearned, inherited, start_labels
+from fedbac.clustering.fixed import EmptyCluster, Labelled, Start, Unlearned, inherited
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
@@ -27,7 +27,27 @@ def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> Int
     return np.where(loss_NK.min(axis=1) < limit, best, label_N)
 
 
-class LowestLoss(Unlearned):
+class ByLoss(Labelled):
+    """A policy that asks members now and then for the losses of clusters."""
+
+    if TYPE_CHECKING:
+        candidates: int | None
+        period: int
+
+    @property
+    def _losses(self) -> Loss:
+        return Loss("clusters", candidates=self.candidates)
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of clusters."""
+        return frozenset({self._losses})
+
+    def ask(self, state: Any, moment: Moment) -> Ask | None:
+        """Ask for the losses when due."""
+        return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
+
+
+class LowestLoss(ByLoss, Unlearned):
     """Every ``period`` rounds each edge moves to the cluster whose model has the lowest loss on its data."""
 
     kind: Literal["lowest_loss"] = "lowest_loss"
@@ -44,26 +64,6 @@ class LowestLoss(Unlearned):
     """The first labels: one cluster after another, all in the first, or at random."""
     empty_cluster: EmptyCluster = "keep"
     """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
-
-    @property
-    def _losses(self) -> Loss:
-        return Loss("clusters", candidates=self.candidates)
-
-    def needs(self) -> frozenset[Query]:
-        """Need the losses of clusters."""
-        return frozenset({self._losses})
-
-    def clusters(self, num_members: int) -> int:
-        """Return K."""
-        return self.num_clusters or num_members
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Return the labels before anything is known."""
-        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
-
-    def ask(self, state: NoState, moment: Moment) -> Ask | None:
-        """Ask for the losses when due."""
-        return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Return the lowest-loss labels."""

@@ -7,13 +7,11 @@ raises an AssertionError that names the policy, the verb and what was expected.
 from collections.abc import Callable
 from typing import Any
 
-from fedbac.contracts.clustering import check_clustering
 from fedbac.contracts.combining import check_aggregation, check_step
 from fedbac.contracts.common import check_topology
 from fedbac.contracts.links import check_transform
 from fedbac.contracts.personalization import check_personalization
-from fedbac.contracts.selection import check_selection
-from fedbac.contracts.sharing import check_sharing
+from fedbac.contracts.policies import check_clustering, check_selection, check_sharing
 
 __all__ = [
     "check",

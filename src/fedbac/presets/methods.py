@@ -25,7 +25,7 @@ from fedbac.personalization import (
     Shared,
     TwoHeads,
 )
-from fedbac.presets.notes import FAMILIES
+from fedbac.presets.notes import NOTES
 from fedbac.selection import (
     COCS,
     Contextual,
@@ -157,8 +157,8 @@ METHODS = {
         personalization=PerCluster(networks=2),
     ),
 }
-for _name, _about in (pair for family in FAMILIES.values() for pair in family.items()):
-    METHODS[_name].name, METHODS[_name].__doc__ = _name, _about
+for _name, _row in METHODS.items():
+    _row.name, _row.__doc__ = _name, NOTES[_name].summary
 
 
 def known() -> dict[str, Callable[[Task], Method]]:

@@ -2,95 +2,16 @@
 
 from typing import NamedTuple
 
-FAMILIES: dict[str, dict[str, str]] = {
-    "plain": {
-        "fedavg": "FedAvg: two tiers, one network for all, everybody trains.",
-        "fedprox": "FedProx: FedAvg whose clients are pulled to the network they received.",
-        "scaffold": "SCAFFOLD: FedAvg whose clients correct their gradients by control variates.",
-        "feddyn": "FedDyn: FedAvg whose clients and server remember how far they drifted apart, and pull against it.",
-        "fedavgm": "FedAvgM: FedAvg whose server moves with momentum.",
-        "fedadam": "FedAdam: FedAvg whose server takes steps of Adam.",
-        "fedyogi": "FedYogi: FedAvg whose server takes steps of Yogi.",
-        "hierfavg": "One network for all, everybody trains.",
-        "hierfavg-wide": "The paper's \"HierFAVG 2×\": one wider LeNet-5 with as many weights as Fed-BAC's two "
-        "networks (C.8).",
-        "hierfavg-periods": "HierFAVG as it was meant: two edge averages for each round of the cloud.",
-        "mtgc": "MTGC: two edge averages a round, whose clients correct their gradients towards their edge's and "
-        "everybody's.",
-        "abad": "Abad et al.: HierFAVG with two edge averages a round over sparse links that keep what they leave out.",
-    },
-    "clustered": {
-        "ifca": "IFCA on edges as the paper runs it: 5 isolated clusters, lowest loss every 20 rounds with threshold "
-        "0.95.",
-        "ifca-original": "IFCA on edges by its own rules: distinct initial networks, lowest loss every round, no "
-        "threshold.",
-        "ifca-clients": "IFCA as its authors run it: two tiers, clients as members, distinct initial networks, lowest "
-        "loss every round.",
-        "cfl": "CFL on edges: one cluster that splits where updates point apart, isolated networks.",
-        "cfl-clients": "CFL as its authors run it: two tiers, clients as members, one cluster that splits where "
-        "updates point apart.",
-        "fl-hc": "FL+HC on edges: one network for 10 rounds, then agglomerative clusters of updates, each for itself.",
-        "fedgwc": "FedGWC on edges: one cluster that splits where levels of loss differ, isolated networks.",
-        "cflhkd": "CFLHKD on edges: clusters of similar updates that learn from each other and from the mean of all.",
-    },
-    "blending": {
-        "chpfl": "CHPFL on edges: clusters by k-means++ on updates, each with a learned blend of its network and the "
-        "mean.",
-        "phe-fl": "PHE-FL: every edge blends its network with the mean of all others, by their accuracy on validation "
-        "data.",
-        "phe-fl-kd": "PHE-FL by distillation: every edge keeps its network and learns from the mean of all others.",
-        "fedbabu": "FedBABU on edges: the body learns under a head that keeps still; in the last 10 rounds every edge "
-        "trains all.",
-        "pfedgraph": "pFedGraph on edges: every edge starts from a mix of all networks, with more of those of edges "
-        "like it.",
-        "fedavg-ft": "FedAvg with fine-tuning: one network for all, and in the last 10 rounds every edge alone.",
-        "local": "Every edge alone, from the first round to the last.",
-    },
-    "selecting": {
-        "trindade": "Trindade and da Fonseca, our reading: at every edge the best sums of resources, data and "
-        "performance.",
-        "power-of-choice": "Power-of-choice at every edge: twice as many candidates as are needed, those with the "
-        "largest loss train.",
-        "oort": "Oort at every edge: clients whose losses are high and who are quick, with exploration and a pacer.",
-        "cs-ucb": "CS-UCB at every edge: an upper confidence bound of how quick each client is.",
-        "ucb-cs": "UCB-CS at every edge: a discounted upper confidence bound of each client's training loss.",
-        "cocs": "COCS: at every edge a contextual bandit learns whose updates arrive in time.",
-        "fed-csad": "Fed-CSAD: every edge keeps its network and learns from the mean of all, the more the better that "
-        "is.",
-    },
-    "personal": {
-        "ditto": "Ditto: every client keeps a network of its own, pulled to the one for all.",
-        "ditto-edges": "Ditto on edges: every edge keeps a network of its own, pulled to the one for all.",
-        "apfl": "APFL: every client predicts with a mix of its own network and the one for all, and learns how much "
-        "of each.",
-        "apfl-edges": "APFL on edges: every edge predicts with a mix of its own network and the one for all.",
-        "pfedme": "pFedMe: every client's own network is held near the one for all, which follows them.",
-        "fedrep": "FedRep on edges: FedPer whose heads are trained first, and then the body for one epoch.",
-        "fedrep-clients": "FedRep: one body for all, every client its own last layer, which is trained first.",
-        "fedper": "FedPer on edges: one body for all, every edge its own last layer.",
-        "fedrod": "FedRoD on edges: one body, a head for all trained by the balanced softmax, and every edge's own "
-        "beside it.",
-        "fedala": "FedALA on edges: clients start from a learned mix of their edge's network and the one for all.",
-    },
-    "additive": {
-        "fed-bac": "Fed-BAC as written: additive parts, LinUCB every 20 rounds from one cluster per edge, Thompson at "
-        "p = 0.8.",
-        "fed-cam": "The Fed-CAM rule: additive parts, lowest-loss assignment to 5 clusters, random clients.",
-        "fed-cam-alternate": "Fed-CAM whose two networks are trained in turns, each for the residual of the other.",
-        "paper-text": "Fed-BAC by the paper's text: period 20, reward on the edge's test data, Fashion-MNIST starting "
-        "in one cluster.",
-        "paper-figures": "Fed-BAC by the paper's figures: as the text, but assignments every round (C.21).",
-        "fed-bac-random": "Fed-BAC with uniform random clients instead of Thompson sampling, p = 0.8.",
-        "fed-bac-full": "Fed-BAC with every client in every round.",
-        "singletons": "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own.",
-        "linucb-isolated": "Fed-BAC's two bandits without the additive part: isolated cluster networks.",
-        "fedbac-plus": "Clusters that merge and share, and Thompson sampling with credit of each client's own "
-        "(docs/plus.md).",
-        "fedbac-plus-2": "The sum of two networks: first shared by all, then by clusters that merge; all sound "
-        "clients train.",
-    },
+FAMILIES = {
+    "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
+    "clustered": "ifca ifca-original ifca-clients cfl cfl-clients fl-hc fedgwc cflhkd",
+    "blending": "chpfl phe-fl phe-fl-kd fedbabu pfedgraph fedavg-ft local",
+    "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
+    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-clients fedper fedrod fedala",
+    "additive": "fed-bac fed-cam fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
+    "singletons linucb-isolated fedbac-plus fedbac-plus-2",
 }
-"""What each method is about, in a line that ``fedbac show`` prints, by the page that it is on."""
+"""The pages of methods, and what is on them."""
 
 
 class Note(NamedTuple):

@@ -18,7 +18,7 @@ from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainReport, Wanted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainReport, Wanted
 from fedbac.rounds.rows import Members, site_rows
 
 
@@ -38,12 +38,12 @@ class Measurement:
             value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
         return weighted(value_VG, weight_G)
 
-    def together(self) -> Reading:
+    def together(self) -> Measured:
         """Return one number of each model for the site."""
         loss_V, accuracy_V = self.mean(self.measured.loss_VG), self.mean(self.measured.accuracy_VG)
-        return Reading(loss_V[:, None], accuracy_V[:, None], np.array([self.measured.count_G.sum()]))
+        return Measured(loss_V[:, None], accuracy_V[:, None], np.array([self.measured.count_G.sum()]))
 
-    def one_by_one(self, site: Site) -> Reading:
+    def one_by_one(self, site: Site) -> Measured:
         """Return a number of each model for each client of the site; of those that say nothing, none."""
         loss_VN, accuracy_VN = (
             np.stack([self.by_client(value_G, site) for value_G in value_VG])
@@ -52,7 +52,7 @@ class Measurement:
         count_N = np.zeros(len(site.clients), dtype=np.int64)
         asked = [site.clients.index(client) for client in self.clients]
         count_N[asked] = np.where(self.weight_G > 0, self.measured.count_G, 0)
-        return Reading(loss_VN, accuracy_VN, count_N)
+        return Measured(loss_VN, accuracy_VN, count_N)
 
     def by_client(self, value_G: FloatArray, site: Site) -> FloatArray:
         """Return the number of each client of a site; NaN of those that hold no such data or are broken."""
