@@ -8,8 +8,8 @@ import torch
 
 from fedbac import AdaptiveStart, ControlVariates, Interpolated, Method, Phase, Pull, Start
 from fedbac.contracts import check_personalization
+from fedbac.core.answers import checked_outcome, checked_start_of_clients
 from fedbac.core.parts import LocalRun, Params, Parts
-from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.errors import PolicyError
 from tests.contracts.test_broken_schemes import changed, told
 from tests.unit.tiny import tiny_run

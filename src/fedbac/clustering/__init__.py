@@ -2,7 +2,7 @@
 
 from fedbac.clustering.bandit import LinUCB as LinUCB
 from fedbac.clustering.bandit import LinUCBState as LinUCBState
-from fedbac.clustering.fixed import Fixed as Fixed
+from fedbac.clustering.loss import Fixed as Fixed
 from fedbac.clustering.loss import LowestLoss as LowestLoss
 from fedbac.clustering.merging import Merging as Merging
 from fedbac.clustering.merging import MergingState as MergingState

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedbac.clustering.fixed import EmptyCluster, Start, inherited
-from fedbac.clustering.loss import ByLoss, Candidates
+from fedbac.clustering.loss import ByLoss, Candidates, EmptyCluster, Start, inherited
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.fixed import Asking
+from fedbac.clustering.loss import Asking
 from fedbac.core.geometry import cosines, distances
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence, Gram, Query, Statistic

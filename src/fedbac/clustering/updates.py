@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from fedbac.clustering.fixed import Unlearned
+from fedbac.clustering.loss import Unlearned
 from fedbac.core.geometry import coordinates, cosines, distances, known
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query

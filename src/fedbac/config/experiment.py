@@ -19,6 +19,7 @@ from fedbac.config.columns import (
     Links,
 )
 from fedbac.config.training import Training as Training
+from fedbac.core.answers import checked_phases
 from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
@@ -35,7 +36,6 @@ from fedbac.core.queries import (
     Split,
     Statistic,
 )
-from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
     MAX_CLIENTS,
     Edges,

@@ -11,7 +11,14 @@ from torch.func import functional_call, grad_and_value
 from fedbac import models
 from fedbac.contracts.common import calling, check_settings, difference, require, trying
 from fedbac.core import trees
-from fedbac.core.answers import checked_start
+from fedbac.core.answers import (
+    check_finite,
+    checked_outcome,
+    checked_own_step,
+    checked_phases,
+    checked_start,
+    checked_start_of_clients,
+)
 from fedbac.core.parts import (
     Adjusting,
     Anatomy,
@@ -25,13 +32,6 @@ from fedbac.core.parts import (
     Start,
     Stepping,
     judged_parts,
-)
-from fedbac.core.schemes import (
-    check_finite,
-    checked_outcome,
-    checked_phases,
-    checked_start_of_clients,
-    checked_step,
 )
 from fedbac.errors import ConfigError, PolicyError
 
@@ -173,7 +173,7 @@ def _check_step(who: str, scheme: Any, parts: Parts, network: nn.Module) -> None
         local = Rehearsal(network, clients)
         for local.step in range(NUM_STEPS):
             with calling(who, f"step(), tried as {STEPS},", now=now_C, received=received_C):
-                now_C = checked_step(scheme, scheme.step(now_C, received_C, local), now_C)
+                now_C = checked_own_step(scheme, scheme.step(now_C, received_C, local), now_C)
                 check_finite(f"{who}: step(), tried as {STEPS},", now_C, [received_C])
         return now_C
 

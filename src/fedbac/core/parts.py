@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -266,6 +266,29 @@ def judged_parts(scheme: Personalization) -> tuple[str, ...]:
 def measured_parts(scheme: Personalization) -> tuple[str, ...]:
     """Return the parts that whoever measures a model must have: all of them where the scheme blends its predictions."""
     return tuple(scheme.parts) if isinstance(scheme, Blending) else judged_parts(scheme)
+
+
+def moving_parts(scheme: Any, moment: Moment | None = None) -> frozenset[str]:
+    """Return the parts that change in a round, or in any: those that a phase moves, and those of no network."""
+    phases = [phase for phase in scheme.phases() if moment is None or phase.runs(moment)]
+    return _changed(scheme, phases)
+
+
+def moved_parts(scheme: Any, moment: Moment) -> frozenset[str]:
+    """Return the parts that change in a round or did before; the others are as everybody has them from the start."""
+    return _changed(scheme, [phase for phase in scheme.phases() if phase.has_run(moment)])
+
+
+def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
+    """Return the numbers of the phases of a round; None where it has all of them."""
+    phases = scheme.phases()
+    running = tuple(number for number, phase in enumerate(phases) if phase.runs(moment))
+    return None if len(running) == len(phases) else running
+
+
+def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:
+    free = {part for part, spec in scheme.parts.items() if not spec.networks}
+    return frozenset(part for phase in phases for part in phase.moves) | free
 
 
 class Anatomy:

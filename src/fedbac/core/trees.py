@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbac.core.parts import Params, Parts
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import FloatArray, IntArray
 
 
 def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -143,7 +143,7 @@ def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
 
     Rows of weight zero are left out before anything is multiplied, so a row of NaN cannot leak through 0 · NaN.
     """
-    return like(unravel(_mean(rows(tree_N), weight_N), take(tree_N, 0)), tree_N)
+    return take(shaped(_mean(rows(tree_N), weight_N)[None], tree_N), 0)
 
 
 def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
@@ -154,11 +154,6 @@ def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
         matrix_N = matrix_N[onto(counted, matrix_N.device)]
     share = weight_N[counted] / weight_N[counted].sum()
     return onto(share, matrix_N.device, matrix_N.dtype) @ matrix_N
-
-
-def like(tree: Params, other: Params) -> Params:
-    """Return the tree with the number types of another."""
-    return {name: value.to(other[name].dtype) for name, value in tree.items()}
 
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:
@@ -192,16 +187,6 @@ def grouped(
     return shaped(out_K, before_K)
 
 
-def fill(tree_N: Params, chosen_N: BoolArray, row: Params) -> Params:
-    """Return the stack with the chosen networks replaced by the first of another stack."""
-    if not chosen_N.any():
-        return tree_N
-    out = {name: value.clone() for name, value in tree_N.items()}
-    for name, value in out.items():
-        value[onto(np.flatnonzero(chosen_N), value.device)] = row[name][0].to(value.device)
-    return out
-
-
 def mix(tree_K: Params, mix_KJ: FloatArray) -> Params:
     """Return Θ'_k = Σ_j w_kj Θ_j for every row k; a row that stays as it is keeps its bits."""
     changed = np.flatnonzero((mix_KJ != np.eye(len(mix_KJ))).any(1))
@@ -220,7 +205,7 @@ def zeros(tree: Params) -> Params:
 
 
 def put(tree_N: Params, index: IntArray, rows: Params) -> Params:
-    """Return the stack with some of its networks replaced."""
+    """Return the stack with some of its networks replaced: each by its own, or all by a single one."""
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
         value[onto(index, value.device)] = rows[name].to(value.device)
@@ -239,3 +224,9 @@ def finite_rows(parts_C: Parts) -> np.ndarray:
         torch.isfinite(value).reshape(value.shape[0], -1).all(1) for part in parts_C.values() for value in part.values()
     ]
     return torch.stack(flags).all(0).cpu().numpy()
+
+
+def column(value_C: FloatArray | Tensor, like: Tensor) -> Tensor:
+    """Return a number for each row, to be multiplied with a stack."""
+    number_C = torch.as_tensor(value_C, dtype=like.dtype, device=like.device)
+    return number_C.reshape(-1, *[1] * (like.dim() - 1))

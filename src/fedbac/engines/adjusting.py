@@ -9,9 +9,9 @@ import numpy as np
 from torch import nn
 
 from fedbac.core import trees
+from fedbac.core.answers import checked_outcome, checked_start_of_clients
 from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, Stepping, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
-from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.data import class_counts
 from fedbac.local.own_steps import OwnSteps
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedbac.core import trees
+from fedbac.core.answers import checked_own_step
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
-from fedbac.core.schemes import checked_step
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
@@ -88,7 +88,7 @@ class OwnSteps:
                 steps.velocity, steps.second, steps.shift = (
                     _rows(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
                 )
-            now = checked_step(self.scheme, self.scheme.step(now, received, steps), now)
+            now = checked_own_step(self.scheme, self.scheme.step(now, received, steps), now)
         ended.append((now, steps.velocity))
         rank, losses, out, begin = np.argsort(order), steps.losses(), [], 0
         parts = self._joined([one for one, _ in reversed(ended)])

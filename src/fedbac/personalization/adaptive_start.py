@@ -12,7 +12,6 @@ from fedbac.core import trees
 from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope, Start, held_by
 from fedbac.core.settings import NonNegative, NumLayers, Settings
 from fedbac.errors import ConfigError
-from fedbac.personalization.arithmetic import column
 
 LOOK_BACK = 10
 """Passes whose losses are compared."""
@@ -83,7 +82,9 @@ class AdaptiveStart(Settings):
                 slope = local.gradient(self.blended(received_C | {"mix": mix})["personal"], mix)
                 for name, value in mix.items():
                     learned = (value - self.mix_rate * slope[name] * away[name]).clamp(0, 1)
-                    mix = mix | {name: torch.where(column(going_C, value) > 0, learned, value) if number else learned}
+                    mix = mix | {
+                        name: torch.where(trees.column(going_C, value) > 0, learned, value) if number else learned
+                    }
             losses.append(local.loss_C)
             if len(losses) > LOOK_BACK:
                 going_C = going_C & (torch.stack(losses[-LOOK_BACK:]).std(0, correction=0) >= self.settled)

@@ -11,7 +11,6 @@ from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Part, Parts, Phase, Pull, Scope, Start
 from fedbac.core.settings import Epochs, NonNegative, Positive, Settings
-from fedbac.personalization.arithmetic import column
 
 
 class Personal(Settings):
@@ -92,7 +91,7 @@ class Interpolated(Settings):
         shared, own, alpha_C = now_C["global"], now_C["personal"], self._alpha(now_C)
         alone = local.gradient(shared)
         through = local.gradient(self.blended(now_C)["personal"])
-        chained = {name: column(alpha_C, slope) * slope for name, slope in through.items()}
+        chained = {name: trees.column(alpha_C, slope) * slope for name, slope in through.items()}
         moved = {
             "global": local.descend("global", shared, alone),
             "personal": local.descend("personal", own, chained),
@@ -108,7 +107,7 @@ class Interpolated(Settings):
         alpha = self._alpha(parts)
         return {
             "personal": {
-                name: torch.lerp(parts["global"][name].expand_as(value), value, column(alpha, value))
+                name: torch.lerp(parts["global"][name].expand_as(value), value, trees.column(alpha, value))
                 for name, value in parts["personal"].items()
             }
         }
@@ -168,7 +167,7 @@ class MoreauEnvelope(Settings):
                 for name, value in own.items()
             }
         moved = {
-            name: value - column(local.rate_C, value) * self.strength * (value - own[name])
+            name: value - trees.column(local.rate_C, value) * self.strength * (value - own[name])
             for name, value in shared.items()
         }
         return {"global": moved, "personal": own}

@@ -11,7 +11,6 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Personalization, Phase, Scope, Start
 from fedbac.core.settings import Epochs, FloatArray, NumLayers, Rounds, Settings
 from fedbac.errors import ConfigError
-from fedbac.personalization.arithmetic import column
 
 
 def _same_for_all(scheme: Personalization, network: nn.Module, owners: Mapping[Scope, int]) -> Parts:
@@ -170,5 +169,5 @@ class TwoHeads(Settings):
 def _shifted(head: Params, shift_CK: FloatArray) -> Params:
     """Return heads with their last bias shifted."""
     last = list(head)[-1]
-    shift = column(shift_CK.reshape(-1), head[last].reshape(-1)).reshape(head[last].shape)
+    shift = trees.column(shift_CK.reshape(-1), head[last].reshape(-1)).reshape(head[last].shape)
     return {**head, last: head[last] + shift}

@@ -25,7 +25,7 @@ from fedbac.core.answers import (
     consult,
 )
 from fedbac.core.links import Ledger, Link
-from fedbac.core.parts import Params, Parts
+from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Showing, Step, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
@@ -41,7 +41,6 @@ from fedbac.core.queries import (
     Statistic,
 )
 from fedbac.core.rng import stream
-from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
@@ -356,7 +355,8 @@ def averages(
     for part, trained_R in trained.items():
         leader = method.personalization.parts[part].follows
         assert leader is not None
-        parts[part] = trees.fill(parts[part], ~trained_R, parts[leader])
+        if not trained_R.all():
+            parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
     return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
 
 

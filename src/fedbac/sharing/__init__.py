@@ -1,11 +1,11 @@
 """Column "Knowledge sharing" of Table I: what clusters give each other of their networks."""
 
-from fedbac.sharing.apart import Apart as Apart
 from fedbac.sharing.blends import Blend as Blend
 from fedbac.sharing.blends import BlendState as BlendState
 from fedbac.sharing.blends import LeaveOneOut as LeaveOneOut
 from fedbac.sharing.blends import Similar as Similar
 from fedbac.sharing.blends import SimilarState as SimilarState
+from fedbac.sharing.mean import Apart as Apart
 from fedbac.sharing.mean import LeaningState as LeaningState
 from fedbac.sharing.mean import MeanThenApart as MeanThenApart
 from fedbac.sharing.mean import OnceOverfitted as OnceOverfitted

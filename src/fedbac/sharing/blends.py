@@ -10,8 +10,7 @@ import numpy as np
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Accuracy, Evidence, Gram, Query, Slope, Split
 from fedbac.core.settings import FloatArray, NonNegative
-from fedbac.sharing.apart import Asking, Share, cluster_cosines, data_shares, latest_cosines, member_shares
-from fedbac.sharing.mean import also_judged
+from fedbac.sharing.mean import Asking, Share, also_judged, cluster_cosines, data_shares, latest_cosines, member_shares
 
 
 class BlendState(NamedTuple):

@@ -7,8 +7,16 @@ import numpy as np
 from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query
 from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone
-from fedbac.sharing.apart import Asking, Share, cluster_cosines, data_shares, latest_cosines, member_shares
-from fedbac.sharing.mean import also_judged, towards_mean
+from fedbac.sharing.mean import (
+    Asking,
+    Share,
+    also_judged,
+    cluster_cosines,
+    data_shares,
+    latest_cosines,
+    member_shares,
+    towards_mean,
+)
 
 OCCUPIED, MEAN = Loss("occupied", "train"), Loss("mean", "train")
 

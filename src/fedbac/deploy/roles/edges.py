@@ -13,10 +13,9 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.links import Ledger
-from fedbac.core.parts import Scope
+from fedbac.core.parts import Scope, running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
-from fedbac.core.schemes import running_phases
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
