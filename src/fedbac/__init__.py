@@ -4,7 +4,9 @@ A name is imported when it is first asked for: torch takes seconds, and whoever 
 waits for work, needs none of it.
 """
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbac.version import __version__ as __version__
@@ -145,37 +147,10 @@ if TYPE_CHECKING:  # each as itself: that is how type checkers know a name that 
     from fedbac.topology import Flat as Flat
     from fedbac.topology import Hierarchical as Hierarchical
 
-_HOMES = {
-    "fedbac.api": "Playing Run Runs compare load play report resume run sweep",
-    "fedbac.aggregation": "GeometricMedian Krum Mean Median TrimmedMean",
-    "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "AGGREGATION CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
-    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
-    "fedbac.config.training": "AdamW Sgd Training",
-    "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
-    "fedbac.core.parts": "LocalRun LocalSteps Part Phase Pull Start",
-    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
-    "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
-    "fedbac.core.settings": "Settings",
-    "fedbac.data": "Augment Dataset Noise Partition Shards",
-    "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
-    "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
-    "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
-    "LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
-    "fedbac.presets.methods": "METHODS method",
-    "fedbac.presets.tasks": "TASKS task",
-    "fedbac.runs.configure": "configure",
-    "fedbac.runs.store": "RunFolder",
-    "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort PowerOfChoice Random ResourceScore "
-    "Sound Thompson",
-    "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
-    "Similar TowardsMean",
-    "fedbac.steps": "Adam Dynamic Momentum Take Yogi",
-    "fedbac.topology": "Flat Hierarchical",
+_HOME = {
+    name: module for module, name in re.findall(r"^    from (\S+) import (\w+) as", Path(__file__).read_text(), re.M)
 }
-"""The modules that the names come from, as the imports for type checkers say too."""
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+"""The modules that the names come from, as the imports for type checkers say."""
 __all__ = sorted([*_HOME, "__version__"], key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 

@@ -15,8 +15,8 @@ from fedbac.core.bandits import budget
 from fedbac.core.policies import Believing, ClusterPolicy, Exchange, SelectionPolicy, Sharing, Showing, Trusting
 from fedbac.core.queries import (
     AT_CLOUD,
-    AT_EDGE,
     FOR_SHARING,
+    MODELS,
     Accuracy,
     Ask,
     Evidence,
@@ -29,6 +29,7 @@ from fedbac.core.queries import (
     Slope,
     Split,
     Statistic,
+    answerable,
 )
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -123,20 +124,18 @@ class World:
         return self.label_N.size
 
 
-def check_needs(who: str, policy: Any, models: frozenset[Models], others: tuple[type, ...]) -> frozenset[Query]:
-    """Return all that a policy may ever ask for if it can be measured for its column: of these models, and others."""
+def check_needs(who: str, column: str, policy: Any) -> frozenset[Query]:
+    """Return all that a policy may ever ask for if it can be measured for its column."""
     needs = policy.needs()
     require(
         isinstance(needs, frozenset) and all(isinstance(query, QUERIES) for query in needs),
         f"{who}: needs() must return a frozenset of queries, not {needs!r}",
     )
     for query in needs:
-        there = isinstance(query, others)
-        if isinstance(query, Loss | Accuracy):
-            there = query.of in models and (models == AT_EDGE or not query.each)
-        named = ", ".join(model for model in get_args(Models) if model in models)
-        choice = f"Loss and Accuracy of {named} models, {' and '.join(other.__name__ for other in others)}"
-        require(there, f"{who}: needs() names {query}, which cannot be measured for it; it can have {choice}")
+        choice = f"Loss and Accuracy of {', '.join(model for model in get_args(Models) if model in MODELS[column])}, "
+        choice += "Statistic and Seconds" if column == "selection" else "Statistic, Gram and Slope"
+        named = f"{who}: needs() names {query}, which cannot be measured for it; it can have {choice}"
+        require(answerable(column, query), named)
     return frozenset(needs)
 
 
@@ -189,7 +188,7 @@ class _Play:
 def check_clustering(policy: Any, num_members: int = 6) -> None:
     """Hold a clustering policy to its promises, with so many members."""
     who = common.check_settings("clustering", policy, ClusterPolicy)
-    needs = check_needs(who, policy, AT_CLOUD, (Statistic, Gram, Slope))
+    needs = check_needs(who, "clustering", policy)
     cloud = _Clustered(who, policy, num_members)
     begin, first = cloud.first()
     end, last = cloud.play()
@@ -283,7 +282,7 @@ class _Clustered(_Play):
 def check_sharing(policy: Any, num_members: int = 6) -> None:
     """Hold a sharing policy to its promises, with so many members."""
     who = common.check_settings("sharing", policy, Sharing)
-    check_needs(who, policy, FOR_SHARING, (Statistic, Gram, Slope))
+    check_needs(who, "sharing", policy)
     cloud = _Sharing(who, policy, num_members)
     begin, end = cloud.begin(), cloud.play()
     if np.unique(cloud.world.label_N).size > 1:  # else there is nobody to share with, and perhaps nothing to learn
@@ -343,7 +342,7 @@ class _Sharing(_Play):
 def check_selection(policy: Any, num_members: int = 10) -> None:
     """Hold a selection policy to its promises, at a site of so many clients."""
     who = common.check_settings("selection", policy, SelectionPolicy)
-    check_needs(who, policy, AT_EDGE, (Statistic, Seconds))
+    check_needs(who, "selection", policy)
     site = _Site(who, policy, num_members)
     begin, end = site.begin(), site.play()
     common.check_adaptive(who, policy.adaptive, begin, end)

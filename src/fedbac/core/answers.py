@@ -53,10 +53,7 @@ def consult(column: str, when: str, verb: Callable[Given, Answer], *given: Given
 def checked_ask(
     column: str, policy: Any, answer: Any, before: Collection[str] = (), after: Collection[str] = ()
 ) -> Ask:
-    """Return what a policy asks for if it declared it, and if it can be measured then.
-
-    ``before`` and ``after`` name the models that are there to be measured before and after the policy acts.
-    """
+    """Return what a policy asks for if it declared it, and if such models can be measured before and after it acts."""
     who = _named(column, policy)
     if not isinstance(answer, Ask):
         raise PolicyError(f"{who}: ask() must return an Ask, not a {type(answer).__name__}")

@@ -101,10 +101,7 @@ def rows(tree_N: Params) -> Tensor:
 
 
 def _lying(tree_N: Params) -> tuple[int, int] | None:
-    """Return the size of a stack's networks, and how far apart they are, if the weights of each lie one after another.
-
-    Else return None.
-    """
+    """Return the size of a stack's networks and how far apart they are, if each lies in one piece; else None."""
     first = next(iter(tree_N.values()))
     num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
     at = begin
@@ -139,10 +136,7 @@ def to(tree: Params, device: torch.device | str) -> Params:
 
 
 def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
-    """Return Σ_i (w_i / Σ_j w_j) θ_i over the leading axis.
-
-    Rows of weight zero are left out before anything is multiplied, so a row of NaN cannot leak through 0 · NaN.
-    """
+    """Return Σ_i (w_i / Σ_j w_j) θ_i over the leading axis; rows of weight zero are left out, even those of NaN."""
     return take(shaped(_mean(rows(tree_N), weight_N)[None], tree_N), 0)
 
 
@@ -168,10 +162,8 @@ def grouped(
     before_K: Params,
     combine: Callable[[Tensor, FloatArray, int], Tensor],
 ) -> Params:
-    """Return one combination per group of those with positive weight: of their rows, their weights and the group.
-
-    A group of one is that one, and a group without any keeps its row of ``before_K``.
-    """
+    """Return, by group, what is combined of the rows and weights of those with positive weight. One alone is taken; a group
+    without any keeps its row of ``before_K``."""
     matrix_N, out_K = rows(tree_N), rows(before_K).clone()
     counted = np.flatnonzero(weight_N > 0)
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)

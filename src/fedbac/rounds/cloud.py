@@ -35,7 +35,6 @@ from fedbac.core.queries import (
     Evidence,
     Gram,
     Loss,
-    Moment,
     Query,
     Slope,
     Statistic,
@@ -247,9 +246,32 @@ class Round:
         return tuple(after)
 
     def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6), and the step of the owners."""
-        held = self._site_rows(state.label_N)
-        return averages(self.method, self.moment, self.sites, held, state, sent, reports)
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6) of what started from ``sent``, and the step of the owners."""
+        method, held = self.method, self._site_rows(state.label_N)
+        moving = moving_parts(method.personalization, self.moment)  # a mean of what keeps still would only round it
+        rule = method.cloud_aggregation or method.aggregation
+        parts, trained, steps = {}, {}, dict(state.steps)
+        for part, stack in state.parts.items():
+            own = [mine[part] for mine in held]
+            rows, weight_R, owner_R = _contributions(method, part, self.sites, own, reports)
+            parts[part] = stack
+            if part in moving:
+                parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
+            if part in moving and part in steps:
+                share_K = _shares(part, trees.count(stack), self.sites, own, reports)
+                when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
+                parts[part], steps[part] = stepped(
+                    method.step, sent[part], parts[part], steps[part], names, share_K, when
+                )
+            if part in state.trained:
+                owners = np.arange(state.trained[part].size)
+                trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
+        for part, trained_R in trained.items():
+            leader = method.personalization.parts[part].follows
+            assert leader is not None
+            if not trained_R.all():
+                parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
+        return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -261,10 +283,7 @@ class Round:
     def _reassign(
         self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
     ) -> tuple[State, Mapping[str, Any]]:
-        """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
-
-        Also return what it shows of the round.
-        """
+        """Phase 6: when due, let the clustering policy learn and act; also return what it shows of the round."""
         policy = self.method.clustering
         if asked.by_clustering is None:
             return replace(state, moved_N=np.zeros_like(state.moved_N)), {}
@@ -321,43 +340,6 @@ class Round:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
             self.traffic.merge(self.link.traffic)
         return self.traffic.nested()
-
-
-def averages(
-    method: Method,
-    moment: Moment,
-    sites: Sequence[Site],
-    held: Sequence[Mapping[str, SiteRows]],
-    state: State,
-    sent: Parts,
-    reports: Sequence[TrainReport],
-) -> State:
-    """Return the state with the parts after a round, which of them have ever been trained, and what steps remember.
-
-    ``held`` is what each site holds in the state before it, and ``sent`` what its clients started from.
-    """
-    moving = moving_parts(method.personalization, moment)  # a mean of what keeps still would only round it
-    rule = method.cloud_aggregation or method.aggregation
-    parts, trained, steps = {}, {}, dict(state.steps)
-    for part, stack in state.parts.items():
-        own = [mine[part] for mine in held]
-        rows, weight_R, owner_R = _contributions(method, part, sites, own, reports)
-        parts[part] = stack
-        if part in moving:
-            parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
-        if part in moving and part in steps:
-            share_K = _shares(part, trees.count(stack), sites, own, reports)
-            when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
-            parts[part], steps[part] = stepped(method.step, sent[part], parts[part], steps[part], names, share_K, when)
-        if part in state.trained:
-            owners = np.arange(state.trained[part].size)
-            trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
-    for part, trained_R in trained.items():
-        leader = method.personalization.parts[part].follows
-        assert leader is not None
-        if not trained_R.all():
-            parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
-    return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
 
 
 def stepped(

@@ -39,8 +39,7 @@ def serve(
 ) -> Generator[Request, Result, Report]:
     """Do an order's work, yielding each request to the clients and receiving its result.
 
-    Only clients that are present can be selected; all are when it is not given. Who serves many sites may give what
-    they have in ``common``.
+    Only clients that are present can be selected. Who serves many sites may give what they have in ``common``.
     """
     if isinstance(order, TrainOrder):
         return (yield from EdgeRound(order, site, experiment, present_N, common).run())
@@ -107,10 +106,8 @@ class EdgeRound:
         )
 
     def _upload(self) -> Changes:
-        """Make of the averages what arrives at the cloud, and return how they are sent.
-
-        Where the site passes on every client's update, it need not send their average.
-        """
+        """Make of the averages what arrives at the cloud, and return how they are sent; where the site passes on every
+        client's update, it need not."""
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
         left = self.links.get("cloud_up", {})
         arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, left, (self.site.index,))

@@ -1,6 +1,6 @@
-"""What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing.
+"""What cloud and sites say to each other; all but local fields travel (``core.schema``).
 
-On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
+An order carries all that its work needs, so whoever dies loses nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -50,12 +50,7 @@ class SoundState(NamedTuple):
 
 
 class Credited(Selection):
-    """What policies have in common that give credit.
-
-    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the
-    edge's mean number of examples are not judged.
-    """
+    """What policies have in common that give credit."""
 
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of the reference client's learning that a sound client shows at least."""
