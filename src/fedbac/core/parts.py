@@ -141,8 +141,8 @@ class LocalSteps(Protocol):
     """The mean loss of each one's batch, where a gradient was last taken."""
 
     def batches(self, share: float = 1.0) -> Iterator[None]:
-        """Go before training through the batches of a random share of everybody's examples, the same ones each time; who has
-        fewer has gradients of 0 while others go on."""
+        """Go before training through the batches of a random share of everybody's examples, the same ones each time;
+        who has fewer has gradients of 0 while others go on."""
 
     def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
         """Return the gradient of the mean loss of everybody's batch at these weights: of all, or of those named."""
@@ -151,8 +151,8 @@ class LocalSteps(Protocol):
         """Return a gradient as the task clips those of a network."""
 
     def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
-        """Return weights of a part after one step of the task's optimizer, which clips by the norm of this part alone and has
-        weight decay and the part's own momentum."""
+        """Return weights of a part after one step of the task's optimizer, which clips by the norm of this part alone
+        and has weight decay and the part's own momentum."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class Blending(Protocol):
     """A personalization that predicts with other weights than those that it keeps."""
 
     def blended(self, parts: Parts) -> Parts:
-        """Return the parts to predict with where they differ, with as many rows as they have; the one row of a part of the
-        cloud goes with all rows of the others."""
+        """Return the parts to predict with where they differ, with as many rows as they have; the one row of a part of
+        the cloud goes with all rows of the others."""
 
 
 def predicting(scheme: Personalization, parts: Parts) -> Parts:

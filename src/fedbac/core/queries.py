@@ -88,8 +88,8 @@ class Gram:
 
 @dataclass(frozen=True)
 class Slope:
-    """The inner products of each member's update with the networks of all clusters as the round began, a column each: how
-    fast the loss falls if a member moves towards a network."""
+    """The inner products of each member's update with the networks of all clusters as the round began, a column each:
+    how fast the loss falls if a member moves towards a network."""
 
 
 @dataclass(frozen=True)

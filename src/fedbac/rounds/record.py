@@ -30,8 +30,8 @@ def score(
     state: State,
     reports: Sequence[TrainReport],
 ) -> Scores:
-    """Measure the distributed accuracy of the networks in a state, of which sites hold these rows, or of those that sites
-    have averaged (C.14)."""
+    """Measure the distributed accuracy of the networks in a state, of which sites hold these rows, or of those that
+    sites have averaged (C.14)."""
     scheme = experiment.method.personalization
     measured = measured_parts(scheme)
     by_site = experiment.evaluation.point == "edge_model"
@@ -125,7 +125,8 @@ def _score_clients(
 
 
 def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywhere: float | None) -> dict[str, Any]:
-    """Return the numbers in the order of the task's edges; one that did not answer has no accuracy, and does not count."""
+    """Return the numbers in the order of the task's edges; one that did not answer has no accuracy, and does not
+    count."""
     order = np.argsort(np.concatenate([site.edges for site in sites]), kind="stable")
     accuracy_E, count_E = accuracy_E[order], count_E[order]
     answered_E = count_E > 0
