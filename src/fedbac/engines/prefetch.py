@@ -24,8 +24,7 @@ from fedbac.core.rng import Rng
 from fedbac.core.runtime import out_of_memory
 from fedbac.core.settings import FloatArray
 from fedbac.core.state import State
-from fedbac.engines.chunks import average_of, averaged, without_networks
-from fedbac.engines.simulator import Simulator
+from fedbac.engines.simulator import Simulator, average_of, averaged, without_networks
 from fedbac.local import one_thread
 from fedbac.rounds.cloud import Ordered, Record, Round
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport

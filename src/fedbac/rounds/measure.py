@@ -140,7 +140,7 @@ def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -
     if not (counted_G := held_G & sound_G).all():
         loss_VG, accuracy_VG = (np.where(counted_G, v, 0.0) for v in (measured.loss_VG, measured.accuracy_VG))
         measured = replace(measured, loss_VG=loss_VG, accuracy_VG=accuracy_VG)
-    return Measurement(clients, weight_G * sound_G.astype(np.float64), measured)
+    return Measurement(clients, np.where(sound_G, weight_G, 0.0), measured)
 
 
 class Model(NamedTuple):
