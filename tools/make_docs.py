@@ -52,7 +52,7 @@ from fedbac_paper import (
     rivals,
 )
 from fedbac_paper.artefacts import ARTEFACTS
-from fedbac_paper.method_pages import FAMILIES, family, methods
+from fedbac_paper.method_pages import TITLES, family, methods
 from fedbac_paper.pages import page, write_pages
 from fedbac_paper.results import read_results
 from fedbac_paper.tables import details, table
@@ -334,7 +334,7 @@ def texts() -> dict[Path, str]:
         DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
         **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
         DOCS / "methods.md": methods(RESULTS),
-        **{DOCS / "methods" / f"{name}.md": family(name) for name in FAMILIES},
+        **{DOCS / "methods" / f"{name}.md": family(name) for name in TITLES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
         DOCS / "deploy-data.md": block(
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])

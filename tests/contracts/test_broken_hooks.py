@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac import AdaptiveStart, Interpolated, Phase, Pull, Start
+from fedbac import AdaptiveStart, ControlVariates, Interpolated, Method, Phase, Pull, Start
 from fedbac.contracts import check_personalization
+from fedbac.core.answers import checked_outcome, checked_start_of_clients
 from fedbac.core.parts import LocalRun, Params, Parts
-from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.errors import PolicyError
 from tests.contracts.test_broken_schemes import changed, told
+from tests.unit.tiny import tiny_run
 
 
 def each(params: Params, change: Any) -> Params:
@@ -36,6 +37,7 @@ def zeroed(value: torch.Tensor) -> torch.Tensor:
     return value.zero_()
 
 
+MIXED = "made something else of"
 HOOKS: dict[str, tuple[dict[str, Any], str]] = {
     "no start": ({"before": lambda s, received, run: (received, {})}, "before() must return a Start, not a tuple"),
     "an unknown part": (
@@ -66,7 +68,7 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a shift that is not finite": (
         shift("personal", lambda params: {"1.bias": params["1.bias"] / 0}),
-        "before() must return finite numbers, but part 'personal' has others",
+        "before() must return finite numbers of finite ones, but part 'personal' has others in rows [0, 1",
     ),
     "no parts": (after(lambda trained: None), "after() must return parts by name, not a NoneType"),
     "trained in place": (
@@ -75,11 +77,32 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an outcome of another shape": (
         after(lambda t: {"mix": each(t["mix"], lambda value: value[:2])}),
-        "after() must return 7.weight of part 'mix' as a tensor of shape (7, 3, 4)",
+        "after() must return 7.weight of part 'mix' as a tensor of shape (7, 3, 4), not a tensor of shape (2, 3, 4)",
+    ),
+    "an outcome in numpy": (
+        after(lambda t: {"mix": each(t["mix"], lambda value: value.numpy())}),
+        "after() must return 7.weight of part 'mix' as a tensor of shape (7, 3, 4), not a numpy array of shape",
+    ),
+    "a start that mixes clients": (
+        before(lambda value: value - value.mean(0)),
+        f"before() {MIXED} 1.weight of part 'personal' for client 1 alone than beside the others; a stack may hold any",
+    ),
+    "a shift that mixes clients": (
+        shift("personal", lambda params: each(params, lambda value: value.sum(0).expand_as(value))),
+        f"before() {MIXED} 1.weight of part 'personal'",
+    ),
+    "rates that mix clients": (
+        {"before": lambda s, r, run: Start({}, {0: run.count_CK.sum(1) / run.count_CK.sum()})},
+        f"before() {MIXED} 0 of part 'rate_scale'",
+    ),
+    "an outcome that mixes clients": (
+        after(lambda t: {"mix": each(t["mix"], lambda value: value.flip(0))}),
+        f"after() {MIXED} 7.weight of part 'mix'",
     ),
     "an end that is not finite": (
         after(lambda t: {"mix": each(t["mix"], lambda value: value / 0)}),
-        "after() must return finite numbers, but part 'mix' has others",
+        "after() must return finite numbers of finite ones, but part 'mix' has others in rows [0, 1, 2, 3, 4, 5, 6] of "
+        "7, tried with 7 clients, of which client 4 has no examples, and so a travel of 0",
     ),
     "a prediction by what does not predict": (
         {"blended": lambda s, parts: {"global": parts["global"]}, **before(torch.clone)},
@@ -118,7 +141,7 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "another shape": (step(lambda value: value[:1]), "step() must return 1.weight of part 'personal' as a tensor of"),
     "written in place": (step(zeroed), f"{TRIED} wrote to now/personal/"),
     "an error": (step(lambda value: value.no_such_verb()), f"{TRIED} raised AttributeError: 'Tensor' object has no"),
-    "not finite": (step(lambda value: value / 0), f"{TRIED} must return finite numbers, but part 'personal' has"),
+    "not finite": (step(lambda value: value / 0), f"{TRIED} must return finite numbers of finite ones, but"),
     "a look at others": (
         step(lambda value: value + value.mean(0)),
         f"{TRIED} made something else of 1.weight of part 'personal' for client 1 alone",
@@ -151,6 +174,27 @@ def test_what_returns_as_another_part_is_that_part() -> None:
 
     said = told(check_personalization, changed(AdaptiveStart, after=apart))
     assert said.endswith("after() must return the same as parts 'global' and 'personal'")
+
+
+class Dividing(ControlVariates):
+    """Divides by how far clients travel, also where that is not at all."""
+
+    kind: Any = "dividing"
+
+    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
+        return {"own": each(received_C["own"], lambda value: value / (run.round - 2))}
+
+
+def test_numbers_that_a_hook_makes_in_a_run_are_not_blamed_on_training() -> None:
+    with pytest.raises(
+        PolicyError, match=r"'dividing': after\(\) must return finite numbers of finite ones, but part 'o"
+    ):
+        tiny_run(Method(name="x", personalization=Dividing()))
+
+
+def test_what_clients_that_diverged_come_back_with_may_be_anything() -> None:
+    received = {"own": {"w": torch.tensor([[1.0], [float("inf")]])}}
+    assert checked_outcome(ControlVariates(), received, received) == received
 
 
 def test_in_a_run_a_wrong_hook_is_a_sentence() -> None:

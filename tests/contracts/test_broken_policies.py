@@ -135,7 +135,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
         {"ask": lambda s, m, e, r: Ask(after=cast(Any, LOSS))},
         "after as a tuple of queries",
     ),
-    "trust by indices": ({"trusted": lambda s, m: np.array([1])}, "trusted() must return an array of bool"),
+    "trust by indices": ({"trusted": lambda s, m: np.array([1])}, "trusted() must return a mask, an array of bool"),
     "a note for each client": ({"notes": lambda s, m: {"a": np.ones(3)}}, "notes() must return single numbers by name"),
     "an error of its own": ({"act": lambda s, m, e, r: 1 / 0}, "act() raised ZeroDivisionError: division by zero"),
     "an argument too few": (

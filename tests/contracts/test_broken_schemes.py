@@ -64,7 +64,8 @@ SCHEMES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one row for all": (
         start(lambda p: p | {"cluster": {n: v[:1] for n, v in p["cluster"].items()}}),
-        "init() must return 3 rows of part 'cluster', one for each owner (cluster), not [1]",
+        "init() must return 1.weight of part 'cluster' as a tensor with a row for each owner (cluster), of whom there "
+        "are 3, not a tensor of shape (1, 6, 16)",
     ),
     "rows of one memory": (
         start(lambda p: p | {"cluster": SHARED_ROWS["cluster"](p)}),

@@ -9,7 +9,7 @@ import torch
 import fedbac
 from fedbac import LINKS, Clip, Codec, ConfigError, EightBits, GaussianNoise, Links, Method, PolicyError, Settings, TopK
 from fedbac.contracts import check
-from fedbac.contracts.links import check_transform
+from fedbac.contracts.tensors import check_transform
 from fedbac.core.codecs import Transform
 from fedbac.data import planted_groups
 from tests.contracts.test_broken_policies import changed, told

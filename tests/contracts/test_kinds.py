@@ -149,6 +149,9 @@ def test_check_finds_the_column(column: str, monkeypatch: pytest.MonkeyPatch) ->
     assert found == [column] * len(COLUMNS[column].builtin)
     with pytest.raises(AssertionError, match="int belongs to no column"):
         check(3)
+    for cls in (Random, Krum):
+        with pytest.raises(AssertionError, match=rf"is a class: pass an instance, as in check\({cls.__name__}\(\)\)"):
+            check(cls)
 
 
 @pytest.mark.parametrize("num_members", first(1, [1, 2]))

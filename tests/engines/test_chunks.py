@@ -15,7 +15,7 @@ from fedbac.config.experiment import Training
 from fedbac.core.parts import Personalization, Scope
 from fedbac.core.requests import Average, Averaged, Train, Trained, Trainer
 from fedbac.data import planted_groups
-from fedbac.engines.chunks import COPIES, Chunks, Piece, cut
+from fedbac.engines.simulator import COPIES, Chunks, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer

@@ -15,8 +15,8 @@ from fedbac.core.aggregation import BLOCK
 from fedbac.core.parts import Parts, Personalization
 from fedbac.core.requests import Average, Evaluate, Train
 from fedbac.engines import Prefetching
-from fedbac.engines.chunks import Chunks, average_of
 from fedbac.engines.prefetch import Guess, Later, Queued, WrongGuessError, later, once, same_questions
+from fedbac.engines.simulator import Chunks, average_of
 from fedbac.personalization import Additive
 from fedbac.rounds.start import start
 from tests.engines.queueing import DATA, SHARDS, Diary, Queueing, edges_of, loop, setting

@@ -19,7 +19,7 @@ from fedbac.core.settings import Settings
 from fedbac.data import Dataset, planted_groups
 from fedbac.federation import Federation
 from fedbac.personalization import Additive, PerCluster, Shared
-from fedbac.presets.additive import fed_bac, fed_cam, singletons
+from fedbac.presets.methods import METHODS
 from fedbac.selection import Random
 from fedbac.sharing import TowardsMean
 from fedbac.topology import Hierarchical
@@ -229,14 +229,14 @@ def test_additive_with_one_cluster_is_fedavg_of_the_two_networks_together() -> N
 
 def test_fed_cam_is_fed_bac_with_the_lowest_loss_rule_and_the_same_selection() -> None:
     rule = LowestLoss(period=2, threshold=1.0)
-    cam = fed_cam(GROUND_TASK).model_copy(update={"clustering": rule})
-    bac = fed_bac(GROUND_TASK).model_copy(update={"clustering": rule, "selection": cam.selection})
+    cam = METHODS["fed-cam"](GROUND_TASK).model_copy(update={"clustering": rule})
+    bac = METHODS["fed-bac"](GROUND_TASK).model_copy(update={"clustering": rule, "selection": cam.selection})
     left, right = (play(method, DATA, SHARDS, training=RICH, num_rounds=5) for method in (cam, bac))
     assert without(left.records) == without(right.records)
     assert distance(left.end.parts, right.end.parts) == 0
     assert sum(record["moves"] for record in left.records) > 0
     # Thompson sampling draws what random selection draws until its warm-up ends.
-    thompson = fed_bac(GROUND_TASK).model_copy(update={"clustering": rule})
+    thompson = METHODS["fed-bac"](GROUND_TASK).model_copy(update={"clustering": rule})
     warm = play(thompson, DATA, SHARDS, training=RICH, num_rounds=5)
     ignored = ("bytes", "beliefs")
     assert without(left.records, *ignored) == without(warm.records, *ignored)
@@ -308,7 +308,7 @@ def test_a_threshold_of_zero_never_moves() -> None:
 
 
 def test_fed_bac_before_its_first_assignment_is_frozen_singletons() -> None:
-    bac, frozen = fed_bac(GROUND_TASK), singletons(GROUND_TASK)
+    bac, frozen = METHODS["fed-bac"](GROUND_TASK), METHODS["singletons"](GROUND_TASK)
     left, right = (play(method, DATA, VALIDATED, num_rounds=13) for method in (bac, frozen))
     assert without(left.records) == without(right.records)
     assert distance(left.end.parts, right.end.parts) == 0
@@ -319,10 +319,9 @@ def test_fed_bac_before_its_first_assignment_is_frozen_singletons() -> None:
 # --------------------------------------------------------------------------------------------------- seeds
 
 
-@pytest.mark.parametrize("preset", [fed_bac, fed_cam], ids=lambda preset: preset.__name__)
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(preset: object) -> None:
-    assert callable(preset)
-    method = preset(GROUND_TASK)
+@pytest.mark.parametrize("preset", ["fed-bac", "fed-cam"])
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(preset: str) -> None:
+    method = METHODS[preset](GROUND_TASK)
     runs = [play(method, DATA, SHARDS, training=RICH, seed=seed) for seed in (0, 0, 1)]
     assert without(runs[0].records) == without(runs[1].records)
     assert distance(runs[0].end.parts, runs[1].end.parts) == 0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedbac.clustering import Fixed, LinUCB, LowestLoss, Merging
-from fedbac.clustering.fixed import inherited
+from fedbac.clustering.loss import inherited
 from fedbac.config.experiment import Evaluation, Method, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Personalization

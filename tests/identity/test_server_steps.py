@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -12,8 +12,10 @@ from torch.nn import functional as F
 
 from fedbac.clustering import Fixed
 from fedbac.config.experiment import Method, Training
+from fedbac.contracts import check_step
 from fedbac.core import trees
 from fedbac.core.parts import Params, Personalization
+from fedbac.core.state import flatten, unflatten
 from fedbac.data import planted_groups
 from fedbac.errors import PolicyError
 from fedbac.personalization import Additive, ControlVariates, PerCluster, Personal
@@ -201,6 +203,44 @@ def test_statistics_of_batches_are_taken_as_they_are() -> None:
     assert "1.running_var" not in stepped.steps["global"]["first"]
 
 
+class Fading(Take):
+    """Goes 1/t of the way in an owner's t-th round, and counts these in a memory of one number for each owner."""
+
+    kind: Any = "fading"
+    active: ClassVar[bool] = True
+    columns: int = 0
+
+    def init(self, row_KD: Tensor) -> Any:
+        return {"count": torch.zeros(len(row_KD), *[1] * self.columns)}
+
+    def step(self, before_KD: Tensor, combined_KD: Tensor, memory: Any, share_K: Tensor) -> Any:
+        count = memory["count"] + 1
+        return before_KD + (combined_KD - before_KD) / count.reshape(-1, 1), {"count": count}
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_a_memory_may_be_one_number_for_each_owner(columns: int) -> None:
+    check_step(Fading(columns=columns))
+    clustering = Scripted(num_clusters=3, script=((0, 1, 2), (0, 1, 1), (0, 1, 1)))
+    row = Method(name="x", clustering=clustering, personalization=PerCluster(), step=Fading(columns=columns))
+    played = play(row, DATA, SHARDS, StubTrainer(), num_rounds=3)
+    assert played.end.steps["cluster"]["count"][""].flatten().tolist() == [3, 3, 1]
+    one, two = (state.parts["cluster"]["1.weight"][0] for state in played.states[1:3])
+    mean = float((np.array(SIZES[:4]) * np.arange(4)).sum() / sum(SIZES[:4]))
+    torch.testing.assert_close(two, one + (mean - one) / 2)
+    saved = unflatten(played.states[0], flatten(played.end))
+    assert distance(saved.steps["cluster"], played.end.steps["cluster"]) == 0
+
+
+def test_a_step_that_remembers_no_weights_leaves_statistics_of_batches_alone() -> None:
+    rows = [Method(name="x", topology=Flat(), step=step) for step in (Take(), Fading())]
+    taken, stepped = (play(row, DATA, SHARDS, num_rounds=2, user=Normed) for row in rows)
+    sent, after = (state.parts["global"] for state in stepped.states[1:])  # at first it goes all the way
+    plain = taken.end.parts["global"]
+    torch.testing.assert_close(after["1.running_var"], plain["1.running_var"])
+    torch.testing.assert_close(after["0.weight"], (sent["0.weight"] + plain["0.weight"]) / 2)
+
+
 @pytest.mark.parametrize("scheme", [Personal(), ControlVariates()], ids=lambda scheme: scheme.kind)
 def test_what_clients_own_and_what_a_scheme_works_out_is_taken_as_it_is(scheme: Personalization) -> None:
     taken, stepped = (
@@ -220,14 +260,22 @@ class Broken(Momentum):
     answer: str
 
     def step(self, before_KD: Tensor, combined_KD: Tensor, memory: Any, share_K: Tensor) -> Any:
-        return {"rows alone": combined_KD, "one row": (combined_KD[0], memory), "no memory": (combined_KD, {})}[
-            self.answer
-        ]
+        return {
+            "rows alone": combined_KD,
+            "one row": (combined_KD[0], memory),
+            "no memory": (combined_KD, {}),
+            "no number": (before_KD * float("nan"), memory),
+        }[self.answer]
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [("rows alone", "rows and a memory"), ("one row", "a tensor of shape"), ("no memory", "its memory: velocity")],
+    [
+        ("rows alone", "rows and a memory"),
+        ("one row", "a tensor of shape"),
+        ("no memory", "its memory: velocity"),
+        ("no number", "finite numbers of finite ones, but its rows had others in round 1, part 'global'"),
+    ],
 )
 def test_a_step_that_answers_wrongly_is_named(answer: str, said: str) -> None:
     with pytest.raises(PolicyError, match=f"method.step 'broken': step.. must return .*{said}"):

@@ -7,9 +7,9 @@ import pytest
 
 from fedbac import LateHead, Phase
 from fedbac.core.links import Link
+from fedbac.core.parts import moved_parts, moving_parts, running_phases
 from fedbac.core.queries import Moment
 from fedbac.core.requests import Trained
-from fedbac.core.schemes import moved_parts, moving_parts, running_phases
 from fedbac.local.stages import stages_now, stages_of
 from tests.schemes import InTurns
 from tests.support import distance

@@ -188,7 +188,10 @@ def test_a_start_has_every_part_and_a_row_for_each_owner() -> None:
         checked_start(Additive(), {"global": parts["global"]}, OWNERS)
     with pytest.raises(PolicyError, match=rf"{who} the parts global, cluster, not list$"):
         checked_start(Additive(), [parts], OWNERS)
-    with pytest.raises(PolicyError, match=rf"{who} 2 rows of part 'cluster', one for each owner .*not \[3\]"):
+    with pytest.raises(
+        PolicyError,
+        match=rf"{who} 1.weight of part 'cluster' .* each owner \(cluster\), of whom there are 2, not a tensor of",
+    ):
         checked_start(Additive(), parts, OWNERS | {"cluster": 2})
 
 

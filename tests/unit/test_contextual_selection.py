@@ -9,7 +9,7 @@ from fedbac import Contextual, Loss
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import Profile
-from fedbac.selection.contextual import FEATURES, ContextualState
+from fedbac.selection.learned import FEATURES, ContextualState
 from tests.unit.crowd import crowd, play
 
 BEFORE, AFTER = Loss("received", each=True), Loss("trained", each=True)

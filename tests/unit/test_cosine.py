@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbac import Ask, CosineSplits, Gram, Moment
-from fedbac.clustering.cosine import CosineState
+from fedbac.clustering.splits import CosineState
 from fedbac.core.geometry import cosines
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence

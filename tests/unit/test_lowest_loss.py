@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbac import Ask, Fixed, Loss, LowestLoss, Method, Moment, PerCluster
-from fedbac.clustering.fixed import start_labels
-from fedbac.clustering.loss import lowest_loss
+from fedbac.clustering.loss import lowest_loss, start_labels
 from fedbac.core.policies import NoState
 from fedbac.core.rng import stream
 from tests.unit.tiny import clustering_evidence, scripted_rounds, tiny_run, tiny_task

@@ -5,7 +5,7 @@ import pytest
 
 from fedbac import Ask, GaussianRewards, Moment, Statistic
 from fedbac.clustering import RewardsState
-from fedbac.clustering.rewards import affinity, rewards
+from fedbac.clustering.splits import affinity, rewards
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence
 from fedbac.core.rng import stream

@@ -11,12 +11,13 @@ from fedbac.core.links import Ledger
 from fedbac.core.parts import Scope
 from fedbac.core.policies import ClusterPolicy
 from fedbac.core.queries import Accuracy, Evidence, Loss, Models, Query, Split, Statistic
+from fedbac.core.requests import Measured
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.data import Dataset, toy
 from fedbac.models import builder
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 from fedbac.rounds.start import start
 
 
@@ -161,9 +162,9 @@ class ScriptedEdges:
             for order in orders
         ]
 
-    def _reading(self, wanted: Wanted, loss_K: FloatArray) -> Reading:
+    def _reading(self, wanted: Wanted, loss_K: FloatArray) -> Measured:
         loss_V = np.zeros(wanted.num_models) if wanted.by == "edge" else loss_K
-        return Reading(loss_V[:, None], np.zeros((wanted.num_models, 1)), np.ones(1, dtype=np.int64))
+        return Measured(loss_V[:, None], np.zeros((wanted.num_models, 1)), np.ones(1, dtype=np.int64))
 
     def close(self) -> None:
         pass

@@ -1,24 +1,14 @@
 """Column "Clustering" of Table I: one policy that gives every edge a cluster."""
 
-from fedbac.clustering.bandit import LinUCB, LinUCBState
-from fedbac.clustering.cosine import CosineSplits, CosineState
-from fedbac.clustering.fixed import Fixed
-from fedbac.clustering.loss import LowestLoss
-from fedbac.clustering.merging import Merging, MergingState
-from fedbac.clustering.rewards import GaussianRewards, RewardsState
-from fedbac.clustering.updates import Agglomerative, KMeans
-
-__all__ = [
-    "Agglomerative",
-    "CosineSplits",
-    "CosineState",
-    "Fixed",
-    "GaussianRewards",
-    "KMeans",
-    "LinUCB",
-    "LinUCBState",
-    "LowestLoss",
-    "Merging",
-    "MergingState",
-    "RewardsState",
-]
+from fedbac.clustering.bandit import LinUCB as LinUCB
+from fedbac.clustering.bandit import LinUCBState as LinUCBState
+from fedbac.clustering.loss import Fixed as Fixed
+from fedbac.clustering.loss import LowestLoss as LowestLoss
+from fedbac.clustering.merging import Merging as Merging
+from fedbac.clustering.merging import MergingState as MergingState
+from fedbac.clustering.splits import CosineSplits as CosineSplits
+from fedbac.clustering.splits import CosineState as CosineState
+from fedbac.clustering.splits import GaussianRewards as GaussianRewards
+from fedbac.clustering.splits import RewardsState as RewardsState
+from fedbac.clustering.updates import Agglomerative as Agglomerative
+from fedbac.clustering.updates import KMeans as KMeans

@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
-from fedbac.clustering.loss import Candidates
+from fedbac.clustering.loss import ByLoss, Candidates, EmptyCluster, Start, inherited
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
-from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
+from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
-from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds
 
 NUM_FEATURES = 4
 TIE_TOLERANCE = 1e-12
@@ -60,7 +59,7 @@ class LinUCBState(NamedTuple):
     """The context at the last decision; zero before the first."""
 
 
-class LinUCB(Settings):
+class LinUCB(ByLoss):
     """Every ``period`` rounds: context, reward, update of the current arm, then the arm of the highest bound,
     argmax_k θ̂_kᵀx + α √(xᵀ A_k⁻¹ x) (Eq. 8), where θ̂_k = A_k⁻¹ b_k, A_k = I + Σ x xᵀ and b_k = Σ r x (Eq. 10)."""
 
@@ -101,22 +100,6 @@ class LinUCB(Settings):
             raise ValueError("arm_features=per_arm needs the loss of every arm; leave candidates out, or use shared")
         return self
 
-    @property
-    def _losses(self) -> Loss:
-        return Loss("clusters", candidates=self.candidates)
-
-    def needs(self) -> frozenset[Query]:
-        """Need the losses of clusters."""
-        return frozenset({self._losses})
-
-    def clusters(self, num_members: int) -> int:
-        """Return K_max."""
-        return self.num_clusters or num_members
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Return the labels before anything is known."""
-        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
-
     def init(self, num_members: int) -> LinUCBState:
         """A ← I, b ← 0 for every edge and arm."""
         arms = (num_members, self.clusters(num_members))
@@ -126,10 +109,6 @@ class LinUCB(Settings):
             entered_N=np.zeros(num_members, dtype=np.int64),
             context_NF=np.zeros((num_members, NUM_FEATURES)),
         )
-
-    def ask(self, state: LinUCBState, moment: Moment) -> Ask | None:
-        """Ask for the losses when due."""
-        return None if moment.round % self.period else Ask(after=(self._losses,))
 
     def learn(self, state: LinUCBState, evidence: Evidence) -> LinUCBState:
         """Eqs. 9 and 10 for the current arm of every edge; in turns, each edge learns right before it acts."""

@@ -1,15 +1,112 @@
-"""Lowest-loss assignment: the rule of IFCA and, with additive personalization, of Fed-CAM."""
+"""Labels that never change, and the lowest loss: the rule of IFCA and, with additive parts, of Fed-CAM."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.fixed import EmptyCluster, Start, inherited, start_labels
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, Rounds, Settings
+
+Start = Literal["round_robin", "uniform", "random"]
+"""How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""
+
+
+def start_labels(start: Start, num_members: int, num_clusters: int, rng: Rng) -> IntArray:
+    """Return the labels before anything is known."""
+    if start == "round_robin":
+        return np.arange(num_members) % num_clusters
+    if start == "uniform":
+        return np.zeros(num_members, dtype=np.int64)
+    return rng.integers(num_clusters, size=num_members)
+
+
+EmptyCluster = Literal["keep", "clone"]
+"""The network that a member finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+
+
+def inherited(rule: EmptyCluster, before_N: IntArray, after_N: IntArray, num_clusters: int) -> FloatArray | None:
+    """Return where the networks of clusters come from that were empty and are entered: from their first new member."""
+    entered = np.setdiff1d(after_N, before_N)
+    if rule == "keep" or entered.size == 0:
+        return None
+    origin_KJ = np.eye(num_clusters)
+    for k in entered.tolist():
+        origin_KJ[k] = np.arange(num_clusters) == before_N[np.flatnonzero(after_N == k)[0]]
+    return origin_KJ
+
+
+class Asking(Settings):
+    """A policy that begins with all members in one cluster, and asks for the same after every round."""
+
+    asks: ClassVar[tuple[Query, ...]] = ()
+
+    def needs(self) -> frozenset[Query]:
+        """Need what it asks for."""
+        return frozenset(self.asks)
+
+    def clusters(self, num_members: int) -> int:
+        """One per member, at most."""
+        return num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """All in one."""
+        return np.zeros(num_members, dtype=np.int64)
+
+    def ask(self, state: Any, moment: Moment) -> Ask | None:
+        """Ask as ever."""
+        return Ask(after=self.asks)
+
+
+class Unlearned(Asking):
+    """A policy that looks only at the present."""
+
+    adaptive: ClassVar[bool] = False
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class Labelled(Asking):
+    """A policy whose settings say how many clusters there are, and how labels begin."""
+
+    if TYPE_CHECKING:
+        num_clusters: int | None
+        start_labels: Start
+
+    def clusters(self, num_members: int) -> int:
+        """Return K; one per member when not given."""
+        return self.num_clusters or num_members
+
+    def start(self, num_members: int, rng: Rng) -> IntArray:
+        """Return the labels before anything is known."""
+        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
+
+
+class Fixed(Labelled, Unlearned):
+    """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
+
+    kind: Literal["fixed"] = "fixed"
+    num_clusters: Edges | None = None
+    """Number of clusters; one per edge when not given."""
+    start_labels: Start = "round_robin"
+    """The first labels: one cluster after another, all in the first, or at random."""
+
+    def ask(self, state: NoState, moment: Moment) -> Ask | None:
+        """Never due."""
+        return None
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
+        """Keep the labels."""
+        return state, Assignment(evidence.labels)
+
 
 Candidates = Annotated[int, Field(ge=2, le=MAX_EDGES)]
 """How many clusters an edge measures: its own, and at least one to compare it with."""
@@ -27,11 +124,30 @@ def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> Int
     return np.where(loss_NK.min(axis=1) < limit, best, label_N)
 
 
-class LowestLoss(Settings):
+class ByLoss(Labelled):
+    """A policy that asks members now and then for the losses of clusters."""
+
+    if TYPE_CHECKING:
+        candidates: int | None
+        period: int
+
+    @property
+    def _losses(self) -> Loss:
+        return Loss("clusters", candidates=self.candidates)
+
+    def needs(self) -> frozenset[Query]:
+        """Need the losses of clusters."""
+        return frozenset({self._losses})
+
+    def ask(self, state: Any, moment: Moment) -> Ask | None:
+        """Ask for the losses when due."""
+        return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
+
+
+class LowestLoss(ByLoss, Unlearned):
     """Every ``period`` rounds each edge moves to the cluster whose model has the lowest loss on its data."""
 
     kind: Literal["lowest_loss"] = "lowest_loss"
-    adaptive: ClassVar[bool] = False
     num_clusters: Edges | None = 5
     """Number of clusters; one per edge when null."""
     period: Rounds = 20
@@ -45,34 +161,6 @@ class LowestLoss(Settings):
     """The first labels: one cluster after another, all in the first, or at random."""
     empty_cluster: EmptyCluster = "keep"
     """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
-
-    @property
-    def _losses(self) -> Loss:
-        return Loss("clusters", candidates=self.candidates)
-
-    def needs(self) -> frozenset[Query]:
-        """Need the losses of clusters."""
-        return frozenset({self._losses})
-
-    def clusters(self, num_members: int) -> int:
-        """Return K."""
-        return self.num_clusters or num_members
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """Return the labels before anything is known."""
-        return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
-    def ask(self, state: NoState, moment: Moment) -> Ask | None:
-        """Ask for the losses when due."""
-        return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing: the rule looks only at the present."""
-        return state
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Return the lowest-loss labels."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.fixed import start_labels
+from fedbac.clustering.loss import start_labels
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split

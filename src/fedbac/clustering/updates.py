@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
+from fedbac.clustering.loss import Unlearned
 from fedbac.core.geometry import coordinates, cosines, distances, known
 from fedbac.core.policies import Assignment, NoState
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds, Settings
+from fedbac.core.settings import Edges, FloatArray, IntArray, NonNegative, Rounds
 
 
 def matched(group_N: IntArray, evidence: Evidence) -> Assignment:
@@ -38,39 +39,23 @@ def matched(group_N: IntArray, evidence: Evidence) -> Assignment:
     return Assignment(after_N, origin_KJ)
 
 
-class _FromUpdates(Settings):
+class _FromUpdates(Unlearned):
     """All members begin in one cluster; after some rounds they are grouped by what each changed in the last one.
 
     Groups keep the names of the clusters that they overlap most, and begin with the network that their members had. Who
     did not train in that round has no update, and stays in its cluster.
     """
 
-    adaptive: ClassVar[bool] = False
+    asks: ClassVar[tuple[Query, ...]] = (Gram(),)
     warmup: Rounds
     period: Rounds | None = None
     """Rounds from one grouping to the next; null groups once."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need the inner products of updates, which travel anyway."""
-        return frozenset({Gram()})
-
-    def start(self, num_members: int, rng: Rng) -> IntArray:
-        """All in one."""
-        return np.zeros(num_members, dtype=np.int64)
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
 
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Ask when due."""
         late = moment.round - self.warmup
         due = late == 0 or (late > 0 and self.period is not None and late % self.period == 0)
-        return Ask(after=(Gram(),)) if due else None
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing: the rule looks only at the present."""
-        return state
+        return Ask(after=self.asks) if due else None
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Group those that trained."""

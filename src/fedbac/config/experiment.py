@@ -19,23 +19,21 @@ from fedbac.config.columns import (
     Links,
 )
 from fedbac.config.training import Training as Training
+from fedbac.core.answers import checked_phases
 from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.queries import (
     AT_CLOUD,
     AT_EDGE,
-    FOR_SHARING,
     Accuracy,
     Gram,
     Loss,
     Query,
-    Seconds,
     Slope,
     Split,
-    Statistic,
+    answerable,
 )
-from fedbac.core.schemes import checked_phases
 from fedbac.core.settings import (
     MAX_CLIENTS,
     Edges,
@@ -321,7 +319,7 @@ def _unanswerable(method: Method) -> Iterator[str]:
     own_model = own_part or (method.unit == "client" and "cluster" in scopes)
     for field, queries in method.needs.items():
         for query in queries:
-            if not _possible(field, query):
+            if not answerable(field.removeprefix("method."), query):
                 place = "at an edge" if field == "method.selection" else "by the cloud"
                 yield f"{field} asks for {query}, which cannot be measured {place}"
             elif not isinstance(query, Loss | Accuracy):
@@ -348,15 +346,6 @@ def _unanswerable(method: Method) -> Iterator[str]:
 def _by_clients(query: Loss | Accuracy) -> bool:
     """Whether each client can answer a query of the cloud for itself."""
     return query.of not in ("trained", "unaveraged") and query.on != "test"
-
-
-def _possible(field: str, query: Query) -> bool:
-    """Whether a query can be answered for a policy of this column at all."""
-    if not isinstance(query, Loss | Accuracy):
-        return isinstance(query, Statistic) or isinstance(query, Seconds) == (field == "method.selection")
-    if field == "method.selection":
-        return query.of in AT_EDGE and not (query.each and query.on == "test")
-    return not query.each and query.of in (AT_CLOUD if field == "method.clustering" else FOR_SHARING)
 
 
 class Runtime(Settings):

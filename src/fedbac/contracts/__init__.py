@@ -7,29 +7,20 @@ raises an AssertionError that names the policy, the verb and what was expected.
 from collections.abc import Callable
 from typing import Any
 
-from fedbac.contracts.clustering import check_clustering
-from fedbac.contracts.combining import check_aggregation, check_step
-from fedbac.contracts.common import check_topology
-from fedbac.contracts.links import check_transform
-from fedbac.contracts.personalization import check_personalization
-from fedbac.contracts.selection import check_selection
-from fedbac.contracts.sharing import check_sharing
-
-__all__ = [
-    "check",
-    "check_aggregation",
-    "check_clustering",
-    "check_personalization",
-    "check_selection",
-    "check_sharing",
-    "check_step",
-    "check_topology",
-    "check_transform",
-]
+from fedbac.contracts.common import check_topology as check_topology
+from fedbac.contracts.personalization import check_personalization as check_personalization
+from fedbac.contracts.policies import check_clustering as check_clustering
+from fedbac.contracts.policies import check_selection as check_selection
+from fedbac.contracts.policies import check_sharing as check_sharing
+from fedbac.contracts.tensors import check_aggregation as check_aggregation
+from fedbac.contracts.tensors import check_step as check_step
+from fedbac.contracts.tensors import check_transform as check_transform
 
 
 def check(policy: Any) -> None:
     """Check a policy or scheme of any column, or a transform of links, by the verb or field that only these have."""
+    if isinstance(policy, type):
+        raise AssertionError(f"{policy.__name__} is a class: pass an instance, as in check({policy.__name__}())")
     column: dict[str, Callable[[Any], None]] = {
         "clusters": check_clustering,
         "phases": check_personalization,

@@ -1,9 +1,9 @@
 """What all contracts share: settings, states, and verbs that leave alone what they are given."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -11,12 +11,9 @@ from pydantic import ValidationError
 
 from fedbac.core.answers import check_savable, checked_notes
 from fedbac.core.policies import Noting, Topology, lacking
-from fedbac.core.queries import Query
 from fedbac.core.settings import Settings
 from fedbac.core.state import flatten, unflatten
 from fedbac.errors import PolicyError
-
-QUERIES = get_args(Query)
 
 
 def require(kept: object, sentence: str) -> None:
@@ -28,7 +25,8 @@ def require(kept: object, sentence: str) -> None:
 def check_settings(column: str, policy: Any, protocol: type) -> str:
     """Hold a policy to its settings: frozen, complete and readable again; return how it is called in messages."""
     who = f"method.{column} {getattr(policy, 'kind', type(policy).__name__)!r}"
-    require(isinstance(policy, Settings), f"{who}: its class must derive from fedbac.Settings")
+    good = isinstance(policy, Settings)
+    require(good, f"{who}: its class must derive from fedbac.Settings, and it must be an instance of that")
     trouble = lacking(type(policy), protocol)
     require(trouble is None, f"{who}: {trouble}")
     kind = type(policy).model_fields.get("kind")
@@ -81,6 +79,15 @@ def calling(who: str, verb: str, **given: Any) -> Iterator[None]:
         raise AssertionError(f"{who}: {verb} {what}: {error}") from error
     written = difference(before, given)
     require(not written, f"{who}: {verb} wrote to {written} in place; it must return new arrays and leave these alone")
+
+
+@contextmanager
+def trying(what: str) -> Iterator[None]:
+    """Say what was tried where a promise is broken."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(str(error) if what in str(error) else f"{error}, {what}") from error
 
 
 def difference(left: Any, right: Any) -> str | None:
@@ -143,18 +150,6 @@ REPEATED = (
     "state"
 )
 RESUMED = "after its state was saved and read again; all that it remembers must be in its state"
-
-
-def check_needs(who: str, policy: Any, possible: Callable[[Query], bool], choice: str) -> frozenset[Query]:
-    """Return all that a policy may ever ask for if it can be measured for its column."""
-    needs = policy.needs()
-    require(
-        isinstance(needs, frozenset) and all(isinstance(query, QUERIES) for query in needs),
-        f"{who}: needs() must return a frozenset of queries, not {needs!r}",
-    )
-    for query in needs:
-        require(possible(query), f"{who}: needs() names {query}, which cannot be measured for it; it can have {choice}")
-    return frozenset(needs)
 
 
 def check_notes(who: str, column: str, policy: Any, state: Any) -> None:

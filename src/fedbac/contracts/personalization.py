@@ -9,9 +9,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from fedbac import models
-from fedbac.contracts.common import calling, check_settings, difference, require
+from fedbac.contracts.common import calling, check_settings, difference, require, trying
 from fedbac.core import trees
-from fedbac.core.answers import checked_start
+from fedbac.core.answers import (
+    check_finite,
+    checked_outcome,
+    checked_own_step,
+    checked_phases,
+    checked_start,
+    checked_start_of_clients,
+)
 from fedbac.core.parts import (
     Adjusting,
     Anatomy,
@@ -22,10 +29,10 @@ from fedbac.core.parts import (
     Personalization,
     Phase,
     Scope,
+    Start,
     Stepping,
     judged_parts,
 )
-from fedbac.core.schemes import checked_outcome, checked_phases, checked_start_of_clients, checked_step
 from fedbac.errors import ConfigError, PolicyError
 
 OWNERS: Mapping[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
@@ -34,7 +41,10 @@ NETWORK = models.Perceptron(hidden=(6, 5, 4))
 COUNT_CK = np.array([[4, 0, 1], [0, 0, 3], [2, 2, 2], [0, 9, 1], [0, 0, 0], [5, 0, 0], [1, 1, 0]])
 """Examples of clients by class: some lack classes, one has none at all."""
 NUM_CLIENTS, NUM_STEPS, BATCH, RATE = len(COUNT_CK), 2, 4, 0.1
-TRIED = f"{NUM_STEPS} steps of {NUM_CLIENTS} clients on {BATCH} examples each"
+GROUPS = [[1], [0, 2, 4], [1, 3, 5, 6]]
+"""Clients that are tried in stacks of their own, too."""
+STEPS = f"{NUM_STEPS} steps of {NUM_CLIENTS} clients on {BATCH} examples each"
+TRIED = f"tried with {NUM_CLIENTS} clients, of which client 4 has no examples, and so a travel of 0"
 
 
 def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None = None) -> None:
@@ -159,55 +169,69 @@ def _check_step(who: str, scheme: Any, parts: Parts, network: nn.Module) -> None
     """Hold steps to keep shapes, write to nothing they are given, give finite numbers, and keep clients apart."""
 
     def stepped(clients: list[int]) -> Parts:
-        now_C = received_C = {part: trees.select(p, np.array(clients)) for part, p in everybody.items()}
+        now_C = received_C = _received(parts, clients)
         local = Rehearsal(network, clients)
         for local.step in range(NUM_STEPS):
-            with calling(who, f"step(), tried as {TRIED},", now=now_C, received=received_C):
-                now_C = checked_step(scheme, scheme.step(now_C, received_C, local), now_C)
+            with calling(who, f"step(), tried as {STEPS},", now=now_C, received=received_C):
+                now_C = checked_own_step(scheme, scheme.step(now_C, received_C, local), now_C)
+                check_finite(f"{who}: step(), tried as {STEPS},", now_C, [received_C])
         return now_C
 
-    everybody = _for_clients(parts, NUM_CLIENTS)
-    together = stepped(list(range(NUM_CLIENTS)))
-    _check_finite(who, f"step(), tried as {TRIED},", together)
-    for part, params in stepped([1]).items():
-        for name, value in params.items():
-            same = torch.allclose(value[0], together[part][name][1], rtol=1e-3, atol=1e-5)
-            require(
-                same,
-                f"{who}: step(), tried as {TRIED}, made something else of {name} of part {part!r} for client 1 alone "
-                "than beside the others; it must use each client's own row only",
-            )
+    _check_apart(f"{who}: step(), tried as {STEPS},", stepped)
 
 
 def _check_hooks(who: str, scheme: Any, parts: Parts, num_phases: int, network: nn.Module) -> None:
-    """Hold hooks to keep shapes, write to nothing they are given, and give finite numbers."""
-    steps_FC = np.tile(COUNT_CK.sum(1), (num_phases, 1))
+    """Hold hooks to keep shapes, write to nothing they are given, give finite numbers, and keep clients apart."""
 
-    def local() -> Rehearsal:
-        return Rehearsal(network, range(NUM_CLIENTS))
+    def started(clients: list[int]) -> tuple[Start, Parts, LocalRun]:
+        received_C, count_CK = _received(parts, clients), COUNT_CK[clients]
+        steps_FC = np.tile(count_CK.sum(1), (num_phases, 1))
+        run = LocalRun(count_CK, RATE * steps_FC, 0.99**steps_FC, local=lambda: Rehearsal(network, clients))
+        with trying(TRIED), calling(who, "before()", received=received_C):
+            start = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
+            for made_C in (start.parts, start.shift):
+                check_finite(f"{who}: before()", made_C, [received_C])
+        return start, received_C, run
 
-    run = LocalRun(COUNT_CK, travel_FC=RATE * steps_FC, left_FC=0.99**steps_FC, local=local)
-    received_C = _for_clients(parts, NUM_CLIENTS)
-    with calling(who, "before()", received=received_C):
-        start = checked_start_of_clients(scheme, scheme.before(received_C, run), received_C)
-    started_C = start.parts
-    _check_finite(who, "before()", started_C)
-    _check_finite(who, "before()", start.shift)
-    trained_C = {
-        part: {name: value + 0.1 * value.cos() for name, value in params.items()}
-        if scheme.parts[part].networks
-        else params
-        for part, params in started_C.items()
-    }
-    with calling(who, "after()", received=received_C, started=started_C, trained=trained_C):
-        outcome_C = checked_outcome(scheme, scheme.after(received_C, started_C, trained_C, run), trained_C)
-    _check_finite(who, "after()", outcome_C)
+    def ended(clients: list[int]) -> Parts:
+        start, received_C, run = started(clients)
+        trained_C = {
+            part: {name: value + 0.1 * value.cos() for name, value in params.items()}
+            if scheme.parts[part].networks
+            else params
+            for part, params in start.parts.items()
+        }
+        given = {"received": received_C, "started": start.parts, "trained": trained_C}
+        with trying(TRIED), calling(who, "after()", **given):
+            return checked_outcome(scheme, scheme.after(*given.values(), run), *given.values())
+
+    def scales(start: Start) -> Parts:
+        return {"rate_scale": {str(phase): torch.as_tensor(scale_C) for phase, scale_C in start.rate_scale.items()}}
+
+    with trying(TRIED):
+        for made in (lambda start: start.parts, lambda start: start.shift, scales):
+            _check_apart(f"{who}: before()", lambda clients, made=made: made(started(clients)[0]))  # type: ignore[misc]
+        outcome_C = _check_apart(f"{who}: after()", ended)
     for part, spec in scheme.parts.items():
         if spec.returns_as is not None:
             same = not difference(outcome_C[part], outcome_C[spec.returns_as])
             require(same, f"{who}: after() must return the same as parts {part!r} and {spec.returns_as!r}")
-    for scale_C in start.rate_scale.values():
-        require(np.isfinite(scale_C).all(), f"{who}: before() must scale rates by finite numbers")
+
+
+def _check_apart(verb: str, made: Callable[[list[int]], Parts]) -> Parts:
+    """Return what is made of all clients if it is the same for those who come in a smaller stack."""
+    together = made(list(range(NUM_CLIENTS)))
+    for clients in GROUPS:
+        for part, params in made(clients).items():
+            for name, value in params.items():
+                same = torch.allclose(value, together[part][name][clients], rtol=1e-3, atol=1e-5)
+                require(
+                    same,
+                    f"{verb} made something else of {name} of part {part!r} for "
+                    f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients))} alone than beside "
+                    "the others; a stack may hold any of the clients, so it must use each client's own row only",
+                )
+    return together
 
 
 def _check_blended(who: str, scheme: Any, parts: Parts) -> None:
@@ -223,20 +247,15 @@ def _check_blended(who: str, scheme: Any, parts: Parts) -> None:
         require(shapes[0] == shapes[1], f"{who}: blended() must return part {part!r} as it is kept: {shapes[1]}")
 
 
-def _for_clients(parts: Parts, num_clients: int) -> Parts:
-    """Return parts as clients receive them: a row for each, all different."""
-    generator = torch.Generator().manual_seed(0)
+def _received(parts: Parts, clients: list[int]) -> Parts:
+    """Return parts as these clients receive them: a row for each, all different."""
+    generator, owner_C = torch.Generator().manual_seed(0), np.arange(NUM_CLIENTS)
     return {
         part: {
-            name: value[np.arange(num_clients) % len(value)]
-            + 0.01 * torch.randn((num_clients, *value.shape[1:]), generator=generator)
+            name: (
+                value[owner_C % len(value)] + 0.01 * torch.randn((NUM_CLIENTS, *value.shape[1:]), generator=generator)
+            )[clients]
             for name, value in params.items()
         }
         for part, params in parts.items()
     }
-
-
-def _check_finite(who: str, verb: str, parts_C: Parts) -> None:
-    for part, params in parts_C.items():
-        good = all(bool(value.isfinite().all()) for value in params.values())
-        require(good, f"{who}: {verb} must return finite numbers, but part {part!r} has others")

@@ -251,10 +251,9 @@ def combine_by_owner(
     rule: Aggregation,
     sent_K: Params | None = None,
 ) -> Params:
-    """Return w + rule(Δ) for every owner: Δ is what each of its rows of positive weight has changed.
+    """Return w + rule(Δ) for every owner: Δ is what each of its rows of positive weight has changed since it was sent.
 
-    The rows started from what was sent, or from what there was before. Who has a single row takes it; who has none
-    keeps what it had. The same bits come out on any number of threads.
+    Who has a single row takes it; who has none keeps what it had. Threads do not change the bits.
     """
     start_K = trees.rows(before_K if sent_K is None else sent_K)
 

@@ -49,10 +49,8 @@ class Alteration(Transform):
 
     @abstractmethod
     def alter(self, change: Tensor, bound: float | None, rng: Rng) -> Tensor:
-        """Return a finite, flat change as it is sent; ``bound`` is the largest norm that it may have, if that is known.
-
-        All chance comes from ``rng``, the sender's own stream: so the same bits come out wherever it is computed.
-        """
+        """Return a finite, flat change as it is sent, of at most the norm ``bound`` where that is known; all chance
+        comes from ``rng``, the sender's own stream."""
 
     def bound(self, before: float | None) -> float | None:
         """Return the largest norm of what is sent, if that is known."""
@@ -111,10 +109,8 @@ class Codec(Transform):
 
     @abstractmethod
     def fault(self, packed: Packed, numbers: int) -> str | None:
-        """Say what is wrong with tensors that are laid out well but were made by somebody else; None if nothing is.
-
-        What it finds no fault with unpacks to finite numbers.
-        """
+        """Say what is wrong with somebody else's tensors, which are laid out well; None if they unpack to finite
+        numbers."""
 
     def num_bytes(self, numbers: int) -> int:
         """Return what it costs to send a tensor of so many numbers once."""

@@ -31,10 +31,8 @@ def distances(gram_NN: FloatArray) -> FloatArray:
 
 
 def coordinates(gram_NN: FloatArray) -> FloatArray:
-    """Return points that have these inner products, a row for each: as good as the updates where only distances count.
-
-    G = VΛVᵀ, so the rows of VΛ^½ are such points.
-    """
+    """Return points with these inner products, the rows of VΛ^½ where G = VΛVᵀ: as good as updates by their
+    distances."""
     value_F, vector_NF = np.linalg.eigh(gram_NN)
     point_NF: FloatArray = vector_NF * np.sqrt(np.maximum(value_F, 0.0))
     return point_NF

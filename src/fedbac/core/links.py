@@ -14,10 +14,9 @@ from typing import Literal
 
 from fedbac.core import trees
 from fedbac.core.codecs import Broadcast, Chain, Chains, Changes, Passed, Senders, cost, nothing_left, passed
-from fedbac.core.parts import Parts, Personalization, Scope
+from fedbac.core.parts import Parts, Personalization, Scope, moved_parts, moving_parts
 from fedbac.core.queries import Moment
 from fedbac.core.schema import Some
-from fedbac.core.schemes import moved_parts, moving_parts
 
 Tier = Literal["client", "cloud"]
 Direction = Literal["down", "up"]

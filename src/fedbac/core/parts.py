@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -21,19 +21,23 @@ A part is averaged over all who share its owner, and travels only as far as its 
 
 @dataclass(frozen=True)
 class Part:
-    """Weights that are owned, averaged and sent together."""
+    """Weights that are owned, averaged and sent together.
+
+    - ``scope``: who owns them: ``cloud``, ``cluster``, ``edge`` or ``client``.
+    - ``network``: the network that they belong to, which may be made of several parts; or several networks that
+      share them; or none, ``()``: numbers that no phase trains and that the scheme itself works out
+      (``Adjusting``).
+    - ``layers``: which of its layers: modules with weights of their own, in their order. The last one is the head.
+    - ``follows``: a part of the cloud, of the same layers, that this one equals until its owner first trains it.
+    - ``returns_as``: a part that this one equals as clients come back with it: where that one passes a link, both
+      are sent at once. Without it, links would count the same weights twice.
+    """
 
     scope: Scope
     network: str | tuple[str, ...]
-    """The network that they belong to, which may be made of several parts; or several networks that share them; or
-    none, ``()``: numbers that no phase trains and that the scheme itself works out (see ``Adjusting``)."""
     layers: slice = field(default_factory=lambda: slice(None))
-    """Which of its layers: modules with weights of their own, in their order. The last one is the head."""
     follows: str | None = None
-    """A part of the cloud, of the same layers, that this one equals until its owner first trains it."""
     returns_as: str | None = None
-    """A part that this one equals as clients come back with it: where that one passes a link, both are sent at once.
-    Without it, links would count the same weights twice."""
 
     @property
     def networks(self) -> tuple[str, ...]:
@@ -43,13 +47,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Pull:
-    """A force on the weights of a part: ``strength`` times their distance from a point is added to the gradient."""
+    """A force on the weights of a part: ``strength`` times their distance from a point is added to the gradient.
+
+    - ``strength``: at least 0.
+    - ``to``: the part that pulls, as the client received it (its own name: where the client started); None pulls to
+      zero.
+    - ``clipped``: whether the pull is part of the loss, and so clipped with the gradient, or weight decay of the
+      optimizer.
+    """
 
     strength: float
     to: str | None = None
-    """The part that pulls, as the client received it (its own name: where the client started); None pulls to zero."""
     clipped: bool = True
-    """Whether the pull is part of the loss, and so clipped with the gradient, or weight decay of the optimizer."""
 
     def __post_init__(self) -> None:
         if self.to is not None and not self.clipped:
@@ -58,23 +67,24 @@ class Pull:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of local training: what moves, which networks are summed, for how long, and what pulls."""
+    """One stretch of local training: what moves, which networks are summed, for how long, and what pulls.
+
+    - ``moves``: the names of the parts that are trained.
+    - ``terms``: the networks whose logits are summed; those of the prediction when not given.
+    - ``epochs``: passes over the client's data; as many as the task says when not given.
+    - ``pull``: by part; at most one each.
+    - ``taught``: whether clients learn from their teachers beside the labels, where a request brings some.
+    - ``last``: only in so many last rounds of the run.
+    - ``until_last``: only before so many last rounds of the run.
+    """
 
     moves: tuple[str, ...]
-    """Names of parts."""
     terms: tuple[str, ...] | None = None
-    """The networks whose logits are summed; those of the prediction when not given."""
     epochs: int | None = None
-    """Passes over the client's data; default: the task's."""
     pull: Mapping[str, Pull] = field(default_factory=dict)
-    """By part; at most one each."""
     taught: bool = False
-    """Whether clients learn from their teachers beside the labels, where a request brings some."""
     last: int | None = None
-    """Only in so many last rounds of the run."""
-    until_last: int | None = None
-    """Only before so many last rounds of the run. Two numbers and no function: links and checks work out from them in
-    which rounds a part passes."""
+    until_last: int | None = None  # two numbers and no function: links work out from them in which rounds a part passes
 
     def runs(self, moment: Moment) -> bool:
         """Whether it is part of training in a round."""
@@ -131,10 +141,8 @@ class LocalSteps(Protocol):
     """The mean loss of each one's batch, where a gradient was last taken."""
 
     def batches(self, share: float = 1.0) -> Iterator[None]:
-        """Go before training through the batches of a random share of everybody's examples: the same ones each time.
-
-        Who has fewer batches has gradients of 0 while others go on.
-        """
+        """Go before training through the batches of a random share of everybody's examples, the same ones each time;
+        who has fewer has gradients of 0 while others go on."""
 
     def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
         """Return the gradient of the mean loss of everybody's batch at these weights: of all, or of those named."""
@@ -143,52 +151,57 @@ class LocalSteps(Protocol):
         """Return a gradient as the task clips those of a network."""
 
     def descend(self, part: str, value_C: Params, gradient_C: Params) -> Params:
-        """Return weights of a part after one step of the task's optimizer.
-
-        It clips the gradient, by the norm of this part alone, and has weight decay and the part's own momentum.
-        """
+        """Return weights of a part after one step of the task's optimizer, which clips by the norm of this part alone
+        and has weight decay and the part's own momentum."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """What a scheme may know of the clients in a training; rows of phases, columns of clients."""
+    """What a scheme may know of the clients in a training: numpy arrays, C clients of the stack, F phases, K classes.
+
+    - ``count_CK``: their training examples of each class.
+    - ``travel_FC``: how far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of
+      the round; 0 for a client without a batch.
+    - ``left_FC``: what the task's weight decay leaves in a phase of a weight of 1 that has no gradient.
+    - ``local``: returns gradients on their examples, for a scheme that takes some before training.
+    - ``round``: of the cloud, counted from 1.
+    - ``edge_round``: of this round, counted from 0.
+    - ``edge_rounds``: how many edge rounds a round has.
+    - ``share``: the share of the site's examples that lie with the clients that train in this edge round.
+    """
 
     count_CK: IntArray
-    """Their training examples of each class."""
     travel_FC: FloatArray
-    """How far a constant gradient of 1 moves a weight in a phase that begins at rest, at the rate of the round."""
     left_FC: FloatArray
-    """What the task's weight decay leaves in a phase of a weight of 1 that has no gradient."""
     local: Callable[[], LocalSteps]
-    """Returns gradients on their examples, for a scheme that takes some before training."""
     round: int = 1
     edge_round: int = 0
     edge_rounds: int = 1
-    """How many edge rounds a round has, counted from 0."""
     share: float = 1.0
-    """The share of the site's examples that lie with the clients that train in this edge round."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What is particular about how clients begin a training; by default, nothing."""
+    """What is particular about how clients begin a training; by default, nothing.
+
+    - ``parts``: the parts that start otherwise than received.
+    - ``rate_scale``: by the number of a phase, what each client's learning rate is multiplied by.
+    - ``shift``: by part, a constant that is added to each client's gradient in every step; weights may be missing.
+      It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
+      clipped, and a shift that was clipped with them would no longer cancel out over all clients.
+    """
 
     parts: Parts = field(default_factory=dict)
-    """The parts that start otherwise than received."""
     rate_scale: Mapping[int, FloatArray] = field(default_factory=dict)
-    """By the number of a phase, what each client's learning rate is multiplied by."""
     shift: Parts = field(default_factory=dict)
-    """By part, a constant that is added to each client's gradient in every step; weights may be missing.
-
-    It is added after clipping, as weight decay is: what corrects gradients estimates their mean as SGD had them,
-    clipped, and a shift that was clipped with them would no longer cancel out over all clients."""
 
 
 @runtime_checkable
 class Adjusting(Protocol):
     """A personalization that changes what clients start from and what is made of what they come back with.
 
-    Its hooks are plain arithmetic on stacks, a row for each client, wherever these lie. They write nothing in place.
+    Its hooks are plain arithmetic on stacks, wherever these lie, a row for each of some clients of a site: any that fit
+    into memory at once, so a hook uses each client's own row only. They write nothing in place.
     """
 
     def before(self, received_C: Parts, run: LocalRun) -> Start:
@@ -205,8 +218,7 @@ class Stepping(Protocol):
     def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
         """Return the parts that one step on everybody's current batch changes; those who have one are the rows.
 
-        Plain arithmetic on stacks that writes nothing in place, as hooks are. The loss of the first gradient is
-        reported.
+        Plain arithmetic, as hooks are. The loss of the first gradient is reported.
         """
 
 
@@ -215,10 +227,8 @@ class Blending(Protocol):
     """A personalization that predicts with other weights than those that it keeps."""
 
     def blended(self, parts: Parts) -> Parts:
-        """Return the parts to predict with where they differ, with as many rows as they have.
-
-        A part of the cloud has one row, which goes with all rows of the others.
-        """
+        """Return the parts to predict with where they differ, with as many rows as they have; the one row of a part of
+        the cloud goes with all rows of the others."""
 
 
 def predicting(scheme: Personalization, parts: Parts) -> Parts:
@@ -249,6 +259,29 @@ def judged_parts(scheme: Personalization) -> tuple[str, ...]:
 def measured_parts(scheme: Personalization) -> tuple[str, ...]:
     """Return the parts that whoever measures a model must have: all of them where the scheme blends its predictions."""
     return tuple(scheme.parts) if isinstance(scheme, Blending) else judged_parts(scheme)
+
+
+def moving_parts(scheme: Any, moment: Moment | None = None) -> frozenset[str]:
+    """Return the parts that change in a round, or in any: those that a phase moves, and those of no network."""
+    phases = [phase for phase in scheme.phases() if moment is None or phase.runs(moment)]
+    return _changed(scheme, phases)
+
+
+def moved_parts(scheme: Any, moment: Moment) -> frozenset[str]:
+    """Return the parts that change in a round or did before; the others are as everybody has them from the start."""
+    return _changed(scheme, [phase for phase in scheme.phases() if phase.has_run(moment)])
+
+
+def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
+    """Return the numbers of the phases of a round; None where it has all of them."""
+    phases = scheme.phases()
+    running = tuple(number for number, phase in enumerate(phases) if phase.runs(moment))
+    return None if len(running) == len(phases) else running
+
+
+def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:
+    free = {part for part, spec in scheme.parts.items() if not spec.networks}
+    return frozenset(part for phase in phases for part in phase.moves) | free
 
 
 class Anatomy:

@@ -59,13 +59,31 @@ class Exchange(NamedTuple):
     """Who teaches whom in this round, if anybody."""
 
 
-@runtime_checkable
-class Topology(Protocol):
-    """Attaches clients to sites, and says how often tiers meet."""
+class Chosen(Protocol):
+    """What stands in a column of a method."""
 
     @property
     def kind(self) -> str:
         """The name by which configurations choose it."""
+
+
+class Asking(Chosen, Protocol):
+    """A policy that has something measured and remembers."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it learns; a setting may decide it."""
+
+    def needs(self) -> frozenset[Query]:
+        """Return all that it may ever ask for."""
+
+    def init(self, num_members: int) -> Any:
+        """Return the state before the first round."""
+
+
+@runtime_checkable
+class Topology(Chosen, Protocol):
+    """Attaches clients to sites, and says how often tiers meet."""
 
     @property
     def edge_rounds(self) -> int:
@@ -80,26 +98,14 @@ class Topology(Protocol):
 
 
 @runtime_checkable
-class ClusterPolicy(Protocol):
+class ClusterPolicy(Asking, Protocol):
     """Assigns every member (a site, or a client) a cluster."""
-
-    adaptive: ClassVar[bool]
-
-    @property
-    def kind(self) -> str:
-        """The name by which configurations choose it."""
-
-    def needs(self) -> frozenset[Query]:
-        """Return all that it may ever ask for."""
 
     def clusters(self, num_members: int) -> int:
         """Return the number of cluster models for this many members."""
 
     def start(self, num_members: int, rng: Rng) -> IntArray:
         """Return the labels before anything is known."""
-
-    def init(self, num_members: int) -> Any:
-        """Return the state before the first round."""
 
     def ask(self, state: Any, moment: Moment) -> Ask | None:
         """Say what must be measured after this round, or None when assignments are not due."""
@@ -112,26 +118,12 @@ class ClusterPolicy(Protocol):
 
 
 @runtime_checkable
-class SelectionPolicy(Protocol):
+class SelectionPolicy(Asking, Protocol):
     """Picks the clients of one site that train this round."""
-
-    @property
-    def kind(self) -> str:
-        """The name by which configurations choose it."""
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether it learns; a setting may decide it."""
 
     @property
     def fraction(self) -> float:
         """p, the share of the members to select."""
-
-    def needs(self) -> frozenset[Query]:
-        """Return all that it may ever ask for."""
-
-    def init(self, num_members: int) -> Any:
-        """Return the state before the first round."""
 
     def ask(self, state: Any, evidence: Evidence, rng: Rng) -> Ask:
         """Say what must be measured in this round; nothing is yet."""
@@ -144,26 +136,12 @@ class SelectionPolicy(Protocol):
 
 
 @runtime_checkable
-class Sharing(Protocol):
+class Sharing(Asking, Protocol):
     """Says what clusters give each other of their networks."""
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether it learns from what happens."""
-
-    @property
-    def kind(self) -> str:
-        """The name by which configurations choose it."""
 
     @property
     def active(self) -> bool:
         """Whether it ever shares anything."""
-
-    def needs(self) -> frozenset[Query]:
-        """Return all that it may ever ask for."""
-
-    def init(self, num_members: int) -> Any:
-        """Return the state before the first round."""
 
     def ask(self, state: Any, moment: Moment) -> tuple[Query, ...]:
         """Say what must be measured in this round, once clients have trained."""
@@ -176,12 +154,8 @@ class Sharing(Protocol):
 
 
 @runtime_checkable
-class Aggregation(Protocol):
+class Aggregation(Chosen, Protocol):
     """Combines what an owner's children changed: clients at an edge, and what sites report at the cloud."""
-
-    @property
-    def kind(self) -> str:
-        """The name by which configurations choose it."""
 
     @property
     def needs(self) -> Literal["sum", "all"]:
@@ -196,26 +170,22 @@ class Aggregation(Protocol):
 
 
 @runtime_checkable
-class Step(Protocol):
+class Step(Chosen, Protocol):
     """What the cloud, or a cluster, does with the combination of its children."""
 
     active: ClassVar[bool]
-    """Whether it ever does anything but take it."""
-
-    @property
-    def kind(self) -> str:
-        """The name by which configurations choose it."""
+    """Whether it ever does anything but take it; if not, nobody calls it."""
 
     def init(self, row_KD: Tensor) -> Mapping[str, Tensor]:
-        """Return what it remembers before the first round: by name, a row for each owner, of the same shape."""
+        """Return what it remembers before the first round: by name, a row for each owner, of D numbers or of one."""
 
     def step(
         self, before_KD: Tensor, combined_KD: Tensor, memory: Mapping[str, Tensor], share_K: Tensor
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the rows after a round and what is remembered, of owners that heard of somebody.
+        """Return the rows after a round and what is remembered, of owners from whom at least one client reported.
 
-        ``before_KD`` is what their children started from, ``combined_KD`` what these became, and ``share_K`` the share
-        of the examples of all its clients that those who trained hold.
+        ``before_KD`` is what their children started from, ``combined_KD`` what these became, and ``share_K`` the
+        examples of the clients that trained over those of all clients that share the owner.
         """
 
 
@@ -256,12 +226,15 @@ def lacking(cls: type, protocol: type) -> str | None:
     if ABC in protocol.__mro__ and not issubclass(cls, protocol):
         return f"{cls.__name__} does not derive from {protocol.__name__}"
     fields = getattr(cls, "model_fields", {})
-    members = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
+    known: dict[str, Any] = {}
+    for base in reversed([protocol, *(base for base in protocol.__mro__ if getattr(base, "_is_protocol", False))]):
+        known |= dict.fromkeys(getattr(base, "__annotations__", ())) | vars(base)
+    members = {name for name in known if not name.startswith("_")}
     missing = sorted(name for name in members if not hasattr(cls, name) and name not in fields)
     missing += sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         return f"{cls.__name__} lacks {', '.join(missing)}, which {protocol.__name__} asks for"
-    for name, wanted in vars(protocol).items():
+    for name, wanted in known.items():
         if name in members and inspect.isfunction(wanted) and not _takes(getattr(cls, name), wanted):
             given = ", ".join(list(inspect.signature(wanted).parameters)[1:])
             return f"{cls.__name__} has a verb {name}() that does not take what it is given: {name}({given})"

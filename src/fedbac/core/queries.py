@@ -88,11 +88,8 @@ class Gram:
 
 @dataclass(frozen=True)
 class Slope:
-    """The inner products of each member's update with the networks of all clusters, as they were when the round began.
-
-    A row for each member, a column for each cluster: how fast the loss falls if a member moves towards a network. It is
-    worked out for policies, who see no weights.
-    """
+    """The inner products of each member's update with the networks of all clusters as the round began, a column each:
+    how fast the loss falls if a member moves towards a network."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,14 @@ AT_CLOUD: frozenset[Models] = frozenset(get_args(Models)) - AT_EDGE
 """Models that are the cloud's to send."""
 FOR_SHARING: frozenset[Models] = frozenset({"trained", "own", "others", "mean", "clusters", "occupied"})
 """Models that a sharing policy may have measured."""
+MODELS = {"selection": AT_EDGE, "clustering": AT_CLOUD, "sharing": FOR_SHARING}
+
+
+def answerable(column: str, query: Query) -> bool:
+    """Whether a query can be answered for a policy of a column at all."""
+    if isinstance(query, Loss | Accuracy):
+        return query.of in MODELS[column] and not (query.each and (column != "selection" or query.on == "test"))
+    return isinstance(query, Statistic) or isinstance(query, Seconds) == (column == "selection")
 
 
 class Moment(NamedTuple):

@@ -1,7 +1,4 @@
-"""What an edge asks of its clients, and what comes back.
-
-On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
-"""
+"""What an edge asks of its clients, and what comes back; all but local fields travel (``core.schema``)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -38,7 +38,10 @@ class State:
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
     steps: dict[str, Parts] = field(default_factory=dict)
-    """Of each part that its owners step with: what they remember, by its name, a row for each owner."""
+    """Of each part that its owners step with: what they remember, by its name, a row for each owner: by weight, or, by
+    the name "", one number."""
+    stepped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The weights of each such part that are stepped."""
 
     @property
     def num_clusters(self) -> int:

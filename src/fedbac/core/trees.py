@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbac.core.parts import Params, Parts
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import FloatArray, IntArray
 
 
 def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
@@ -101,10 +101,7 @@ def rows(tree_N: Params) -> Tensor:
 
 
 def _lying(tree_N: Params) -> tuple[int, int] | None:
-    """Return the size of a stack's networks, and how far apart they are, if the weights of each lie one after another.
-
-    Else return None.
-    """
+    """Return the size of a stack's networks and how far apart they are, if each lies in one piece; else None."""
     first = next(iter(tree_N.values()))
     num, stride, begin, number = first.shape[0], first.stride(0), first.data_ptr(), first.element_size()
     at = begin
@@ -139,11 +136,8 @@ def to(tree: Params, device: torch.device | str) -> Params:
 
 
 def weighted_mean(tree_N: Params, weight_N: FloatArray) -> Params:
-    """Return Σ_i (w_i / Σ_j w_j) θ_i over the leading axis.
-
-    Rows of weight zero are left out before anything is multiplied, so a row of NaN cannot leak through 0 · NaN.
-    """
-    return like(unravel(_mean(rows(tree_N), weight_N), take(tree_N, 0)), tree_N)
+    """Return Σ_i (w_i / Σ_j w_j) θ_i over the leading axis; rows of weight zero are left out, even those of NaN."""
+    return take(shaped(_mean(rows(tree_N), weight_N)[None], tree_N), 0)
 
 
 def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
@@ -154,11 +148,6 @@ def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
         matrix_N = matrix_N[onto(counted, matrix_N.device)]
     share = weight_N[counted] / weight_N[counted].sum()
     return onto(share, matrix_N.device, matrix_N.dtype) @ matrix_N
-
-
-def like(tree: Params, other: Params) -> Params:
-    """Return the tree with the number types of another."""
-    return {name: value.to(other[name].dtype) for name, value in tree.items()}
 
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:
@@ -173,10 +162,8 @@ def grouped(
     before_K: Params,
     combine: Callable[[Tensor, FloatArray, int], Tensor],
 ) -> Params:
-    """Return one combination per group of those with positive weight: of their rows, their weights and the group.
-
-    A group of one is that one, and a group without any keeps its row of ``before_K``.
-    """
+    """Return, by group, what is combined of the rows and weights of those with positive weight. One alone is taken; a
+    group without any keeps its row of ``before_K``."""
     matrix_N, out_K = rows(tree_N), rows(before_K).clone()
     counted = np.flatnonzero(weight_N > 0)
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)
@@ -190,16 +177,6 @@ def grouped(
         matrix_C = matrix_N if mine.size == label_N.size else matrix_N[onto(mine, matrix_N.device)]
         out_K[group] = combine(matrix_C, weight_N[mine], group)
     return shaped(out_K, before_K)
-
-
-def fill(tree_N: Params, chosen_N: BoolArray, row: Params) -> Params:
-    """Return the stack with the chosen networks replaced by the first of another stack."""
-    if not chosen_N.any():
-        return tree_N
-    out = {name: value.clone() for name, value in tree_N.items()}
-    for name, value in out.items():
-        value[onto(np.flatnonzero(chosen_N), value.device)] = row[name][0].to(value.device)
-    return out
 
 
 def mix(tree_K: Params, mix_KJ: FloatArray) -> Params:
@@ -220,7 +197,7 @@ def zeros(tree: Params) -> Params:
 
 
 def put(tree_N: Params, index: IntArray, rows: Params) -> Params:
-    """Return the stack with some of its networks replaced."""
+    """Return the stack with some of its networks replaced: each by its own, or all by a single one."""
     out = {name: value.clone() for name, value in tree_N.items()}
     for name, value in out.items():
         value[onto(index, value.device)] = rows[name].to(value.device)
@@ -239,3 +216,9 @@ def finite_rows(parts_C: Parts) -> np.ndarray:
         torch.isfinite(value).reshape(value.shape[0], -1).all(1) for part in parts_C.values() for value in part.values()
     ]
     return torch.stack(flags).all(0).cpu().numpy()
+
+
+def column(value_C: FloatArray | Tensor, like: Tensor) -> Tensor:
+    """Return a number for each row, to be multiplied with a stack."""
+    number_C = torch.as_tensor(value_C, dtype=like.dtype, device=like.device)
+    return number_C.reshape(-1, *[1] * (like.dim() - 1))

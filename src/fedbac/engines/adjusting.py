@@ -9,9 +9,9 @@ import numpy as np
 from torch import nn
 
 from fedbac.core import trees
+from fedbac.core.answers import checked_outcome, checked_start_of_clients
 from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, Stepping, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
-from fedbac.core.schemes import checked_outcome, checked_start_of_clients
 from fedbac.data import class_counts
 from fedbac.local.own_steps import OwnSteps
 
@@ -57,7 +57,8 @@ class AdjustedTrainer:
         for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
             answer = self.scheme.after(received_C, started_C, trained_C, run)
-            results.append(replace(found, parts_C=checked_outcome(self.scheme, answer, trained_C)))
+            outcome_C = checked_outcome(self.scheme, answer, received_C, started_C, trained_C)
+            results.append(replace(found, parts_C=outcome_C))
         return results
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -23,10 +22,9 @@ from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Train, Trained, Trainer
 from fedbac.core.rng import Rng
 from fedbac.core.runtime import out_of_memory
-from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.settings import FloatArray
 from fedbac.core.state import State
-from fedbac.engines.chunks import average_of, averaged, without_networks
-from fedbac.engines.simulator import Simulator
+from fedbac.engines.simulator import Simulator, average_of, averaged, without_networks
 from fedbac.local import one_thread
 from fedbac.rounds.cloud import Ordered, Record, Round
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
@@ -60,8 +58,7 @@ class Queued(NamedTuple):
 class Prefetching(Simulator):
     """A simulator whose reports are there before the work is done: whoever reads more than was guessed waits.
 
-    It does not work ahead where edges compress what they send or average more than once, or where clients come in
-    chunks.
+    It does not work ahead where edges compress, average more than once, or have clients in chunks.
     """
 
     def __init__(
@@ -117,10 +114,7 @@ class Prefetching(Simulator):
         return round_, ordered, self.train(ordered.orders)
 
     def _concluded(self, round_: Round, ordered: Ordered, reports: list[TrainReport]) -> tuple[State, Record]:
-        """Conclude a round; again if the guess was wrong, or if memory runs out while clients train.
-
-        Nothing counts before all reports have been read.
-        """
+        """Conclude a round; again if the guess was wrong, or if memory runs out before all reports have been read."""
         try:
             return round_.conclude(ordered, reports)
         except WrongGuessError:
@@ -261,27 +255,17 @@ class Later:
 
     def __getattr__(self, field: str) -> Any:
         report = self.read()
-        if self.known and not came_true(self.known["bank"], self.known["weight"], report):
-            raise WrongGuessError
+        for part, stack in self.known.get("bank", {}).items():
+            if report.bank[part] is not stack or not np.array_equal(report.weight[part], self.known["weight"][part]):
+                raise WrongGuessError
         self.__dict__.update(vars(report))
         return getattr(report, field)
-
-
-def came_true(bank: Parts, weight: Mapping[str, IntArray], report: TrainReport) -> bool:
-    """Whether a report has these very networks, and they count as much."""
-    return all(
-        report.bank[part] is stack and np.array_equal(report.weight[part], weight[part]) for part, stack in bank.items()
-    )
 
 
 def later(finish: Callable[[], list[T]], known: Sequence[Mapping[str, Any]]) -> list[T]:
     """Return what stands for reports of which some fields are known."""
     read = once(finish)
-    return [cast(T, Later(partial(_item, read, i), fields)) for i, fields in enumerate(known)]
-
-
-def _item(read: Callable[[], list[T]], place: int) -> T:
-    return read()[place]
+    return [cast(T, Later(lambda i=i: read()[i], fields)) for i, fields in enumerate(known)]  # type: ignore[misc]
 
 
 def once(read: Callable[[], T]) -> Callable[[], T]:

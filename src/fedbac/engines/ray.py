@@ -165,10 +165,7 @@ class EdgeActor:
 
 
 def packed(parts: Parts) -> Parts:
-    """Return networks ready to travel: each weight with memory of its own, on the CPU.
-
-    A view takes the whole tensor it looks at along when it is pickled.
-    """
+    """Return networks ready to travel: on the CPU, and no views, which would take along all that they look at."""
     return {part: {n: v.detach().cpu().clone() for n, v in params.items()} for part, params in parts.items()}
 
 

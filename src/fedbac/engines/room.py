@@ -6,7 +6,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.core.bandits import budget
 from fedbac.core.codecs import remembering
 from fedbac.core.parts import Parts
-from fedbac.engines.chunks import GIB, free_memory
+from fedbac.engines.simulator import GIB, free_memory
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Assembled
 from fedbac.rounds.plan import combined_parts

@@ -1,17 +1,203 @@
-"""All edges and clients in this process: the edges' work is driven in step and their requests are merged."""
+"""All edges and clients in this process: the edges' work is driven in step, their requests are merged, and clients come
+in chunks that fit into memory, however many there are.
+"""
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
 
 from fedbac.config.experiment import Experiment
-from fedbac.core.parts import Scope
-from fedbac.core.requests import Average, Evaluate, Request, Result, Trainer
+from fedbac.core import trees
+from fedbac.core.aggregation import EdgeAverage
+from fedbac.core.parts import Parts, Scope
+from fedbac.core.requests import Average, Averaged, Evaluate, Request, Result, Trained, Trainer
+from fedbac.core.runtime import out_of_memory
 from fedbac.engines.adjusting import adjusted
-from fedbac.engines.chunks import GIB, Chunks
-from fedbac.local import one_thread
+from fedbac.errors import NotEnoughMemoryError
+from fedbac.local import num_cores, one_thread
 from fedbac.rounds.edge import serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 from fedbac.rounds.plan import Common
+
+COPIES = 4
+"""A client in training takes about this many times the memory of its networks: weights, momentum, gradients, and
+the copy that comes back."""
+GIB = 2**30
+FREE_SHARE, PER_CORE = 0.25, GIB // 2
+"""When no budget is given: this share of the memory that is free, and on a CPU at most so many bytes per core, which
+keep it busy; more would only grow with the number of clients."""
+
+log = logging.getLogger("fedbac")
+
+T = TypeVar("T")
+Returned = tuple[Trained, Parts]
+"""What some clients came back with, and what they left out of their updates."""
+
+
+class Piece(NamedTuple):
+    """Some consecutive clients of one request."""
+
+    request: int
+    clients: slice
+
+
+class Chunks:
+    """Puts clients through a trainer chunk by chunk and averages them as they come back."""
+
+    def __init__(self, trainer: Trainer, memory: float | None, sharers: int) -> None:
+        self.trainer = trainer
+        self.memory = memory
+        """Bytes; ``default_memory`` when not given."""
+        self.sharers = sharers
+        """How many processes share it."""
+        self.most: int | None = None
+        """Clients in a chunk; None before the first."""
+
+    def average(self, requests: Sequence[Average]) -> list[Averaged]:
+        """Train the clients of all requests and average those of each by the rows that they started from."""
+        averages = [average_of(request) for request in requests]
+        returned: list[list[Returned]] = [[] for _ in requests]
+        left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
+        while left:
+            chunk, rest = cut(left, self.fitting(requests))
+            if self._fold(chunk, requests, averages, returned):
+                left = rest
+        return [averaged(average, pieces) for average, pieces in zip(averages, returned, strict=True)]
+
+    def fitting(self, requests: Sequence[Average]) -> int:
+        """Return how many clients fit into a chunk."""
+        if self.most is None:
+            bank, rules = requests[0].train.bank, requests[0].rules
+            size = {part: sum(value[0].nbytes for value in params.values()) for part, params in bank.items()}
+            per_client = (COPIES + getattr(self.trainer, "more_copies", 0)) * sum(size.values())
+            per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
+            memory = (default_memory(self.trainer.device) if self.memory is None else self.memory) / self.sharers
+            # Clients that are held until all have come take from it too; half is left, or training would crawl.
+            held = sum(request.size_C.size for request in requests) * sum(size[part] for part in rules)
+            self.most = max(1, int(max(memory - held, memory / 2) / per_client))
+        return self.most
+
+    def _fold(
+        self,
+        chunk: Sequence[Piece],
+        requests: Sequence[Average],
+        averages: Sequence[EdgeAverage],
+        returned: Sequence[list[Returned]],
+    ) -> bool:
+        """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
+        orders = [requests[piece.request].train.part(piece.clients) for piece in chunk]
+        trained = self.attempt(sum(len(order.clients) for order in orders), lambda: self.trainer.train(orders))
+        if trained is None:
+            return False
+        for piece, result in zip(chunk, trained, strict=True):
+            result, left = _arrived(requests[piece.request], piece.clients, result)
+            averages[piece.request].add(result.parts_C, result.loss_C)
+            returned[piece.request].append((without_networks(requests[piece.request], result), left))
+        return True
+
+    def attempt(self, count: int, work: Callable[[], T]) -> T | None:
+        """Return what comes of work with so many clients; None when memory runs out, and chunks are half as large from
+        now on."""
+        try:
+            return work()
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if count == 1:
+                raise NotEnoughMemoryError(
+                    f"not enough memory to train a single client ({error}); use a smaller network or batch "
+                    "(task.network, task.training.batch_size), or a machine with more memory"
+                ) from error
+            self.most = count // 2
+            log.warning("out of memory with %d clients at once; going on with %d", count, self.most)
+        if self.trainer.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+
+def average_of(request: Average) -> EdgeAverage:
+    """Return the average that a request asks for, of which no client has come yet."""
+    return EdgeAverage(request.size_C, request.train.bank, request.train.row_C, request.rules)
+
+
+def without_networks(request: Average, trained: Trained) -> Trained:
+    """Return what clients came back with, of their networks only copies of those that are to be kept."""
+    return replace(trained, parts_C={part: trees.join([trained.parts_C[part]]) for part in request.keep})
+
+
+def cut(left: Sequence[Piece], most: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the first chunk of at most ``most`` clients, and what remains; chunks come out of equal size."""
+    total = sum(piece.clients.stop - piece.clients.start for piece in left)
+    num_chunks = -(-total // most)
+    room = -(-total // num_chunks)
+    chunk: list[Piece] = []
+    for i, (request, clients) in enumerate(left):
+        stop = min(clients.stop, clients.start + room)
+        room -= stop - clients.start
+        chunk.append(Piece(request, slice(clients.start, stop)))
+        rest = [Piece(request, slice(stop, clients.stop))] if stop < clients.stop else []
+        if room == 0:
+            return chunk, [*rest, *left[i + 1 :]]
+    return chunk, []
+
+
+def default_memory(device: torch.device) -> float:
+    """Return the bytes that clients in training may take when nobody says."""
+    share = FREE_SHARE * free_memory(device)
+    return share if device.type == "cuda" else min(share, PER_CORE * num_cores())
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a GPU, or on this machine within the limits set to this process."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return 4 * GIB
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
+        return min(free, max(int(limit) - int(used), 0))
+    except (OSError, ValueError):  # no limit
+        return free
+
+
+def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:
+    """Return what arrives of the clients' updates, and what they leave out."""
+    if request.link is None:
+        return trained, {}
+    train = request.train
+    start_C = {part: trees.select(train.bank[part], train.row_C[part][clients]) for part in request.link.passing["up"]}
+    left_C = {part: {name: value[clients] for name, value in params.items()} for part, params in request.left.items()}
+    numbers = train.clients[clients]
+    parts_C, left_C, _ = request.link.upload(trained.parts_C, start_C, left_C, numbers, train.edge_round)
+    return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
+
+
+def averaged(average: EdgeAverage, pieces: Sequence[Returned]) -> Averaged:
+    """Return the average of clients with what else they returned, piece by piece."""
+    returned, lefts = zip(*pieces, strict=True)
+    momenta = [piece.momentum for piece in returned if piece.momentum is not None]
+    squares = [piece.square_C for piece in returned if piece.square_C is not None]
+    epochs = [piece.epoch_CE for piece in returned if piece.epoch_CE is not None]
+    return Averaged(
+        average.bank,
+        average.weight,
+        average.healthy_C,
+        average.loss_C,
+        {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]} if momenta else None,
+        np.concatenate(squares) if squares else None,
+        np.concatenate(epochs) if epochs else None,
+        {part: trees.join([piece.parts_C[part] for piece in returned]) for part in returned[0].parts_C},
+        {part: trees.join([left[part] for left in lefts]) for part in lefts[0]},
+    )
 
 
 class Simulator:

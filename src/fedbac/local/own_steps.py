@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedbac.core import trees
+from fedbac.core.answers import checked_own_step
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import kernels, seeded
-from fedbac.core.schemes import checked_step
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.batches import BatchTable, Job, Visits
@@ -82,7 +82,7 @@ class OwnSteps:
                 steps.velocity, steps.second, steps.shift = (
                     rows_of(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
                 )
-            now = checked_step(self.scheme, self.scheme.step(now, received, steps), now)
+            now = checked_own_step(self.scheme, self.scheme.step(now, received, steps), now)
         ended.append((now, steps.velocity))
         rank, losses, out = np.argsort(order), steps.losses(), []
         parts = self._joined([one for one, _ in reversed(ended)])

@@ -1,24 +1,15 @@
 """Column "Personalization" of Table I: which networks make a prediction and who owns each."""
 
-from fedbac.personalization.adaptive_start import AdaptiveStart
-from fedbac.personalization.corrected import ControlVariates, DynamicPull, GroupCorrections
-from fedbac.personalization.joint import Additive, PerCluster, Shared
-from fedbac.personalization.personal import Interpolated, MoreauEnvelope, Personal
-from fedbac.personalization.split import LateHead, PersonalHead
-from fedbac.personalization.two_heads import TwoHeads
-
-__all__ = [
-    "AdaptiveStart",
-    "Additive",
-    "ControlVariates",
-    "DynamicPull",
-    "GroupCorrections",
-    "Interpolated",
-    "LateHead",
-    "MoreauEnvelope",
-    "PerCluster",
-    "Personal",
-    "PersonalHead",
-    "Shared",
-    "TwoHeads",
-]
+from fedbac.personalization.corrected import ControlVariates as ControlVariates
+from fedbac.personalization.corrected import DynamicPull as DynamicPull
+from fedbac.personalization.corrected import GroupCorrections as GroupCorrections
+from fedbac.personalization.joint import Additive as Additive
+from fedbac.personalization.joint import PerCluster as PerCluster
+from fedbac.personalization.joint import Shared as Shared
+from fedbac.personalization.personal import AdaptiveStart as AdaptiveStart
+from fedbac.personalization.personal import Interpolated as Interpolated
+from fedbac.personalization.personal import MoreauEnvelope as MoreauEnvelope
+from fedbac.personalization.personal import Personal as Personal
+from fedbac.personalization.split import LateHead as LateHead
+from fedbac.personalization.split import PersonalHead as PersonalHead
+from fedbac.personalization.split import TwoHeads as TwoHeads

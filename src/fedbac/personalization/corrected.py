@@ -13,7 +13,6 @@ from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Pull, Scope, Start
 from fedbac.core.settings import NonNegative, Settings
-from fedbac.personalization.arithmetic import column, mean_gradient
 
 
 class _Corrected(Settings):
@@ -37,9 +36,16 @@ class _Corrected(Settings):
 
 
 def _gradient(started_C: Parts, trained_C: Parts, run: LocalRun, names: Params) -> Params:
-    """Return the mean of the gradients by which clients moved, with their corrections."""
-    started, trained = ({name: parts["global"][name] for name in names} for parts in (started_C, trained_C))
-    return mean_gradient(started, trained, run.travel_FC[0])
+    """Return the constant gradient that would have brought clients from start to end; 0 of those that never moved.
+
+    It stands for the mean of the gradients on the way: corrected, clipped and with weight decay, as SGD had them.
+    """
+    found = {}
+    for name in names:
+        start, end = started_C["global"][name], trained_C["global"][name]
+        travel = trees.column(run.travel_FC[0], start).double()
+        found[name] = (start - end) * torch.where(travel > 0, 1 / travel, 0.0).to(start.dtype)
+    return found
 
 
 class ControlVariates(_Corrected):
@@ -120,7 +126,7 @@ class GroupCorrections(_Corrected):
         goes_on_C = (own["trained"] == _number(run) - 1) & (run.edge_round > 0)
         return {
             name: (
-                torch.where(column(goes_on_C, rest).bool(), own[name] + run.edge_rounds * total[name], 0.0),
+                torch.where(trees.column(goes_on_C, rest).bool(), own[name] + run.edge_rounds * total[name], 0.0),
                 rest + total[name],
             )
             for name, rest in received_C["rest"].items()

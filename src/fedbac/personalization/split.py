@@ -1,14 +1,16 @@
-"""One network whose layers have different owners, or learn at different times: a body and a head."""
+"""One network whose layers have different owners, learn at different times, or have two heads (FedRoD)."""
 
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Part, Parts, Personalization, Phase, Scope
-from fedbac.core.settings import Epochs, NumLayers, Rounds, Settings
+from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Personalization, Phase, Scope, Start
+from fedbac.core.settings import Epochs, FloatArray, NumLayers, Rounds, Settings
+from fedbac.errors import ConfigError
 
 
 def _same_for_all(scheme: Personalization, network: nn.Module, owners: Mapping[Scope, int]) -> Parts:
@@ -80,3 +82,92 @@ class LateHead(Settings):
     def phases(self) -> tuple[Phase, ...]:
         """Train the body, and in the last rounds all layers at once."""
         return Phase(moves=("body",), until_last=self.last), Phase(moves=("body", "head"), last=self.last)
+
+
+PERSONAL, GENERIC = 0, 1
+"""The phases."""
+LEAST = 1e-6
+"""Examples of a class that a client has at least for the balanced softmax: of none, the logarithm would be −∞, which
+could not be taken back."""
+
+
+class TwoHeads(Settings):
+    """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
+
+    Phase 1 trains p by the plain loss of the sum, with φ and g as received: p will predict with averages of φ and g,
+    and the received ones are nearer to those than what the client makes of them. Phase 2 trains φ and g by the balanced
+    softmax: with ln(share of the class among the client's examples) added to the logits of g.
+    """
+
+    kind: Literal["two_heads"] = "two_heads"
+    owner: Literal["edge", "client"] = "edge"
+    """Who owns p: each edge, or each client."""
+    head_layers: NumLayers = 1
+    """How many of the last layers a head has; a network needs at least one more."""
+    balanced: bool = True
+    """Whether g is trained by the balanced softmax, or by the plain one."""
+    head_epochs: Epochs | None = None
+    """Passes over the data to train p; default: as many as for φ and g."""
+    terms: ClassVar[tuple[str, ...]] = ("generic", "personal")
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """The body and its two heads."""
+        head = slice(-self.head_layers, None)
+        return {
+            "body": Part("cloud", ("generic", "personal"), slice(None, -self.head_layers)),
+            "generic": Part("cloud", "generic", head),
+            "personal": Part(self.owner, "personal", head),
+        }
+
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
+        """Return one network for all, and heads p whose output is zero, so that whoever never trained predicts by g."""
+        network = build(0)
+        if self.balanced and not list(models.weights(network))[-1].endswith("bias"):
+            raise ConfigError(
+                f"method.personalization {self.kind!r}: the last layer of the network must have a bias, which the "
+                "balanced softmax shifts; use another network, or method.personalization.balanced=false"
+            )
+        whole = models.weights(network)
+        one = Anatomy(self, network).split({"generic": whole, "personal": models.zero_last_layer(whole)})
+        return {part: trees.stack([one[part]] * owners[spec.scope]) for part, spec in self.parts.items()}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train the personal head, then the body and the generic head."""
+        return (
+            Phase(moves=("personal",), epochs=self.head_epochs),
+            Phase(moves=("body", "generic"), terms=("generic",)),
+        )
+
+    def before(self, received_C: Parts, run: LocalRun) -> Start:
+        """Shift the logits of g by the classes of each client, and those of p back, so that their sum stays."""
+        if not self.balanced:
+            return Start()
+        first_CK, second_CK = self._shifts(run, before_training=True)
+        generic, personal = _shifted(received_C["generic"], first_CK), _shifted(received_C["personal"], second_CK)
+        return Start({"generic": generic, "personal": personal})
+
+    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
+        """Take the shifts back, as weight decay has left them."""
+        if not self.balanced:
+            return {}
+        first_CK, second_CK = self._shifts(run, before_training=False)
+        return {
+            "generic": _shifted(trained_C["generic"], -first_CK),
+            "personal": _shifted(trained_C["personal"], -second_CK),
+        }
+
+    def _shifts(self, run: LocalRun, before_training: bool) -> tuple[FloatArray, FloatArray]:
+        """Return what is added to the bias of g, and to that of p, beside which g stands shifted."""
+        share_CK = np.maximum(run.count_CK, LEAST) / np.maximum(run.count_CK.sum(1, keepdims=True), 1)
+        shift_CK: FloatArray = np.log(share_CK)
+        if before_training:
+            return shift_CK, -shift_CK
+        return shift_CK * run.left_FC[GENERIC][:, None], -shift_CK * run.left_FC[PERSONAL][:, None]
+
+
+def _shifted(head: Params, shift_CK: FloatArray) -> Params:
+    """Return heads with their last bias shifted."""
+    last = list(head)[-1]
+    shift = trees.column(shift_CK.reshape(-1), head[last].reshape(-1)).reshape(head[last].shape)
+    return {**head, last: head[last] + shift}

@@ -1,74 +1,167 @@
-"""Methods as rows of choices: one function per row, given the task it is for."""
+"""Methods as rows of choices; ``notes`` says what each is about."""
 
 from collections.abc import Callable
+from typing import Any
 
+from fedbac.clustering import Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import plugins, say_hidden
+from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Task
+from fedbac.core.codecs import TopK
 from fedbac.errors import ConfigError, unknown
-from fedbac.presets import additive, blending, clustered, personal, plain, selecting
+from fedbac.models import LeNet5
+from fedbac.personalization import (
+    AdaptiveStart,
+    Additive,
+    ControlVariates,
+    DynamicPull,
+    GroupCorrections,
+    Interpolated,
+    LateHead,
+    MoreauEnvelope,
+    PerCluster,
+    Personal,
+    PersonalHead,
+    Shared,
+    TwoHeads,
+)
+from fedbac.presets.notes import NOTES
+from fedbac.selection import (
+    COCS,
+    Contextual,
+    CreditThompson,
+    LatencyUCB,
+    LossUCB,
+    Oort,
+    PowerOfChoice,
+    Random,
+    ResourceScore,
+    Sound,
+    Thompson,
+)
+from fedbac.sharing import (
+    Blend,
+    Distill,
+    DistillAdaptive,
+    LeaveOneOut,
+    MeanThenApart,
+    OnceOverfitted,
+    PredictTowardsMean,
+    Similar,
+)
+from fedbac.steps import Adam, Dynamic, Momentum, Yogi
+from fedbac.topology import Flat, Hierarchical
 
-Preset = Callable[[Task], Method]
 
-METHODS: dict[str, Preset] = {
-    "fed-bac": additive.fed_bac,
-    "fedavg": plain.fedavg,
-    "fedprox": plain.fedprox,
-    "scaffold": plain.scaffold,
-    "feddyn": plain.feddyn,
-    "fedavgm": plain.fedavgm,
-    "fedadam": plain.fedadam,
-    "fedyogi": plain.fedyogi,
-    "hierfavg": plain.hierfavg,
-    "hierfavg-wide": plain.hierfavg_wide,
-    "hierfavg-periods": plain.hierfavg_periods,
-    "mtgc": plain.mtgc,
-    "abad": plain.abad,
-    "trindade": selecting.trindade,
-    "chpfl": blending.chpfl,
-    "phe-fl": blending.phe_fl,
-    "phe-fl-kd": blending.phe_fl_kd,
-    "ifca": clustered.ifca,
-    "ifca-original": clustered.ifca_original,
-    "ifca-clients": clustered.ifca_clients,
-    "cfl": clustered.cfl,
-    "cfl-clients": clustered.cfl_clients,
-    "fl-hc": clustered.fl_hc,
-    "fed-cam": additive.fed_cam,
-    "fed-cam-alternate": additive.fed_cam_alternate,
-    "fedgwc": clustered.fedgwc,
-    "cflhkd": clustered.cflhkd,
-    "power-of-choice": selecting.power_of_choice,
-    "oort": selecting.oort,
-    "cs-ucb": selecting.cs_ucb,
-    "ucb-cs": selecting.ucb_cs,
-    "cocs": selecting.cocs,
-    "fed-csad": selecting.fed_csad,
-    "ditto": personal.ditto,
-    "ditto-edges": personal.ditto_edges,
-    "apfl": personal.apfl,
-    "apfl-edges": personal.apfl_edges,
-    "pfedme": personal.pfedme,
-    "fedrep": personal.fedrep,
-    "fedrep-clients": personal.fedrep_clients,
-    "fedper": personal.fedper,
-    "fedbabu": blending.fedbabu,
-    "fedrod": personal.fedrod,
-    "fedala": personal.fedala,
-    "pfedgraph": blending.pfedgraph,
-    "fedavg-ft": blending.fedavg_ft,
-    "local": blending.local,
-    "paper-text": additive.paper_text,
-    "paper-figures": additive.paper_figures,
-    "fed-bac-random": additive.fed_bac_random,
-    "fed-bac-full": additive.fed_bac_full,
-    "singletons": additive.singletons,
-    "linucb-isolated": additive.linucb_isolated,
-    "fedbac-plus": additive.fedbac_plus,
-    "fedbac-plus-2": additive.fedbac_plus_2,
+class Row:
+    """The choices of a preset: its own, and for the rest those of one that it is like.
+
+    What depends on the task that it is for is a function of that task.
+    """
+
+    def __init__(self, like: "str | None" = None, **choices: Any) -> None:
+        self.like, self.choices, self.name = like, choices, ""
+
+    def __call__(self, task: Task) -> Method:
+        """Return the method for a task."""
+        choices = self.choices if self.like is None else METHODS[self.like].choices | self.choices
+        return Method(name=self.name, **{k: v(task) if callable(v) else v for k, v in choices.items()})
+
+
+def _as_in_paper(task: Task, period: int) -> LinUCB:
+    uniform = task.dataset.startswith("fashion-mnist")
+    return LinUCB(period=period, start_labels="uniform" if uniform else "round_robin")
+
+
+TESTED = Thompson(reward_split="test", skip_after_move=False)
+METHODS = {
+    "fed-bac": Row(clustering=LinUCB(), selection=Thompson(), personalization=Additive()),
+    "fedavg": Row(topology=Flat()),
+    "fedprox": Row(topology=Flat(), personalization=Shared(proximal=0.01)),
+    "scaffold": Row(topology=Flat(), personalization=ControlVariates()),
+    "feddyn": Row(topology=Flat(), personalization=DynamicPull(alpha=0.01), step=Dynamic(alpha=0.01)),
+    "fedavgm": Row(topology=Flat(), step=Momentum()),
+    "fedadam": Row(topology=Flat(), step=Adam()),
+    "fedyogi": Row(topology=Flat(), step=Yogi()),
+    "hierfavg": Row(clustering=Fixed(num_clusters=1), selection=Random(), personalization=Shared()),
+    "hierfavg-wide": Row(like="hierfavg", network=LeNet5(width=1.41)),
+    "hierfavg-periods": Row(like="hierfavg", topology=Hierarchical(edge_rounds=2)),
+    "mtgc": Row(topology=Hierarchical(edge_rounds=2), personalization=GroupCorrections()),
+    "abad": Row(
+        topology=Hierarchical(edge_rounds=2),
+        links=Links(
+            client_up=TopK(keep=0.01), client_down=TopK(keep=0.1), cloud_up=TopK(keep=0.1), cloud_down=TopK(keep=0.1)
+        ),
+    ),
+    "trindade": Row(selection=ResourceScore()),
+    "chpfl": Row(clustering=KMeans(), sharing=Blend(), personalization=PerCluster()),
+    "phe-fl": Row(clustering=Fixed(), sharing=LeaveOneOut(), personalization=PerCluster()),
+    "phe-fl-kd": Row(
+        clustering=Fixed(),
+        sharing=DistillAdaptive(teacher="others", max_share=1.0, steepness=0.0),
+        personalization=PerCluster(taught=True),
+    ),
+    "ifca": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
+    "ifca-original": Row(
+        clustering=LowestLoss(period=1, threshold=1.0),
+        selection=Random(),
+        personalization=PerCluster(cluster_init="distinct"),
+    ),
+    "ifca-clients": Row(like="ifca-original", topology=Flat(), unit="client"),
+    "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
+    "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
+    "fl-hc": Row(clustering=Agglomerative(), personalization=PerCluster()),
+    "fed-cam": Row(clustering=LowestLoss(), selection=Random(fraction=0.8), personalization=Additive()),
+    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(order="alternate")),
+    "fedgwc": Row(clustering=GaussianRewards(), personalization=PerCluster()),
+    "cflhkd": Row(
+        clustering=Agglomerative(metric="cosine", threshold=0.5, period=20),
+        sharing=Distill(),
+        personalization=PerCluster(taught=True),
+    ),
+    "power-of-choice": Row(selection=PowerOfChoice()),
+    "oort": Row(selection=Oort()),
+    "cs-ucb": Row(selection=LatencyUCB()),
+    "ucb-cs": Row(selection=LossUCB()),
+    "cocs": Row(selection=COCS()),
+    "fed-csad": Row(
+        clustering=Fixed(), selection=Contextual(), sharing=DistillAdaptive(), personalization=PerCluster(taught=True)
+    ),
+    "ditto": Row(personalization=Personal()),
+    "ditto-edges": Row(personalization=Personal(owner="edge")),
+    "apfl": Row(personalization=Interpolated()),
+    "apfl-edges": Row(personalization=Interpolated(owner="edge")),
+    "pfedme": Row(personalization=MoreauEnvelope()),
+    "fedrep": Row(personalization=PersonalHead(order="head_first", body_epochs=1)),
+    "fedrep-clients": Row(personalization=PersonalHead(owner="client", order="head_first", body_epochs=1)),
+    "fedper": Row(personalization=PersonalHead()),
+    "fedbabu": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=LateHead()),
+    "fedrod": Row(personalization=TwoHeads()),
+    "fedala": Row(personalization=AdaptiveStart()),
+    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(), personalization=PerCluster()),
+    "fedavg-ft": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster()),
+    "local": Row(clustering=Fixed(), personalization=PerCluster()),
+    "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization=Additive()),
+    "paper-figures": Row(clustering=lambda task: _as_in_paper(task, 1), selection=TESTED, personalization=Additive()),
+    "fed-bac-random": Row(like="fed-bac", selection=Random(fraction=0.8)),
+    "fed-bac-full": Row(like="fed-bac", selection=Random()),
+    "singletons": Row(like="fed-bac", clustering=Fixed()),
+    "linucb-isolated": Row(like="fed-bac", personalization=PerCluster()),
+    "fedbac-plus": Row(
+        clustering=Merging(), selection=CreditThompson(), sharing=OnceOverfitted(share=0.1), personalization=Additive()
+    ),
+    "fedbac-plus-2": Row(
+        clustering=Merging(alone_steps=1000),
+        selection=Sound(),
+        sharing=PredictTowardsMean(),
+        personalization=PerCluster(networks=2),
+    ),
 }
+for _name, _row in METHODS.items():
+    _row.name, _row.__doc__ = _name, NOTES[_name].summary
 
 
-def known() -> dict[str, Preset]:
+def known() -> dict[str, Callable[[Task], Method]]:
     """Return all presets: ours, and those of other packages that have names of their own."""
     say_hidden(frozenset(plugins().keys() & METHODS.keys()))
     return {**plugins(), **METHODS}

@@ -2,6 +2,17 @@
 
 from typing import NamedTuple
 
+FAMILIES = {
+    "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
+    "clustered": "ifca ifca-original ifca-clients cfl cfl-clients fl-hc fedgwc cflhkd",
+    "blending": "chpfl phe-fl phe-fl-kd fedbabu pfedgraph fedavg-ft local",
+    "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
+    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-clients fedper fedrod fedala",
+    "additive": "fed-bac fed-cam fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
+    "singletons linucb-isolated fedbac-plus fedbac-plus-2",
+}
+"""The pages of methods, and what is on them."""
+
 
 class Note(NamedTuple):
     """What a reader should know about a preset."""

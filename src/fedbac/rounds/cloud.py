@@ -25,7 +25,7 @@ from fedbac.core.answers import (
     consult,
 )
 from fedbac.core.links import Ledger, Link
-from fedbac.core.parts import Params, Parts
+from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Showing, Step, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
@@ -35,13 +35,11 @@ from fedbac.core.queries import (
     Evidence,
     Gram,
     Loss,
-    Moment,
     Query,
     Slope,
     Statistic,
 )
 from fedbac.core.rng import stream
-from fedbac.core.schemes import moving_parts
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
@@ -248,9 +246,32 @@ class Round:
         return tuple(after)
 
     def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
-        """Phase 5: two-phase aggregation (Eqs. 5 and 6), and the step of the owners."""
-        held = self._site_rows(state.label_N)
-        return averages(self.method, self.moment, self.sites, held, state, sent, reports)
+        """Phase 5: two-phase aggregation (Eqs. 5 and 6) of what started from ``sent``, and the step of the owners."""
+        method, held = self.method, self._site_rows(state.label_N)
+        moving = moving_parts(method.personalization, self.moment)  # a mean of what keeps still would only round it
+        rule = method.cloud_aggregation or method.aggregation
+        parts, trained, steps = {}, {}, dict(state.steps)
+        for part, stack in state.parts.items():
+            own = [mine[part] for mine in held]
+            rows, weight_R, owner_R = _contributions(method, part, self.sites, own, reports)
+            parts[part] = stack
+            if part in moving:
+                parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
+            if part in moving and part in steps:
+                share_K = _shares(part, trees.count(stack), self.sites, own, reports)
+                when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
+                parts[part], steps[part] = stepped(
+                    method.step, sent[part], parts[part], steps[part], names, share_K, when
+                )
+            if part in state.trained:
+                owners = np.arange(state.trained[part].size)
+                trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
+        for part, trained_R in trained.items():
+            leader = method.personalization.parts[part].follows
+            assert leader is not None
+            if not trained_R.all():
+                parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
+        return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
@@ -262,10 +283,7 @@ class Round:
     def _reassign(
         self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
     ) -> tuple[State, Mapping[str, Any]]:
-        """Phase 6: when due, let the clustering policy learn from what it asked for, and let it act.
-
-        Also return what it shows of the round.
-        """
+        """Phase 6: when due, let the clustering policy learn and act; also return what it shows of the round."""
         policy = self.method.clustering
         if asked.by_clustering is None:
             return replace(state, moved_N=np.zeros_like(state.moved_N)), {}
@@ -324,63 +342,36 @@ class Round:
         return self.traffic.nested()
 
 
-def averages(
-    method: Method,
-    moment: Moment,
-    sites: Sequence[Site],
-    held: Sequence[Mapping[str, SiteRows]],
-    state: State,
-    sent: Parts,
-    reports: Sequence[TrainReport],
-) -> State:
-    """Return the state with the parts after a round, which of them have ever been trained, and what steps remember.
-
-    ``held`` is what each site holds in the state before it, and ``sent`` what its clients started from.
-    """
-    moving = moving_parts(method.personalization, moment)  # a mean of what keeps still would only round it
-    rule = method.cloud_aggregation or method.aggregation
-    parts, trained, steps = {}, {}, dict(state.steps)
-    for part, stack in state.parts.items():
-        own = [mine[part] for mine in held]
-        rows, weight_R, owner_R = _contributions(method, part, sites, own, reports)
-        parts[part] = stack
-        if part in moving:
-            parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
-        if part in moving and part in steps:
-            share_K = _shares(part, trees.count(stack), sites, own, reports)
-            parts[part], steps[part] = stepped(method.step, sent[part], parts[part], steps[part], share_K)
-        if part in state.trained:
-            owners = np.arange(state.trained[part].size)
-            trained[part] = state.trained[part] | np.isin(owners, owner_R[weight_R > 0])
-    for part, trained_R in trained.items():
-        leader = method.personalization.parts[part].follows
-        assert leader is not None
-        parts[part] = trees.fill(parts[part], ~trained_R, parts[leader])
-    return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
-
-
-def stepped(step: Step, sent_K: Params, combined_K: Params, memory: Parts, share_K: FloatArray) -> tuple[Params, Parts]:
+def stepped(
+    step: Step,
+    sent_K: Params,
+    combined_K: Params,
+    memory: Parts,
+    names: Sequence[str],
+    share_K: FloatArray,
+    when: str,
+) -> tuple[Params, Parts]:
     """Return a part after its owners' step, and their memory; an owner without reports keeps both.
 
-    Weights that no gradient moves, such as statistics of batches, are none of the step's: they are taken as they are.
+    Weights without a name here, such as statistics of batches, are none of the step's: they are taken as they are.
     """
     reported = np.flatnonzero(share_K > 0)
-    names = next(iter(memory.values()), combined_K)
     device = next(iter(combined_K.values())).device
 
     def rows(tree_K: Params) -> Tensor:
-        return trees.rows(trees.select({name: tree_K[name].to(device) for name in names}, reported))
+        mine = trees.select(trees.to(tree_K, device), reported)
+        return mine[""] if "" in mine else trees.rows(mine)
 
-    before_KD, combined_KD = rows(sent_K), rows(combined_K)
-    known, share = {name: rows(stack) for name, stack in memory.items()}, trees.onto(share_K[reported], device)
-    answer = consult("step", "a round", step.step, before_KD, combined_KD, known, share.to(before_KD.dtype))
-    after_KD, learned = checked_step(step, answer, before_KD, known)
+    def put(tree_K: Params, rows_K: Tensor) -> Params:
+        mine = trees.to(tree_K, device)
+        return trees.put(mine, reported, trees.shaped(rows_K.reshape(reported.size, -1), mine))
 
-    def put(tree_K: Params, rows_KD: Tensor) -> Params:
-        mine = {name: tree_K[name].to(device) for name in names}
-        return trees.put(mine, reported, trees.shaped(rows_KD, mine))
-
-    return combined_K | put(combined_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
+    sent_K, moved_K = ({name: tree_K[name] for name in names} for tree_K in (sent_K, combined_K))
+    before_KD, combined_KD, known = rows(sent_K), rows(moved_K), {name: rows(stack) for name, stack in memory.items()}
+    share = trees.onto(share_K[reported], device).to(before_KD.dtype)
+    answer = consult("step", when, step.step, before_KD, combined_KD, known, share)
+    after_KD, learned = checked_step(step, answer, before_KD, combined_KD, known, when)
+    return combined_K | put(moved_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
 
 
 def _shares(

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -20,12 +21,10 @@ from fedbac.rounds.messages import (
     MeasureOrder,
     MeasureReport,
     Order,
-    Reading,
     Report,
     Site,
     TrainOrder,
     TrainReport,
-    Wanted,
 )
 from fedbac.rounds.plan import Common
 
@@ -40,8 +39,7 @@ def serve(
 ) -> Generator[Request, Result, Report]:
     """Do an order's work, yielding each request to the clients and receiving its result.
 
-    Only clients that are present can be selected; all are when it is not given. Who serves many sites may give what
-    they have in ``common``.
+    Only clients that are present can be selected. Who serves many sites may give what they have in ``common``.
     """
     if isinstance(order, TrainOrder):
         return (yield from EdgeRound(order, site, experiment, present_N, common).run())
@@ -108,10 +106,8 @@ class EdgeRound:
         )
 
     def _upload(self) -> Changes:
-        """Make of the averages what arrives at the cloud, and return how they are sent.
-
-        Where the site passes on every client's update, it need not send their average.
-        """
+        """Make of the averages what arrives at the cloud, and return how they are sent; where the site passes on every
+        client's update, it need not."""
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
         left = self.links.get("cloud_up", {})
         arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, left, (self.site.index,))
@@ -345,7 +341,7 @@ def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generat
     """F_m = Σ_i (n_i / n_m) F_i for each model that is wanted, on the clients' data or on test data."""
     link = Link("client", experiment.method.personalization)
     bank = order.bank | {part: trees.join([order.bank[part], rows]) for part, rows in order.kept.items()}
-    readings: list[Reading] = []
+    readings: list[Measured] = []
     reached: set[int] = set()
     for wanted in order.wanted:
         if wanted.by in ("site", "each"):
@@ -355,17 +351,11 @@ def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generat
             if experiment.method.measurement.location == "clients":
                 reached |= set(found.clients)
                 link.tell("up", NUMBERS_PER_MODEL * wanted.num_models, receivers=len(found.clients))
-        else:
-            readings.append((yield from _judge(bank, wanted, site)))
+        else:  # the reported accuracy: models on the test data of every edge, or each client's on its share of them
+            by_edge, owners = wanted.by == "edge", site.edges if wanted.by == "edge" else site.clients
+            level: Literal["client", "edge"] = "edge" if by_edge else "client"
+            measured = yield Evaluate(bank, wanted.row_V, "test", owners, level, paired=not by_edge)
+            assert isinstance(measured, Measured)
+            readings.append(measured)
     link.send("down", "evaluate", bank, receivers=len(reached))
     return MeasureReport(tuple(readings), link.traffic)
-
-
-def _judge(bank: Parts, wanted: Wanted, site: Site) -> Generator[Request, Result, Reading]:
-    """Measure the reported accuracy: models on the test data of every edge, or each client's on its share of them."""
-    if wanted.by == "edge":
-        measured = yield Evaluate(bank, wanted.row_V, "test", site.edges, level="edge")
-    else:
-        measured = yield Evaluate(bank, wanted.row_V, "test", site.clients, paired=True)
-    assert isinstance(measured, Measured)
-    return Reading(measured.loss_VG, measured.accuracy_VG, measured.count_G)

@@ -18,8 +18,8 @@ from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainReport, Wanted
-from fedbac.rounds.rows import Members, site_rows
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainReport, Wanted
+from fedbac.rounds.rows import Members, SiteRows
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Measurement:
             value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
         return weighted(value_VG, weight_G)
 
-    def together(self) -> Reading:
+    def together(self) -> Measured:
         """Return one number of each model for the site."""
         loss_V, accuracy_V = self.mean(self.measured.loss_VG), self.mean(self.measured.accuracy_VG)
-        return Reading(loss_V[:, None], accuracy_V[:, None], np.array([self.measured.count_G.sum()]))
+        return Measured(loss_V[:, None], accuracy_V[:, None], np.array([self.measured.count_G.sum()]))
 
-    def one_by_one(self, site: Site) -> Reading:
+    def one_by_one(self, site: Site) -> Measured:
         """Return a number of each model for each client of the site; of those that say nothing, none."""
         loss_VN, accuracy_VN = (
             np.stack([self.by_client(value_G, site) for value_G in value_VG])
@@ -52,7 +52,7 @@ class Measurement:
         count_N = np.zeros(len(site.clients), dtype=np.int64)
         asked = [site.clients.index(client) for client in self.clients]
         count_N[asked] = np.where(self.weight_G > 0, self.measured.count_G, 0)
-        return Reading(loss_VN, accuracy_VN, count_N)
+        return Measured(loss_VN, accuracy_VN, count_N)
 
     def by_client(self, value_G: FloatArray, site: Site) -> FloatArray:
         """Return the number of each client of a site; NaN of those that hold no such data or are broken."""
@@ -62,10 +62,7 @@ class Measurement:
 
 
 def weighted(value_VG: FloatArray, weight_G: FloatArray | IntArray) -> FloatArray:
-    """Return the weighted means over the last axis: ``numpy.average`` without what it does for other shapes.
-
-    Groups are added in their order, however many models there are.
-    """
+    """Return the weighted means over the last axis, groups added in their order, however many models there are."""
     total = weight_G.sum(dtype=np.float64)
     if total == 0:
         raise ZeroDivisionError("there is nothing to weigh")
@@ -96,13 +93,13 @@ def measure_clients(
     if split == "test":
         measured = yield Evaluate(bank, row_V, "test", site.edges, level="edge")
         assert isinstance(measured, Measured)
-        return Measurement((), measured.count_G.astype(np.float64), _checked(measured))
+        return _counted((), measured.count_G, measured)
     holders = _holders(site, split, clients)
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, max_samples=max_samples)
     assert isinstance(measured, Measured)
     size_G = np.where(measured.count_G > 0, _sizes(site, split)[holders], 0)
-    return _sound(Measurement(asked, size_G.astype(np.float64), _checked(measured)))
+    return _counted(asked, size_G, measured)
 
 
 def measure_test_data(
@@ -117,7 +114,7 @@ def measure_test_data(
     asked = tuple(site.clients[i] for i in holders)
     measured = yield Evaluate(bank, row_V, split, asked, paired=True)
     assert isinstance(measured, Measured)
-    return _sound(Measurement(asked, measured.count_G.astype(np.float64), _checked(measured)))
+    return _counted(asked, measured.count_G, measured)
 
 
 def _sizes(site: Site, split: Split) -> IntArray:
@@ -131,33 +128,19 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
     return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
 
 
-def _checked(measured: Measured) -> Measured:
-    """Return zeros instead of nothing where there was nothing to measure, or nobody answered: they weigh nothing."""
+def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -> Measurement:
+    """Return what was measured, with zeros where there was nothing to measure or nobody answered: these weigh nothing.
+
+    So does a client whose loss is not finite under any model: it is broken and says nothing about the models.
+    """
     held_G = measured.count_G > 0
-    if held_G.all():
-        return measured
-    return replace(
-        measured,
-        loss_VG=np.where(held_G, measured.loss_VG, 0.0),
-        accuracy_VG=np.where(held_G, measured.accuracy_VG, 0.0),
-    )
-
-
-def _sound(found: Measurement) -> Measurement:
-    """Leave out a client whose loss is not finite under any model: it is broken and says nothing about the models."""
-    measured = found.measured
-    sound_G = np.isfinite(measured.loss_VG).any(0)
-    if sound_G.all() or not (sound_G & (measured.count_G > 0)).any():
-        return found
-    return Measurement(
-        found.clients,
-        found.weight_G * sound_G,
-        replace(
-            measured,
-            loss_VG=np.where(sound_G, measured.loss_VG, 0.0),
-            accuracy_VG=np.where(sound_G, measured.accuracy_VG, 0.0),
-        ),
-    )
+    sound_G = np.isfinite(measured.loss_VG).any(0) | ~held_G
+    if not clients or not (sound_G & held_G).any():
+        sound_G = np.ones_like(sound_G)
+    if not (counted_G := held_G & sound_G).all():
+        loss_VG, accuracy_VG = (np.where(counted_G, v, 0.0) for v in (measured.loss_VG, measured.accuracy_VG))
+        measured = replace(measured, loss_VG=loss_VG, accuracy_VG=accuracy_VG)
+    return Measurement(clients, np.where(sound_G, weight_G, 0.0), measured)
 
 
 class Model(NamedTuple):
@@ -217,9 +200,10 @@ def plan_look(
     if not measured:
         return [], places
     orders = []
-    networks = Networks(experiment.method.personalization, members, state)
+    scheme, known = experiment.method.personalization, dict[tuple[object, ...], Params]()
+    held = members.site_rows(scheme.parts, state.label_N)
     weight_K = np.bincount(state.label_N, members.size_N, state.num_clusters).astype(np.float64)
-    for m, site in enumerate(members.sites):
+    for m, report in enumerate(reports):
         for n in members.at(m):
             places.asked_N[n] = {query: _models(query, state, n, experiment.seed, weight_K) for query in measured}
         models: dict[Split, list[Model]] = {
@@ -235,9 +219,10 @@ def plan_look(
             for split in places.of_split
         }
         places.models_M.append(models)
-        bank, kept, row_of = networks.bank(
-            site, reports[m], m, list(dict.fromkeys(model for some in models.values() for model in some))
-        )
+        every = list(dict.fromkeys(model for some in models.values() for model in some))
+        bank, row_of = _bank(scheme, held[m], state.parts, every, known)
+        trained = any(model.trained for model in every)
+        kept = {part: report.bank[part] for part in bank if trained and scheme.parts[part].scope == "cluster"}
         wanted = tuple(
             Wanted(
                 {part: np.array([rows[model] for model in models[split]]) for part, rows in row_of.items()},
@@ -247,7 +232,7 @@ def plan_look(
             )
             for split in places.of_split
         )
-        orders.append(MeasureOrder(m, bank, wanted, kept, reports[m].selection, reports[m].selected))
+        orders.append(MeasureOrder(m, bank, wanted, kept, report.selection, report.selected))
     return orders, places
 
 
@@ -274,58 +259,40 @@ def _models(query: Loss | Accuracy, state: State, n: int, seed: int, weight_K: F
     return [Model(0, tuple(mix_K.tolist()))]  # the same mix for several members is sent once
 
 
-class Networks:
-    """What the cloud sends to be measured. Sites with the same needs share one object, which trainers then put in
-    place once."""
+def _bank(
+    scheme: Personalization,
+    own: Mapping[str, SiteRows],
+    parts: Parts,
+    models: Sequence[Model],
+    known: dict[tuple[object, ...], Params],
+) -> tuple[Parts, dict[str, dict[Model, int]]]:
+    """Return every network of the cloud's that these models need, once, and by part the row for each model.
 
-    def __init__(self, scheme: Personalization, members: Members, state: State) -> None:
-        self.scheme, self.members, self.state = scheme, members, state
-        self.chosen: dict[tuple[str, tuple[object, ...]], Params] = {}
-
-    def bank(
-        self, site: Site, report: TrainReport, m: int, models: Sequence[Model]
-    ) -> tuple[Parts, Parts, dict[str, dict[Model, int]]]:
-        """Return every network that these models need, once: those to send, and those that the site has kept.
-
-        Also return, by part, the row for each model.
-        """
-        own = site_rows(self.scheme.parts, site, self.members.labels(self.state.label_N, m))
-        sent = sorted((model for model in models if not model.trained), key=lambda model: (model.mix_K, model.cluster))
-        trained = [model for model in models if model.trained]
-        bank: Parts = {}
-        kept: Parts = {}
-        row_of: dict[str, dict[Model, int]] = {}
-        for part in measured_parts(self.scheme):
-            if self.scheme.parts[part].scope != "cluster":
-                bank[part] = self._take(part, own[part].owner_R)
-                row_of[part] = dict.fromkeys(models, 0)
-                continue
-            bank[part] = self._made(part, sent)
-            row_of[part] = {model: row for row, model in enumerate([*sent, *trained])}
-            if trained:
-                kept[part] = report.bank[part]
-        return bank, kept, row_of
-
-    def _take(self, part: str, rows: IntArray) -> Params:
-        key = (part, tuple(rows.tolist()))
-        if key not in self.chosen:
-            self.chosen[key] = trees.select(self.state.parts[part], rows)
-        return self.chosen[key]
-
-    def _made(self, part: str, models: Sequence[Model]) -> Params:
-        rows = np.array([model.cluster for model in models], dtype=np.int64)
-        if not any(model.mix_K for model in models):
-            return self._take(part, rows)
-        key = (part, tuple(models))
-        if key not in self.chosen:
-            stack = self.state.parts[part]
-            self.chosen[key] = trees.stack(
-                [
-                    trees.weighted_mean(stack, np.array(mix_K)) if mix_K else trees.take(stack, cluster)
-                    for cluster, mix_K, _ in models
-                ]
+    Rows that sites have trained themselves follow. Sites with the same needs share one object (``known``), which
+    trainers then put in place once.
+    """
+    made = sorted((model for model in models if not model.trained), key=lambda model: (model.mix_K, model.cluster))
+    rows = {model: row for row, model in enumerate([*made, *(model for model in models if model.trained)])}
+    bank: Parts = {}
+    row_of: dict[str, dict[Model, int]] = {}
+    for part in measured_parts(scheme):
+        shared, stack = scheme.parts[part].scope == "cluster", parts[part]
+        row_of[part] = rows if shared else dict.fromkeys(models, 0)
+        if (key := (part, tuple(made) if shared else own[part].owner_R.tobytes())) not in known:
+            owner_R = np.array([model.cluster for model in made], dtype=np.int64) if shared else own[part].owner_R
+            mixed = shared and any(model.mix_K for model in made)
+            known[key] = (
+                trees.select(stack, owner_R)
+                if not mixed
+                else trees.stack(
+                    [
+                        trees.weighted_mean(stack, np.array(mix_K)) if mix_K else trees.take(stack, cluster)
+                        for cluster, mix_K, _ in made
+                    ]
+                )
             )
-        return self.chosen[key]
+        bank[part] = known[key]
+    return bank, row_of
 
 
 def answers_from(

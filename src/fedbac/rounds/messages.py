@@ -1,6 +1,6 @@
-"""What cloud and sites say to each other. An order carries all that its work needs, so whoever dies loses nothing.
+"""What cloud and sites say to each other; all but local fields travel (``core.schema``).
 
-On a network, every field that is not marked as local is sent, and checked by its type and its marks (``core.schema``).
+An order carries all that its work needs, so whoever dies loses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fedbac.core.codecs import Broadcast, Changes
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Query, Split, Statistic
-from fedbac.core.requests import Teachers
+from fedbac.core.requests import Measured, Teachers
 from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Some, Unchecked, Within
 from fedbac.core.settings import FloatArray, IntArray
 
@@ -142,19 +142,10 @@ class MeasureOrder:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Mean loss and accuracy of V models on G groups of examples."""
-
-    loss_VG: FloatArray
-    accuracy_VG: FloatArray
-    count_G: IntArray
-
-
-@dataclass(frozen=True)
 class MeasureReport:
     """What a site measured, as wanted."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[Measured, ...]
     traffic: Ledger
 
 

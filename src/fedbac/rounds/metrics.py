@@ -39,22 +39,26 @@ def summarize(
 ) -> dict[str, Any]:
     """Return what a run's table shows, from its round records."""
     tail = records[-last:]
+
+    def mean(key: str) -> float | None:
+        """Over the last rounds, those that have a number."""
+        known = [record[key] for record in tail if record[key] is not None]
+        return float(np.mean(known)) if known else None
+
     accuracy_T = [record["accuracy"] for record in records]
     bytes_T = np.cumsum([total_bytes(record["bytes"]) for record in records])
     reached = {f"{target:g}": rounds_to_target(accuracy_T, target, patience) for target in targets}
     return {
         "rounds": len(records),
-        "accuracy": float(np.mean([record["accuracy"] for record in tail])),
+        "accuracy": mean("accuracy"),
         "accuracy_std_last": float(np.std([record["accuracy"] for record in tail])),
         "accuracy_best": float(max(accuracy_T)),
-        "edge_std": float(np.mean([record["accuracy_std"] for record in tail])),
-        "edge_min": float(np.mean([record["accuracy_min"] for record in tail])),
-        "edge_max": float(np.mean([record["accuracy_max"] for record in tail])),
-        "accuracy_weighted": float(np.mean([record["accuracy_weighted"] for record in tail])),
-        "accuracy_global": _mean_or_none(
-            [record["accuracy_global"] for record in tail if record["accuracy_global"] is not None]
-        ),
-        "loss": _mean_or_none([record["loss"] for record in tail if record["loss"] is not None]),
+        "edge_std": mean("accuracy_std"),
+        "edge_min": mean("accuracy_min"),
+        "edge_max": mean("accuracy_max"),
+        "accuracy_weighted": mean("accuracy_weighted"),
+        "accuracy_global": mean("accuracy_global"),
+        "loss": mean("loss"),
         "moves": int(sum(record["moves"] for record in records)),
         "active_clusters": int(records[-1]["active_clusters"]),
         "failed_clients": _count(records, "failed"),
@@ -71,10 +75,6 @@ def summarize(
 
 def _count(records: Sequence[Mapping[str, Any]], key: str) -> int:
     return sum(len(record.get(key, ())) for record in records)
-
-
-def _mean_or_none(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
 
 
 def _total_or_none(values: Sequence[float | None]) -> float | None:

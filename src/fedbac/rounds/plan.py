@@ -7,10 +7,9 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core.links import Link
-from fedbac.core.parts import measured_parts
+from fedbac.core.parts import measured_parts, moving_parts, running_phases
 from fedbac.core.queries import Moment
 from fedbac.core.rng import Rng, stream
-from fedbac.core.schemes import moving_parts, running_phases
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import EQUAL
 from fedbac.rounds.messages import Site

@@ -30,10 +30,8 @@ def score(
     state: State,
     reports: Sequence[TrainReport],
 ) -> Scores:
-    """Measure the distributed accuracy of the networks in a state, or of those that sites have averaged (C.14).
-
-    ``held`` is what each site holds in that state.
-    """
+    """Measure the distributed accuracy of the networks in a state, of which sites hold these rows, or of those that
+    sites have averaged (C.14)."""
     scheme = experiment.method.personalization
     measured = measured_parts(scheme)
     by_site = experiment.evaluation.point == "edge_model"
@@ -84,10 +82,8 @@ def _score_apart(
     sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
 ) -> Scores:
     """Judge every edge by the model of its site, and by no other."""
-    orders = [
-        MeasureOrder(m, bank, (Wanted({part: row_N[:1] for part, row_N in rows_.items()}, "test", by="edge"),))
-        for m, (bank, rows_) in enumerate(zip(banks, rows, strict=True))
-    ]
+    wanted = [Wanted({part: row_N[:1] for part, row_N in own.items()}, "test", by="edge") for own in rows]
+    orders = [MeasureOrder(m, bank, (own,)) for m, (bank, own) in enumerate(zip(banks, wanted, strict=True))]
     measured = edges.measure(orders)
 
     def read() -> dict[str, Any]:
@@ -111,10 +107,8 @@ def _score_clients(
 
     There may be as many models as clients, so none is measured on all test data.
     """
-    orders = [
-        MeasureOrder(m, bank, (Wanted(row_N, "test", by="client"),))
-        for m, (bank, row_N) in enumerate(zip(banks, rows, strict=True))
-    ]
+    wanted = [Wanted(row_N, "test", by="client") for row_N in rows]
+    orders = [MeasureOrder(m, bank, (own,)) for m, (bank, own) in enumerate(zip(banks, wanted, strict=True))]
     measured = edges.measure(orders)
 
     def read() -> dict[str, Any]:
@@ -131,10 +125,8 @@ def _score_clients(
 
 
 def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywhere: float | None) -> dict[str, Any]:
-    """Return the numbers in the order of the task's edges, whichever site they meet at.
-
-    An edge that did not answer has no accuracy, and the others are judged without it.
-    """
+    """Return the numbers in the order of the task's edges; one that did not answer has no accuracy, and does not
+    count."""
     order = np.argsort(np.concatenate([site.edges for site in sites]), kind="stable")
     accuracy_E, count_E = accuracy_E[order], count_E[order]
     answered_E = count_E > 0

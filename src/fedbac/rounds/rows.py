@@ -68,10 +68,7 @@ Unit = Literal["edge", "client"]
 
 
 class Members:
-    """The members of clusters, and where each of them is.
-
-    A site is the member of its own number; a client is too.
-    """
+    """The members of clusters, sites or clients by their own numbers, and where each of them is."""
 
     def __init__(self, unit: Unit, sites: Sequence[Site]) -> None:
         self.unit, self.sites = unit, sites

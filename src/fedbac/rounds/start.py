@@ -64,22 +64,29 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         momentum_M=tuple(momentum(site) for site in sites),
         links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
         steps=first_steps(method, parts, trainable),
+        stepped={part: tuple(mine) for part, mine in stepped_parts(method, parts, trainable).items()},
     )
 
 
-def first_steps(method: Method, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
-    """Return what the owners of parts, the cloud and clusters, remember for their steps before the first round.
+def stepped_parts(method: Method, parts: Parts, trainable: Collection[str]) -> Parts:
+    """Return what the cloud and clusters step with: of their parts only those weights that a gradient moves, not the
+    numbers that a scheme works out itself."""
+    specs = method.personalization.parts if method.step.active else {}
+    owned = [part for part, spec in specs.items() if spec.networks and spec.scope in ("cloud", "cluster")]
+    mine = {part: {name: value for name, value in parts[part].items() if name in trainable} for part in owned}
+    return {part: params for part, params in mine.items() if params}
 
-    Of a part only those weights are stepped that a gradient moves; numbers that a scheme works out itself are not.
-    """
+
+def first_steps(method: Method, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
+    """Return what the owners of parts remember for their steps before the first round."""
     steps: dict[str, Parts] = {}
-    for part, spec in method.personalization.parts.items() if method.step.active else ():
-        mine = {name: value for name, value in parts[part].items() if name in trainable}
-        if mine and spec.networks and spec.scope in ("cloud", "cluster"):
-            rows_KD = trees.rows(mine)
-            answer = consult("step", BEFORE, method.step.init, rows_KD)
-            memory = checked_memory(method.step, "init()", answer, rows_KD)
-            steps[part] = {name: trees.shaped(value.clone(), mine) for name, value in memory.items()}
+    for part, mine in stepped_parts(method, parts, trainable).items():
+        rows_KD = trees.rows(mine)
+        memory = checked_memory(method.step, "init()", consult("step", BEFORE, method.step.init, rows_KD), rows_KD)
+        steps[part] = {
+            name: trees.shaped(value.clone(), mine) if value.shape == rows_KD.shape else {"": value.clone()}
+            for name, value in memory.items()
+        }
     return steps
 
 

@@ -4,11 +4,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedbac.core import bandits
 from fedbac.core.queries import Accuracy, Ask, Evidence, Query, Split
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, NonNegative, Positive, RoundsOrNone, Settings
-from fedbac.selection.simple import Fraction
+from fedbac.selection.simple import Fraction, largest
 
 
 def soft_step(reward: float, scale: float = 10.0, cap: float = 2.0) -> float:
@@ -88,7 +87,7 @@ class Thompson(Settings):
     def act(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of one draw per client; uniform draws during the warm-up."""
         draw_N = self.draw(state, evidence, rng)
-        return bandits.top(draw_N, bandits.budget(self.fraction, draw_N.size), evidence.size_N > 0, rng)
+        return largest(draw_N, self.fraction, evidence, rng)
 
     def draw(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> FloatArray:
         """p̃_i."""

@@ -9,9 +9,9 @@ from pydantic import Field
 from fedbac.core import bandits
 from fedbac.core.queries import Ask, Evidence, Query, Statistic
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, Positive, Settings
+from fedbac.core.settings import BoolArray, FloatArray, Positive
 from fedbac.selection.bandit import Thompson, ThompsonState
-from fedbac.selection.simple import Fraction
+from fedbac.selection.simple import Fraction, Selection, largest
 
 TRAINING = Statistic("loss")
 REFERENCE_QUANTILE = 0.25
@@ -49,13 +49,8 @@ class SoundState(NamedTuple):
     """NaN before the client has trained."""
 
 
-class Credited(Settings):
-    """What policies have in common that give credit.
-
-    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the
-    edge's mean number of examples are not judged.
-    """
+class Credited(Selection):
+    """What policies have in common that give credit."""
 
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Share of the reference client's learning that a sound client shows at least."""
@@ -105,21 +100,13 @@ class Sound(Credited):
     """
 
     kind: Literal["sound"] = "sound"
-    adaptive: ClassVar[bool] = True
+    asks: ClassVar[Ask] = Ask(after=(TRAINING,))
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """p: at most this share of an edge's clients trains, drawn from the sound ones."""
-
-    def needs(self) -> frozenset[Query]:
-        """Need the loss with which each client trained, which it sends anyway."""
-        return frozenset({TRAINING})
 
     def init(self, num_members: int) -> SoundState:
         """Neither passed nor failed."""
         return SoundState(np.zeros(num_members), np.zeros(num_members), np.full(num_members, np.nan))
-
-    def ask(self, state: SoundState, evidence: Evidence, rng: Rng) -> Ask:
-        """Ask for that loss."""
-        return Ask(after=(TRAINING,))
 
     def act(self, state: SoundState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Those believed sound."""
@@ -148,7 +135,6 @@ class CreditThompson(Credited):
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"
-    adaptive: ClassVar[bool] = True
     fraction: Fraction = 0.8
     shared: Thompson = Thompson()
     """Sampling by the reward that all selected clients share, which ranks the sound ones; its fraction is not used."""
@@ -172,7 +158,7 @@ class CreditThompson(Credited):
         draw_N = self.shared.draw(state.shared, evidence, rng)
         belief_N, sound_N = _sound(state, rng)
         score_N = np.where(sound_N, 1 + draw_N, belief_N)
-        return bandits.top(score_N, bandits.budget(self.fraction, score_N.size), evidence.size_N > 0, rng)
+        return largest(score_N, self.fraction, evidence, rng)
 
     def learn(self, state: CreditState, evidence: Evidence, mask_N: BoolArray) -> CreditState:
         """Learn the shared reward; pass or fail who trained."""

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fedbac.core.policies import Exchange
-from fedbac.core.queries import Accuracy, Evidence, Gram, Moment, Query, Slope, Split
-from fedbac.core.settings import FloatArray, NonNegative, Settings
-from fedbac.sharing.apart import Share, cluster_cosines, data_shares, latest_cosines, member_shares
-from fedbac.sharing.mean import also_judged
+from fedbac.core.queries import Accuracy, Evidence, Gram, Query, Slope, Split
+from fedbac.core.settings import FloatArray, NonNegative
+from fedbac.sharing.mean import Asking, Share, also_judged, cluster_cosines, data_shares, latest_cosines, member_shares
 
 
 class BlendState(NamedTuple):
@@ -28,7 +27,7 @@ def _blended(own_K: FloatArray, rest_KJ: FloatArray, weight_K: FloatArray) -> Fl
     return mix_KJ
 
 
-class LeaveOneOut(Settings):
+class LeaveOneOut(Asking):
     """u_k = α_k Θ_k + (1 − α_k) c_k, where c_k is the mean of all other clusters' networks, by data.
 
     After the cloud has averaged, members measure the accuracy of Θ_k and of c_k: α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)),
@@ -43,20 +42,12 @@ class LeaveOneOut(Settings):
     split: Split = "validation"
     """The data to measure on."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the accuracy of one's own network and of the others' mean, unless α is given."""
-        return frozenset(self._queries())
-
     def _queries(self) -> tuple[Query, ...]:
         return (Accuracy("own", self.split), Accuracy("others", self.split)) if self.blend == "measured" else ()
 
     def init(self, num_members: int) -> BlendState:
         """Nothing is measured."""
         return BlendState(np.ones(num_members))
-
-    def ask(self, state: BlendState, moment: Moment) -> tuple[Query, ...]:
-        """Ask for both."""
-        return self._queries()
 
     def act(self, state: BlendState, evidence: Evidence) -> Exchange:
         """Blend."""
@@ -80,7 +71,7 @@ class LeaveOneOut(Settings):
         return BlendState(np.where(np.isnan(total_N), state.own_N, ratio_N))
 
 
-class Blend(Settings):
+class Blend(Asking):
     """u_k = α_k Θ_k + (1 − α_k) w, where w is the mean of all clusters' networks, by data; α_k descends the loss.
 
     α_k ← α_k − η_α⟨Θ_k − w, ∇F(u_k)⟩, between 0 and 1. A round's update Δ stands for −∇F, and the product is divided by
@@ -96,17 +87,12 @@ class Blend(Settings):
     rate: NonNegative = 0.1
     """η_α; 0 keeps α."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the products of updates with networks and with each other, which cost nothing."""
-        return frozenset({Gram(), Slope()} if self.rate else ())
+    def _queries(self) -> tuple[Query, ...]:
+        return (Gram(), Slope()) if self.rate else ()  # products that cost nothing
 
     def init(self, num_members: int) -> BlendState:
         """The same for all."""
         return BlendState(np.full(num_members, self.start))
-
-    def ask(self, state: BlendState, moment: Moment) -> tuple[Query, ...]:
-        """Ask for both."""
-        return (Gram(), Slope()) if self.rate else ()
 
     def act(self, state: BlendState, evidence: Evidence) -> Exchange:
         """Blend."""
@@ -140,7 +126,7 @@ class SimilarState(NamedTuple):
     """The cosine of their updates in the last round in which both trained; 0 if there was none."""
 
 
-class Similar(Settings):
+class Similar(Asking):
     """Every cluster sends a mix of all networks, with more of those whose members' updates point where its own do.
 
     Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w that sum to one, where p are the shares of
@@ -153,17 +139,12 @@ class Similar(Settings):
     strength: NonNegative = 1.25
     """λ: 0 is the mean by data, and with a very large one each cluster keeps to those most like it."""
 
-    def needs(self) -> frozenset[Query]:
-        """Need the inner products of updates, which travel anyway."""
-        return frozenset({Gram()})
+    def _queries(self) -> tuple[Query, ...]:
+        return (Gram(),)  # which travels anyway
 
     def init(self, num_members: int) -> SimilarState:
         """Everybody is like itself."""
         return SimilarState(np.eye(num_members))
-
-    def ask(self, state: SimilarState, moment: Moment) -> tuple[Query, ...]:
-        """Ask after every round."""
-        return (Gram(),)
 
     def act(self, state: SimilarState, evidence: Evidence) -> Exchange:
         """Mix those clusters that have members."""

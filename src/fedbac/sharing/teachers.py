@@ -5,10 +5,18 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from fedbac.core.policies import Exchange, Teaching
-from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Moment, Query
-from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone, Settings
-from fedbac.sharing.apart import Share, cluster_cosines, data_shares, latest_cosines, member_shares
-from fedbac.sharing.mean import also_judged, towards_mean
+from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query
+from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone
+from fedbac.sharing.mean import (
+    Asking,
+    Share,
+    also_judged,
+    cluster_cosines,
+    data_shares,
+    latest_cosines,
+    member_shares,
+    towards_mean,
+)
 
 OCCUPIED, MEAN = Loss("occupied", "train"), Loss("mean", "train")
 
@@ -24,7 +32,7 @@ class DistillState(NamedTuple):
     """The loss of the mean of all networks on each member's data."""
 
 
-class Distill(Settings):
+class Distill(Asking):
     """Members learn from the labels, from the mean of all clusters' networks, and from the clusters most like theirs.
 
     Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round. The share λ
@@ -52,20 +60,12 @@ class Distill(Settings):
         """Whether anybody is ever taught."""
         return self.share > 0
 
-    def needs(self) -> frozenset[Query]:
-        """Need to know who is alike, and the losses of all teachers."""
-        return frozenset(self._queries())
-
     def _queries(self) -> tuple[Query, ...]:
         return (Gram(), OCCUPIED, MEAN) if self.teaches else ()
 
     def init(self, num_members: int) -> DistillState:
         """Nothing is known: all are equally good."""
         return DistillState(np.eye(num_members), np.zeros((num_members, num_members)), np.zeros(num_members))
-
-    def ask(self, state: DistillState, moment: Moment) -> tuple[Query, ...]:
-        """Ask for all."""
-        return self._queries()
 
     def act(self, state: DistillState, evidence: Evidence) -> Exchange:
         """Say who teaches whom, and draw networks towards their mean when due."""
@@ -131,7 +131,7 @@ class DistillAdaptiveState(NamedTuple):
     """By how much a member's teacher is more accurate than its own network; NaN before it is measured."""
 
 
-class DistillAdaptive(Settings):
+class DistillAdaptive(Asking):
     """Members learn from the labels and from one teacher. The better it is on held-out data, the more it counts.
 
     λ_n = λ_max·σ(κ(acc(teacher) − acc(own))), measured after the last round. Networks stay with their clusters.
@@ -158,10 +158,6 @@ class DistillAdaptive(Settings):
         """Whether anybody is ever taught."""
         return self.max_share > 0
 
-    def needs(self) -> frozenset[Query]:
-        """Need the accuracy of both."""
-        return frozenset(self._queries())
-
     def _queries(self) -> tuple[Query, ...]:
         measures = self.teaches and self.steepness > 0
         return (Accuracy(self.teacher, "validation"), Accuracy("own", "validation")) if measures else ()
@@ -169,10 +165,6 @@ class DistillAdaptive(Settings):
     def init(self, num_members: int) -> DistillAdaptiveState:
         """Nothing is measured."""
         return DistillAdaptiveState(np.full(num_members, np.nan))
-
-    def ask(self, state: DistillAdaptiveState, moment: Moment) -> tuple[Query, ...]:
-        """Ask for both."""
-        return self._queries()
 
     def act(self, state: DistillAdaptiveState, evidence: Evidence) -> Exchange:
         """Teach those who have measured; in the first round there is nothing to learn from others yet."""

@@ -27,7 +27,7 @@ from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
 from fedbac.deploy.protocol.wire import Message, WireError, encode
 from fedbac.errors import quoted
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport, Wanted
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
 Names = AnyNumber[tuple[str, ...]]
 Had = Mapping[str, Names]
@@ -118,13 +118,13 @@ def _trained(found: Trained, like: Trained) -> str | None:
     return None if good else "has a finite loss, but not the statistics that were asked for"
 
 
-def _measured(found: Measured | Reading, like: Measured | Reading) -> str | None:
+def _measured(found: Measured, like: Measured) -> str | None:
     shares, good_G = found.accuracy_VG[:, found.count_G > 0], (found.count_G >= 0) & (found.count_G <= like.count_G)
     good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all()
     return None if good else "has accuracies or numbers of examples that cannot be"
 
 
-CHECKS.update({Teachers: _teachers, TrainOrder: _order, Trained: _trained, Measured: _measured, Reading: _measured})
+CHECKS.update({Teachers: _teachers, TrainOrder: _order, Trained: _trained, Measured: _measured})
 
 
 def check_rows(rows: Mapping[str, IntArray], *banks: Parts) -> None:

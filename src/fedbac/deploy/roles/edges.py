@@ -13,9 +13,9 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.links import Ledger
-from fedbac.core.parts import Scope
+from fedbac.core.parts import Scope, running_phases
 from fedbac.core.queries import Moment, Statistic
-from fedbac.core.schemes import running_phases
+from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
@@ -25,7 +25,7 @@ from fedbac.deploy.roles.edge import EDGE, OrderHandler
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import TooFewSitesError, quoted
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Reading, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 
 AGAIN, LONGEST = 0.5, 10.0
 """Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
@@ -219,7 +219,7 @@ def lost_measurements(order: MeasureOrder, site: Site) -> MeasureReport:
     for wanted in order.wanted:
         groups = {"site": 1, "edge": len(site.edges)}.get(wanted.by, len(site.clients))
         nothing = np.full((1 if wanted.by == "client" else wanted.num_models, groups), np.nan)
-        readings.append(Reading(nothing, nothing, np.zeros(groups, dtype=np.int64)))
+        readings.append(Measured(nothing, nothing, np.zeros(groups, dtype=np.int64)))
     return MeasureReport(tuple(readings), Ledger())
 
 
