@@ -137,6 +137,10 @@ class Examples:
         """Return the images and labels that indices of a split point into."""
         return self._tensors[1 if split == "test" else 0]
 
+    def some(self) -> Tensor:
+        """Return two examples, or as many as there are, as the network sees them."""
+        return self.normalize(self.source("train")[0][:2])
+
     @cached_property
     def _tensors(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         d = self.dataset

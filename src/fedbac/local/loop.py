@@ -11,7 +11,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import one_thread, seeded
+from fedbac.core.runtime import draws, one_thread, seeded
 from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of, adamw_step, corrections
@@ -154,6 +154,7 @@ class LoopTrainer:
         self.examples = examples
         self.scheme, self.network = scheme, network
         self.anatomy = Anatomy(scheme, network)
+        self.drawing = draws(network, examples.some())
         self.own = own_steps(network, scheme, examples, self.device, together=False)
         self.stages = stages_of(self.anatomy, examples.training)
         self.model = FlatModel(network, self.anatomy.networks)
@@ -187,7 +188,7 @@ class LoopTrainer:
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages), self.examples.loss.loss), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
-        with one_thread(), seeded(seed):
+        with one_thread(), seeded(seed, self.drawing):
             for number, stage in enumerate(stages):
                 step = self._stepper(stage, received, velocity, shift, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):

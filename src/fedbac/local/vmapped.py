@@ -19,7 +19,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import kernels, seeded
+from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.adamw import adamw_of
@@ -63,6 +63,7 @@ class VmapTrainer:
         self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
         self.source = {"train": self._source("train"), "test": self._source("test")}
+        self.drawing = draws(network, examples.some())
         self.stack: Stack | None = None
         self.own = own_steps(self.network, scheme, examples, device, together=True)
         self.visits = Visits(examples)
@@ -85,7 +86,7 @@ class VmapTrainer:
 
         look = vmap(lambda params: functional_call(self.many, params, (x,)), randomness="different")
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
-        with hooks, kernels(exact=True), seeded(0, self.device):
+        with hooks, kernels(exact=True), seeded(0, device=self.device):
             # The result is held until all is counted: a place that was freed would be counted once for two.
             result = look(own) if len(x) else None
         del result
@@ -113,7 +114,7 @@ class VmapTrainer:
         self.many.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
-        with kernels(self.precision == "float32"), seeded(seed, self.device):
+        with kernels(self.precision == "float32"), seeded(seed, self.drawing, self.device):
             for number, stage in enumerate(stages):
                 stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):
