@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
+from fedbac.core.runtime import seeded
 from fedbac.core.settings import BareKind, Settings, Width
 from fedbac.errors import ConfigError, quoted
 
@@ -121,8 +122,7 @@ def builder(
     base: dict[str, nn.Parameter] = {}
 
     def build(index: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(seed, "init", index))
+        with seeded(torch_seed(seed, "init", index)):
             made = network.build(shape, num_classes) if user is None else _renew(user)
         _freeze(made, frozen)
         for name, value in frozen_weights(made).items():
@@ -203,7 +203,7 @@ def frozen_sha256(module: nn.Module) -> str | None:
 def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ...], largest_token: int | None) -> None:
     module.eval()
     examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
-    with torch.no_grad():
+    with torch.enable_grad():
         try:
             logits = module(examples)
         except IndexError as error:
@@ -214,6 +214,10 @@ def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ..
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
     if not isinstance(logits, Tensor):
         raise ConfigError(f"network: it must return a tensor of logits, not {type(logits).__name__}")
+    if not logits.requires_grad:
+        raise ConfigError(
+            "network: its output does not depend on any weight that can learn; is it detached, or made under no_grad()?"
+        )
     if logits.shape != wanted:
         raise ConfigError(
             f"network: for two examples it must return logits of shape {list(wanted)} (the data set has {wanted[-1]} "

@@ -1,10 +1,74 @@
 """How torch works here: on one thread, by seeds of ours, by kernels that repeat their bits; and if memory is short."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedbac.errors import Error
+
+
+def _flushed() -> bool:
+    """Whether numbers too small for the usual format count as zero, which torch does not tell."""
+    return bool(torch.tensor(1e-310, dtype=torch.float64).mul(1.0) == 0)
+
+
+COMMON: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Any]] = {
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    "precision of matrix products": (
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest",
+    ),
+    "deterministic algorithms": (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]), (False, False),
+    ),
+    "oneDNN": (lambda: torch.backends.mkldnn.enabled, torch._C._set_mkldnn_enabled, True),
+    "NNPACK": (torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
+    "number of threads": (torch.get_num_threads, torch.set_num_threads, 1),
+    "denormal numbers": (_flushed, torch.set_flush_denormal, False),
+}  # fmt: skip
+"""What all threads of a process have in common, and rounds depend on: how it is read, how it is set, and our value."""
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def sealed() -> Iterator[None]:
+    """Compute as if nobody else had touched torch, and put everything back afterwards.
+
+    What belongs to a thread is set for this one. For the rest, runs of several threads take turns, and a change that
+    somebody else makes meanwhile is an error: numbers may depend on it.
+    """
+    with (
+        _ONE_AT_A_TIME,
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext(),
+        nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
+        np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
+    ):
+        before = {name: get() for name, (get, _, _) in COMMON.items()}
+        try:
+            for _, put, ours in COMMON.values():
+                put(ours)
+            yield
+            changed = [name for name, (get, _, ours) in COMMON.items() if get() != ours]
+            if changed:
+                raise Error(
+                    f"torch's {changed[0]} was changed while a round was computed, by another thread or the network; "
+                    "its numbers may depend on it, so the round is not kept; start the run in a process of its own"
+                )
+        finally:
+            for name, (_, put, _) in COMMON.items():
+                put(before[name])
 
 
 @contextmanager
@@ -18,16 +82,50 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Random numbers of this thread from a generator of its own: torch's is everybody's, and other threads draw too."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drew = False
+        self._own = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Give a function that draws our generator."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self.drew = True
+        if not any(argument.name == "generator" for argument in func._schema.arguments):
+            packet, own = func.overloadpacket, (f"{func._overloadname}_generator", "generator")
+            found = [name for name in own if name in packet.overloads()]
+            if not found:  # of functions that draw in some cases alone, and then by calling others
+                return func(*args, **kwargs)
+            func = getattr(packet, found[0])
+        return func(*args, **kwargs | {"generator": self._own})
+
+
+def draws(network: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a network draws random numbers in training, as dropout does, found by a look at some examples."""
+    if not len(x):
+        return False
+    with torch.no_grad(), OwnDraws(0) as own:
+        copy.deepcopy(network).cpu().train()(x)
+    return bool(own.drew)
+
+
+def seeded(seed: int, drawing: bool = True, device: torch.device | None = None) -> AbstractContextManager[object]:
+    """Let layers such as dropout draw by a seed; nothing is done for networks that do not draw."""
+    if not drawing:
+        return nullcontext()
+    return OwnDraws(seed) if device is None or device.type == "cpu" else _seeded_gpu(seed, device)
+
+
 @contextmanager
-def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's generators (layers such as dropout draw from them), and put their state back afterwards."""
-    gpus = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
-        # Not torch.manual_seed: for a GPU that nobody uses it keeps a stack trace, which takes longer than a batch.
-        torch.default_generator.manual_seed(seed)
-        for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(seed)
+def _seeded_gpu(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the GPU's own generator, which is the one that captured graphs replay with, and put its state back."""
+    with torch.random.fork_rng(devices=[device]), torch.cuda.device(device):
+        torch.cuda.manual_seed(seed)
         yield
 
 

@@ -10,7 +10,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import one_thread, seeded
+from fedbac.core.runtime import draws, one_thread, seeded
 from fedbac.errors import ConfigError
 from fedbac.local.examples import Examples, Tally, cells, rates
 from fedbac.local.networks import present
@@ -123,6 +123,7 @@ class LoopTrainer:
         self.examples = examples
         self.scheme, self.network = scheme, network
         self.anatomy = Anatomy(scheme, network)
+        self.drawing = draws(network, examples.some())
         own = isinstance(scheme, Stepping)
         self.own = OwnSteps(network, scheme, examples, self.device, together=False) if own else None
         self.stages = stages_of(self.anatomy, examples.training)
@@ -157,7 +158,7 @@ class LoopTrainer:
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages), self.examples.loss.loss), 0
         self.model.train(True)
         seed = torch_seed(self.examples.seed, "dropout", request.round, request.edge_round, request.clients[index])
-        with one_thread(), seeded(seed):
+        with one_thread(), seeded(seed, self.drawing):
             for number, stage in enumerate(stages):
                 step = self._stepper(stage, received, velocity, shift, float(request.rates(number)[index]))
                 for epoch, x, y in self._batches(at, stage.epochs):

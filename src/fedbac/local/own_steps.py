@@ -16,7 +16,7 @@ from fedbac.core.answers import checked_own_step
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Train, Trained, Trainer
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import kernels, seeded
+from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.batches import BatchTable, Job, Visits
@@ -47,6 +47,7 @@ class OwnSteps:
         self.network = (for_many(here) if together else here).train()
         """With ``together`` one call serves all clients; else each has its own, so that no bit depends on others."""
         self.visits = Visits(examples)
+        self.drawing = draws(network, examples.some())
 
     @cached_property
     def source(self) -> tuple[Tensor, Tensor]:
@@ -234,12 +235,12 @@ class Steps:
             squares.append(lost_B.detach().square().sum())
         return trees.stack(found), torch.stack(losses), torch.stack(squares)
 
-    def _seeded(self, client: int | None = None) -> AbstractContextManager[None]:
+    def _seeded(self, client: int | None = None) -> AbstractContextManager[object]:
         """Let layers such as dropout draw by the client's own stream; for many at once, by one for all."""
         request, c = self.jobs[client or 0]
         who = () if client is None else (request.clients[c],)
         address = (request.round, request.edge_round, *who, int(self.looks_J[client or 0]))
-        return seeded(torch_seed(self.own.examples.seed, "dropout", *address), self.own.device)
+        return seeded(torch_seed(self.own.examples.seed, "dropout", *address), self.own.drawing, self.own.device)
 
     def _note(self, loss_C: Tensor, square_C: Tensor) -> None:
         """Remember the losses; those of a step's first gradient are reported."""

@@ -19,7 +19,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import kernels, seeded
+from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.local.batches import BatchTable, Visits
@@ -62,6 +62,7 @@ class VmapTrainer:
         self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
         self.source = {"train": examples.source("train", device), "test": examples.source("test", device)}
+        self.drawing = draws(network, examples.some())
         self.stack: Stack | None = None
         own = isinstance(scheme, Stepping)
         self.own = OwnSteps(self.network, scheme, examples, device, together=True) if own else None
@@ -85,7 +86,7 @@ class VmapTrainer:
 
         look = vmap(lambda params: functional_call(self.many, params, (x,)), randomness="different")
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
-        with hooks, kernels(exact=True), seeded(0, self.device):
+        with hooks, kernels(exact=True), seeded(0, device=self.device):
             # The result is held until all is counted: a place that was freed would be counted once for two.
             result = look(own) if len(x) else None
         del result
@@ -109,7 +110,7 @@ class VmapTrainer:
         self.many.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
-        with kernels(self.precision == "float32"), seeded(seed, self.device):
+        with kernels(self.precision == "float32"), seeded(seed, self.drawing, self.device):
             for number, stage in enumerate(stages):
                 stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):

@@ -16,6 +16,7 @@ from fedbac.core.policies import Trusting
 from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
 from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
+from fedbac.core.runtime import one_thread
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainReport, Wanted
@@ -305,12 +306,13 @@ def answers_from(
     }
     if {Gram(), Slope()}.isdisjoint(queries):
         return readings
-    update_N, statistic_N = updates(scheme.parts, members, sent, before.label_N, reports)
-    if Gram() in queries:
-        readings[Gram()] = gram(update_N, statistic_N, members.count)
-    if Slope() in queries:
-        owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
-        readings[Slope()] = slope(update_N, statistic_N, members.count, owned)
+    with one_thread():
+        update_N, statistic_N = updates(scheme.parts, members, sent, before.label_N, reports)
+        if Gram() in queries:
+            readings[Gram()] = gram(update_N, statistic_N, members.count)
+        if Slope() in queries:
+            owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
+            readings[Slope()] = slope(update_N, statistic_N, members.count, owned)
     return readings
 
 

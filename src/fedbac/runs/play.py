@@ -1,8 +1,8 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
 import logging
-from collections.abc import Generator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
 from fedbac.core.parts import judged_parts
+from fedbac.core.runtime import sealed
 from fedbac.core.state import State
 from fedbac.engines import Prefetching, check_room, connect
 from fedbac.federation import Assembled, assemble
@@ -27,6 +28,7 @@ from fedbac.runs.tracking import Tracking, check_tracker
 from fedbac.version import __version__
 
 Record = dict[str, Any]
+Played = tuple[Record, State]
 
 log = logging.getLogger("fedbac")
 
@@ -54,11 +56,12 @@ def play(
         folder = RunFolder(folder)
     refuse_federation(runtime, "runtime.engine")
     check_tracker(runtime.track)
-    federation = assemble(experiment, **vars(inputs))
-    check_room(experiment, federation)
-    edges = connect(experiment, federation, runtime)
+    with sealed():
+        federation = assemble(experiment, **vars(inputs))
+        check_room(experiment, federation)
+        edges = connect(experiment, federation, runtime)
     with_data = inputs.dataset is not None
-    return (yield from conduct(experiment, federation, edges, runtime, with_data, folder, overwrite, stop))
+    return (yield from conduct(experiment, federation, edges, runtime, with_data, folder, overwrite, stop, sealed))
 
 
 def conduct(
@@ -70,8 +73,12 @@ def conduct(
     folder: RunFolder | None = None,
     overwrite: bool = False,
     stop: Stop | None = None,
+    seal: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Generator[Record, None, Run]:
-    """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end."""
+    """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end.
+
+    ``seal`` surrounds what is computed, where others may use torch in this process.
+    """
     frozen = _frozen(experiment, federation, given_in_python)
     whole = federation.source_sha256  # of all the data, by which seeds that use a sample each are of one task
     config: dict[str, Any] = {
@@ -93,8 +100,9 @@ def conduct(
     apart = 0.0 if ahead is None else SECONDS_APART
     tracking: Tracking | None = None
     try:
-        state = start(experiment, federation.build, federation.sites)
-        state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
+        with seal():
+            state = start(experiment, federation.build, federation.sites)
+            state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
         with folder.locked() if folder is not None else nullcontext():
             if folder is not None:
                 state, records = _open(folder, state, config, frozen, overwrite)
@@ -103,7 +111,7 @@ def conduct(
             for record in records:
                 tracking.log(record)
             playing = ahead.rounds(state) if ahead else rounds(experiment, federation.sites, edges, state)
-            for record, after in playing:
+            for record, after in _within(seal, playing):
                 records.append(record)
                 state = after
                 if folder is not None:
@@ -125,6 +133,16 @@ def conduct(
     kept = {experiment.method.personalization.parts[p].scope for p in judged_parts(experiment.method.personalization)}
     models = None if kept & edges.keeps else models_of(experiment, federation, state, records)
     return Run(folder.path if folder else None, config, records, summary, models)
+
+
+def _within(seal: Callable[[], AbstractContextManager[None]], playing: Iterator[Played]) -> Iterator[Played]:
+    """Yield rounds, each computed within a seal; whoever takes them is outside."""
+    while True:
+        with seal():
+            played = next(playing, None)
+        if played is None:
+            return
+        yield played
 
 
 def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:

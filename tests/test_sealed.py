@@ -1,0 +1,146 @@
+"""A run's numbers do not depend on what its caller, or another thread, does with torch and numpy."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedbac
+from fedbac.core.runtime import COMMON, sealed
+from fedbac.data.synthetic import toy
+from fedbac.errors import ConfigError, Error
+
+DATA = toy(num_classes=5, size=16, train=120, test=120)
+SMALL = ["task.num_edges=2", "task.clients_per_edge=2", "task.training.epochs=1", "method.selection.fraction=1.0"]
+
+
+class Dropping(nn.Module):
+    """A network that draws in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(256, 12), nn.Dropout(0.3), nn.ReLU(), nn.Linear(12, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+def records(method: str = "fed-bac", **given: Any) -> list[dict[str, Any]]:
+    run = fedbac.run(method, dataset=DATA, settings=SMALL, rounds=2, workers=1, progress=False, **given)
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in run.records]
+
+
+RUNS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "native": lambda: records(),
+    "torch": lambda: records(trainer="torch"),
+    "dropout": lambda: records(network=Dropping),
+    "gram": lambda: records("cfl"),
+    "own gradients": lambda: records("apfl-edges"),
+}
+
+
+@contextmanager
+def put(name: str, value: Any) -> Iterator[None]:
+    """Set something that all threads have in common."""
+    get, set_, _ = COMMON[name]
+    before = get()
+    set_(value)
+    try:
+        yield
+    finally:
+        assert get() == value, "the run did not put back what it found"
+        set_(before)
+
+
+@contextmanager
+def another_thread(work: Callable[[], object]) -> Iterator[None]:
+    done = threading.Event()
+
+    def forever() -> None:
+        while not done.is_set():
+            work()
+
+    thread = threading.Thread(target=forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def drawn() -> Iterator[None]:
+    """Check on the way that a run leaves the caller's random numbers alone."""
+    torch.manual_seed(5)
+    yield
+    found = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(found, torch.rand(3))
+
+
+HOSTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "meta device": lambda: torch.device("meta"),
+    "double": lambda: put("default dtype", torch.float64),
+    "half": lambda: put("default dtype", torch.float16),
+    "medium products": lambda: put("precision of matrix products", "medium"),
+    "high products": lambda: put("precision of matrix products", "high"),
+    "deterministic": lambda: put("deterministic algorithms", (True, False)),
+    "no oneDNN": lambda: put("oneDNN", False),
+    "no NNPACK": lambda: put("NNPACK", False),
+    "2 threads": lambda: put("number of threads", 2),
+    "5 threads": lambda: put("number of threads", 5),
+    "no denormals": lambda: put("denormal numbers", True) if torch.set_flush_denormal(False) else nullcontext(),
+    "numpy raises": lambda: np.errstate(all="raise"),
+    "numpy ignores": lambda: np.errstate(all="ignore"),
+    "seeded": drawn,
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "somebody draws": lambda: another_thread(lambda: torch.rand(10)),
+    "somebody seeds": lambda: another_thread(lambda: torch.manual_seed(1)),
+}
+
+
+@pytest.fixture(scope="module")
+def usual() -> dict[str, list[dict[str, Any]]]:
+    return {name: run() for name, run in RUNS.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.covering(2)
+def test_a_run_does_not_depend_on_the_state_of_its_caller(host: str, run: str, usual: dict[str, Any]) -> None:
+    with HOSTS[host]():
+        found = RUNS[run]()
+    assert found == usual[run]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_in_threads_side_by_side_give_the_same_numbers(run: str, usual: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        assert all(found == usual[run] for found in pool.map(lambda _: RUNS[run](), range(3)))
+
+
+def test_a_change_by_somebody_else_meanwhile_is_an_error() -> None:
+    with pytest.raises(Error, match="default dtype was changed while a round was computed"), sealed():
+        torch.set_default_dtype(torch.float64)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_network_that_cannot_learn_is_refused() -> None:
+    class Detached(Dropping):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).detach()
+
+    with pytest.raises(ConfigError, match="does not depend on any weight that can learn"):
+        records(network=Detached)
