@@ -55,7 +55,7 @@ MUTANTS = {
         "report/outcome.py", "> first.spread + other.spread", "> first.spread", UNPAIRED
     ),
     "no time to the cloud": Mutant(
-        "rounds/cloud.py", "return max(heard.seconds_M) + passing", "return max(heard.seconds_M)", CLOUD_SECONDS
+        "rounds/cloud.py", "return max(reported.seconds_M) + passing", "return max(reported.seconds_M)", CLOUD_SECONDS
     ),
     "one link for all edges": Mutant(
         "rounds/cloud.py", "num_bytes / len(self.sites) / (MEGA", "num_bytes / (MEGA", CLOUD_SECONDS

@@ -307,12 +307,12 @@ def answers_from(
     if {Gram(), Slope()}.isdisjoint(queries):
         return readings
     with one_thread():
-        update_N, statistic_N = updates(scheme.parts, members, sent, before.label_N, reports)
+        update_N, present_N = updates(scheme.parts, members, sent, before.label_N, reports)
         if Gram() in queries:
-            readings[Gram()] = gram(update_N, statistic_N, members.count)
+            readings[Gram()] = gram(update_N, present_N, members.count)
         if Slope() in queries:
             owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
-            readings[Slope()] = slope(update_N, statistic_N, members.count, owned)
+            readings[Slope()] = slope(update_N, present_N, members.count, owned)
     return readings
 
 
@@ -339,18 +339,18 @@ def _mean(value_N: FloatArray, site: Site) -> FloatArray:
     return mean
 
 
-def gram(update_N: Tensor, statistic_N: IntArray, count: int) -> FloatArray:
+def gram(update_N: Tensor, present_N: IntArray, count: int) -> FloatArray:
     """Return ⟨Δ_a, Δ_b⟩ for all pairs of members; the rows and columns of those without an update are NaN."""
     total_NN = np.full((count, count), np.nan)
-    total_NN[np.ix_(statistic_N, statistic_N)] = (update_N @ update_N.T).cpu().numpy()
+    total_NN[np.ix_(present_N, present_N)] = (update_N @ update_N.T).cpu().numpy()
     return total_NN
 
 
-def slope(update_N: Tensor, statistic_N: IntArray, count: int, networks: Parts) -> FloatArray:
+def slope(update_N: Tensor, present_N: IntArray, count: int, networks: Parts) -> FloatArray:
     """Return ⟨Δ_n, Θ_j⟩ for all members and clusters; rows without an update are NaN."""
     rows_K = _matrix(networks).to(update_N.device)
     total_NK = np.full((count, len(rows_K)), np.nan)
-    total_NK[statistic_N] = (update_N @ rows_K.T).cpu().numpy()
+    total_NK[present_N] = (update_N @ rows_K.T).cpu().numpy()
     return total_NK
 
 
