@@ -70,6 +70,7 @@ class MemoryFederation:
     shops: dict[str, DataHolder] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
+    accept_rollback: bool = False
     most_said: int = 3
     """The operator stops the cloud once it has said so much."""
     waited: Callable[[str], None] = lambda text: None
@@ -130,9 +131,10 @@ class MemoryFederation:
     def _stopped(self) -> bool:
         return len(self.said) > self.most_said
 
-    def connect(self, enrolled: Enrolled) -> RemoteEdges | RemoteClients:
-        """Return the edges as the round loop sees them."""
-        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
+    def connect(self, enrolled: Enrolled, folder: Path | None = None) -> RemoteEdges | RemoteClients:
+        """Return the edges as the round loop sees them; those of a run in a folder know its records."""
+        records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
+        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, self.accept_rollback)
         if self.experiment.method.topology.tiers == 2:
             return RemoteClients(self.folder / "state" / "cloud", *rest)
         return RemoteEdges(*rest)
@@ -146,7 +148,7 @@ class MemoryFederation:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
         to = None if folder is None else RunFolder(folder)
-        edges = remote or self.connect(enrolled)
+        edges = remote or self.connect(enrolled, folder)
         return conduct(self.experiment, enrolled, edges, CPU, folder=to)
 
     def run(

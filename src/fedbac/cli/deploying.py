@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +20,7 @@ from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.kits import Kit
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.runs.store import RunFolder
 
 
@@ -68,18 +70,26 @@ def cloud(
     listen: ListenOption = None,
     state: StateOption = None,
     overwrite: OverwriteOption = False,
+    accept_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--accept-rollback", help="Go on with the state that sites have, where it is not that of the run."
+        ),
+    ] = False,
     track: TrackOption = None,
 ) -> None:
     """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.roles.cloud import Cloud, run_folder
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
 
     runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, listen=listen):
-        return _hosted_cloud(kit, place, rounds, state, overwrite, track)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
+        order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
+        return _hosted_cloud(kit, place, order, state)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, state)
     with _logged(kit), run.stop.caught():
         playing = run.play()
         while True:
@@ -106,21 +116,17 @@ def _say_stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def _hosted_cloud(
-    kit: "Kit", place: "RunFolder", rounds: int | None, state: Path | None, overwrite: bool, track: str | None
-) -> None:
+def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Path | None) -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
-    from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
     from fedbac.runs.configure import configure
     from fedbac.runs.stopping import Stop
 
-    stop, counts = Stop(), configure(kit.experiment_file, rounds=rounds).task.clients()
-    out_path = str(place.path.resolve())
-    order = SiteOrder(state=_in_full(state), out=out_path, rounds=rounds, overwrite=overwrite, track=track)
+    stop, counts = Stop(), configure(kit.experiment_file, rounds=order.rounds).task.clients()
+    order = replace(order, state=_in_full(state), out=str(place.path.resolve()))
     with _logged(kit), stop.caught():
-        outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not overwrite)
+        outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not order.overwrite)
     if outcome.ended != "finished":
         _say_stopped()
     conclude([place.read()], place.path)

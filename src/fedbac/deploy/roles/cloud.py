@@ -39,6 +39,8 @@ class Cloud:
     rounds: int | None = None
     listen: str | None = None
     overwrite: bool = False
+    accept_rollback: bool = False
+    """Whether sites go on with what they have where they lack what the run needs of them."""
     state: Path | None = None
     """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
@@ -96,7 +98,8 @@ class Cloud:
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
-        rest = (enrolled.charter, children, self.kit.site.deploy, missed, lambda: self.stop.wanted)
+        who = (enrolled.charter, children, self.kit.site.deploy)
+        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, self.accept_rollback)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote

@@ -21,6 +21,8 @@ from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charte
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import check_hello, check_welcome, hello, welcome
 from fedbac.deploy.protocol.messages import (
+    Expectations,
+    Expected,
     check_rows,
     read_measure_request,
     read_train_request,
@@ -31,7 +33,8 @@ from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
-from fedbac.deploy.roles.data_holder import DataHolder, LocalState
+from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
+from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import SiteConfig
 from fedbac.deploy.transports.base import Children
@@ -53,15 +56,23 @@ class OrderHandler:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
         self.clients = Clients(charter, reach)
         self.local_state = LocalState(state / charter.run)
+        self.expected: Expectations = {}
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
+    def expect(self, expected: Expectations) -> None:
+        """Take what the site and its clients must have kept."""
+        self.expected = self.clients.expected = expected
+
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
-        kept = self.local_state.before(before) or {"parts": {}}
-        own = self.charter.own("edge", self.site.index, kept["parts"], received)
+        kept = None
+        if self.charter.keeps("edge"):
+            expected = self.expected.get(EDGE, Expected())
+            kept = self.local_state.expected(before, expected, Failure.EDGE_STATE, self.site.index)
+        own = self.charter.own("edge", self.site.index, (kept or NOTHING)["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
 
     def first_memory(self) -> Any:
@@ -101,7 +112,7 @@ class OrderHandler:
         """Return what the links of which the site is the sender remember from before a round."""
         method = self.charter.experiment.method
         held = {part: SiteRows(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
-        kept = self.local_state.before((order.round, 0))
+        _, kept = self.local_state.before((order.round, 0))
         if kept is not None:
             names = [name for name in OF_SITES if name in remembering(method.links.chains)]
             return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
@@ -141,8 +152,6 @@ class OrderHandler:
 
 KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
 
-EDGE = "edge"
-"""In a relay, the edge itself instead of a client."""
 UNUSABLE = "what it said cannot be used; the log of its edge says why"
 
 log = logging.getLogger("fedbac")
@@ -297,7 +306,8 @@ class Edge:
 
     def _train(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
         charter = handler.charter
-        order = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
+        order, expected = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
+        handler.expect(expected)
         own = handler.own((order.round, 0), order.bank)
         here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
@@ -310,7 +320,10 @@ class Edge:
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
-        order, round_, kept = read_measure_request(message, handler.charter, handler.site, handler.first_memory())
+        order, round_, kept, expected = read_measure_request(
+            message, handler.charter, handler.site, handler.first_memory()
+        )
+        handler.expect(expected)
         own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
         if not set(kept) <= set(trained):
             raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")

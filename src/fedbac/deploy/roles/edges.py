@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +18,13 @@ from fedbac.core.parts import Scope, running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
+from fedbac.deploy.protocol.failures import SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
-from fedbac.deploy.roles.edge import EDGE, OrderHandler
+from fedbac.deploy.roles.edge import OrderHandler
+from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import TooFewSitesError, quoted
@@ -55,7 +58,11 @@ class Remote:
         deploy: DeploySettings,
         waiting: Callable[[str], None],
         stopped: Callable[[], bool],
+        records: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        accept_rollback: bool = False,
     ) -> None:
+        """``records`` are those of the rounds before, once the first order is given."""
+        self.history = History(charter, records, accept_rollback)
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
@@ -100,6 +107,13 @@ class Remote:
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
             self.present[name], self.spoke[name] = found, time.time()
 
+    def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
+        """Note who has trained."""
+        missing = {client for one in reports for client in (*one.failed, *one.dropped, *one.late)}
+        absent = {site for site, one in enumerate(reports) if one.absent}
+        self.history.note(self.round, [one.selected for one in reports], missing, absent)
+        return reports
+
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
 
@@ -111,26 +125,28 @@ class RemoteEdges(Remote):
         """Have every edge run its order; too few answers make no round."""
         self.wait(self._too_few)
         self.round = orders[0].round
+        self.history.begin(self.round)
         named = {edge_name(order.site): order for order in orders}
-        messages = {name: train_request(order, self.charter) for name, order in named.items()}
+        expected = {name: self.history.expected(order.site) for name, order in named.items()}
+        messages = {name: train_request(order, self.charter, expected[name]) for name, order in named.items()}
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
         num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
 
         def whole(name: str) -> bytes:
-            return train_request(replace(named[name], broadcast=None), self.charter)
+            return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
             return lost_report(order, site, num_epochs)
 
-        return self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost)
+        return self.noted(self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost))
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
         charter, messages = self.charter, {}
         for order in orders:
             bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
-            sent_order = replace(order, bank=bank)
-            message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
+            said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
+            message = sent("measure", charter=charter.id, round=self.round, **said)
             messages[edge_name(order.site)] = message
         found = self._ask(messages, "measured", messages.__getitem__)
         return self._reports(orders, found, read_measured, lost_measurements)
@@ -187,6 +203,8 @@ class RemoteEdges(Remote):
 
     def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
+        for reason in reasons.values():
+            self.history.refuse(reason)
         answered = len(asked) - len(reasons)
         if answered < self.deploy.min_edges:
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
@@ -303,24 +321,30 @@ class RemoteClients(Remote):
         (order,) = orders
         self.wait(self._too_few)
         self.round = order.round
-        here = replace(
-            order,
-            bank=dict(order.bank) | self.handler.own((order.round, 0), order.bank),
-            momentum=None,
-        )
-        try:
+        self.history.begin(self.round)
+        self.handler.expect(self.history.expected(0))
+        with self._heard():
+            own = self.handler.own((order.round, 0), order.bank)
+            here = replace(order, bank=dict(order.bank) | own, momentum=None)
             report = self.handler.train(here, threading.Event())
-        except TooFewClientsError as error:
-            raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)]
+        return self.noted([replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)])
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""
-        try:
+        with self._heard():
             return [self._measure(order) for order in orders]
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Have the round played again if too few clients answer, and end the run if one lacks what it had."""
+        try:
+            yield
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
+        except SiteError as error:
+            self.history.refuse(error.public)
+            raise
 
     def _measure(self, order: MeasureOrder) -> MeasureReport:
         own = self.handler.own((self.round + 1, 0), order.bank)

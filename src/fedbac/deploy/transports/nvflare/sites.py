@@ -48,7 +48,8 @@ class CloudSite:
         post.called.set()  # NVFlare calls this method once all others can be called
         runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": order.track}, "runtime")
         place = run_folder(kit, None if order.out is None else Path(order.out))
-        cloud = Cloud(kit, place, runtime, order.rounds, None, order.overwrite, _state(kit, order))
+        choices = (order.rounds, None, order.overwrite, order.accept_rollback)
+        cloud = Cloud(kit, place, runtime, *choices, _state(kit, order))
         over, refused = threading.Event(), ""
 
         def watch() -> None:
