@@ -212,6 +212,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 QUORUMS: dict[str, tuple[str, dict[str, int], dict[str, set[str]]]] = {
     "edges": ("fed-bac", {"min_edges": 2}, {"cloud": {"edge-1"}}),
     "clients": ("fed-bac", {"min_edges": 2, "min_clients": 2}, {"edge-0": {FIRST}}),
+    "a majority of edges": ("fed-bac", {"min_edges": None}, {"cloud": {"edge-1"}}),
+    "a majority of clients": ("fed-bac", {"min_edges": 2, "min_clients": None}, {"edge-0": {FIRST}}),
     "clients of a cloud without edges": ("fedavg", {"min_clients": 2}, {"cloud": {"edge-1"}, "edge-0": {FIRST}}),
 }
 
@@ -243,7 +245,17 @@ def test_below_a_quorum_nothing_is_written_until_they_are_back(of: str, tmp_path
     assert len(seen) >= 3
     assert record["round"] == 2
     assert without([record]) == without(expected[1:])
-    assert ("missing: edge-1" if of == "edges" else "round 2 is played again") in federation.said[0]
+    assert (
+        "missing: edge-1" if of in ("edges", "a majority of edges") else "round 2 is played again"
+    ) in federation.said[0]
+
+
+def test_a_majority_is_enough(tmp_path: Path) -> None:
+    """Two of the three clients of edge 1 are; of its two, edge 0 needs both."""
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=1, min_edges=None, min_clients=None)
+    federation.children("edge-1").lost = {"edge-1-client-0"}
+    (record,) = played(federation, enrolled)
+    assert (record["selected"], record["absent"]) == ([[0, 1], [3, 4]], [])
 
 
 def test_an_operator_may_stop_a_cloud_that_waits(tmp_path: Path) -> None:

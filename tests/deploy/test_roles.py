@@ -273,4 +273,4 @@ def test_what_is_kept_of_old_rounds_goes(tmp_path: Path) -> None:
 
 def test_settings_of_a_federation_are_those_of_its_sites(tmp_path: Path) -> None:
     federation = small("fed-bac").federation(tmp_path, min_clients=2)
-    assert {site.deploy for site in federation.sites.values()} == {DeploySettings(min_clients=2)}
+    assert {site.deploy for site in federation.sites.values()} == {DeploySettings(min_clients=2, min_edges=1)}

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -55,6 +55,24 @@ ParentOption = Annotated[
         callback=_address("--parent", lowest=1),
     ),
 ]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Serve numbers for Prometheus at /metrics of this loopback address. Default: not.",
+        callback=_address("--metrics", lowest=1),
+    ),
+]
+HealthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        help="Serve gRPC's health service at this loopback address. Default: not.",
+        callback=_address("--health", lowest=1),
+    ),
+]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
@@ -68,6 +86,8 @@ def cloud(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: run in the kit.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     listen: ListenOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     overwrite: OverwriteOption = False,
     accept_rollback: Annotated[
@@ -86,11 +106,11 @@ def cloud(
 
     runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
-    if _run_by_nvflare(kit, listen=listen):
+    if _run_by_nvflare(kit, metrics, health, listen=listen):
         order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
         return _hosted_cloud(kit, place, order, state)
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, state)
-    with _logged(kit), run.stop.caught():
+    with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
         playing = run.play()
         while True:
             try:
@@ -145,13 +165,17 @@ def _in_full(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:
+def _run_by_nvflare(kit: "Kit", metrics: str | None, health: str | None, **addresses: str | None) -> bool:
     """Whether NVFlare runs the site; addresses are then those that it was given with its startup folder."""
     if kit.site.deploy.transport != "nvflare":
         return False
     from fedbac.deploy.transports import nvflare
 
     nvflare.require()
+    if metrics or health:
+        raise ConfigError(
+            f"--{'metrics' if metrics else 'health'}: NVFlare runs and watches its own processes; leave it out"
+        )
     for name, address in addresses.items():
         if address is not None:
             raise ConfigError(
@@ -168,6 +192,8 @@ def edge(
     ] = None,
     listen: ListenOption = None,
     parent: ParentOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     device: DeviceOption = "auto",
 ) -> None:
@@ -176,10 +202,11 @@ def edge(
     from fedbac.deploy.roles.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
-        if _run_by_nvflare(kit, listen=listen, parent=parent):
+        if _run_by_nvflare(kit, metrics, health, listen=listen, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
+            with _monitored(kit, metrics, health):
+                run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
 
 
 def client(
@@ -188,6 +215,8 @@ def client(
         str, typer.Option("--data", help="The client's own data: .npz, folder, or package.module:function.")
     ],
     parent: ParentOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     device: DeviceOption = "cpu",
     idle: Annotated[
@@ -199,10 +228,11 @@ def client(
     from fedbac.deploy.roles.client import run_client
 
     with _logged(kit), _until_stopped() as stop:
-        if _run_by_nvflare(kit, parent=parent):
+        if _run_by_nvflare(kit, metrics, health, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
+            with _monitored(kit, metrics, health):
+                run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
 
 
 def status(
@@ -283,15 +313,26 @@ class _Lines(logging.Formatter):
 @contextmanager
 def _logged(kit: "Kit") -> Iterator[None]:
     """Log to stderr with time and name, as a service does."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(f"%(asctime)s {kit.site.name} %(levelname)s %(message)s"))
-    root = logging.getLogger()
-    before, root.handlers = root.handlers, [handler]
-    logging.getLogger("fedbac").setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.handlers = before
+    from fedbac.deploy.transports.handshakes import explained
+
+    listens = kit.site.role != "client" and kit.site.deploy.transport == "grpc"
+    with explained() if listens else nullcontext():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Lines(f"%(asctime)s {kit.site.name} %(levelname)s %(message)s"))
+        root = logging.getLogger()
+        before, root.handlers = root.handlers, [handler]
+        logging.getLogger("fedbac").setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.handlers = before
+
+
+def _monitored(kit: "Kit", metrics: str | None, health: str | None) -> AbstractContextManager[None]:
+    from fedbac.deploy.metrics import monitored
+    from fedbac.deploy.pki.kits import CERTIFICATE_FILE
+
+    return monitored(metrics, health, kit.folder / CERTIFICATE_FILE)
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_hello, welcome
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.roles.edges import Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.roles.status import Board
+from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
 from fedbac.errors import DeployError
@@ -58,6 +60,7 @@ class Cloud:
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
             self._board = board
+            self._show_metrics(children)
             played = 0 if before is None else newest(self.folder.checkpoints)
             run = str(self.folder.path)
             board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
@@ -92,9 +95,16 @@ class Cloud:
                 run: Run = done.value
                 board.say(doing="finished" if not self.stop.wanted else "stopped")
                 return run
+            METRICS.round(record["seconds"])
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
             self._pass_list_on(children)
             yield record
+
+    def _show_metrics(self, children: Children) -> None:
+        site = self.kit.site
+        benched = lambda: 0 if self.remote is None else len(self.remote.caller.unfit)  # noqa: E731
+        METRICS.watch_children(len(site.children), lambda: len(children.present()), benched)
+        METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
@@ -112,7 +122,7 @@ class Cloud:
         check_hello(name, said)
         if self.remote is not None:
             self.remote.caller.rejoined(name)
-        return welcome(self.kit.site.name)
+        return hello(self.kit.site.name)
 
     def _waiting(self, what: str, level: int = logging.INFO) -> None:
         if self._board.said.get("doing") != what:

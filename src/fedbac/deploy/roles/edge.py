@@ -16,10 +16,11 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
+from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.handshake import check_hello, check_welcome, hello, welcome
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import (
     Expectations,
     Expected,
@@ -36,7 +37,7 @@ from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsEr
 from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
 from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.status import Board
-from fedbac.deploy.settings import SiteConfig
+from fedbac.deploy.settings import SiteConfig, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.deploy.transports.connect import children_of, parent_of
 from fedbac.errors import quoted
@@ -52,7 +53,7 @@ OF_SITES = ("client_down", "cloud_up")
 class OrderHandler:
     """A site at work. What it owns stays here; what clients own stays with them."""
 
-    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
+    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int | None) -> None:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
         self.clients = Clients(charter, reach)
         self.local_state = LocalState(state / charter.run)
@@ -93,9 +94,10 @@ class OrderHandler:
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
         report = self._drive(order, gone, present_N)
         assert isinstance(report, TrainReport)
-        came = len(report.selected) - len(report.failed)
-        if came < min(self.min_clients, len(report.selected)):
-            raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
+        chosen = len(report.selected)
+        came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
+        if came < min(least, chosen):
+            raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
@@ -126,9 +128,10 @@ class OrderHandler:
     def _present(self) -> BoolArray:
         here = self.reach.clients()
         present_N = np.array([client in here for client in self.site.clients])
-        count = int((present_N & (self.site.size_N > 0)).sum())
-        if count < self.min_clients:
-            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
+        holds_N = self.site.size_N > 0
+        count, least = int((present_N & holds_N).sum()), quorum(self.min_clients, int(holds_N.sum()))
+        if count < least:
+            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
         return present_N
 
     def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
@@ -217,7 +220,7 @@ class Edge:
         check_hello(name, said)
         if self.reach is not None:
             self.reach.caller.rejoined(name)
-        return welcome(self.site.name)
+        return hello(self.site.name)
 
     def hello(self) -> bytes:
         """Return what it says to the cloud first."""
@@ -387,13 +390,10 @@ def run_edge(
 
     with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
+        METRICS.watch_children(len(site.children), lambda: len(children.present()), lambda: len(edge.unfit))
         board.say(doing="serving")
         try:
-            parent_of(kit, address).serve(
-                hello=edge.hello,
-                welcomed=lambda said: check_welcome(site.parent or "", said),
-                answer=edge.answer,
-                stop=stop,
-            )
+            said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)
+            parent_of(kit, address).serve(**METRICS.parent("cloud", *said), stop=stop)
         finally:
             board.say(doing="stopped")

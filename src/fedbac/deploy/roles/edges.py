@@ -25,7 +25,7 @@ from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
-from fedbac.deploy.settings import DeploySettings, edge_name
+from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
@@ -66,6 +66,7 @@ class Remote:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
+        self.min_edges = quorum(deploy.min_edges, len(charter.clients))
         self.round = 0
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
@@ -193,11 +194,11 @@ class RemoteEdges(Remote):
 
     def _too_few(self) -> str | None:
         here = self.children.present()
-        if len(here) >= self.deploy.min_edges:
+        if len(here) >= self.min_edges:
             return None
         missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
         return (
-            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.deploy.min_edges}; "
+            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.min_edges}; "
             f"missing: {', '.join(missing)}"
         )
 
@@ -206,8 +207,8 @@ class RemoteEdges(Remote):
         for reason in reasons.values():
             self.history.refuse(reason)
         answered = len(asked) - len(reasons)
-        if answered < self.deploy.min_edges:
-            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
+        if answered < self.min_edges:
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}")
         self.pause = AGAIN
 
 

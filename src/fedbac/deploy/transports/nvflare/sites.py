@@ -9,7 +9,7 @@ from nvflare.collab import collab
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_welcome, hello
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
@@ -159,7 +159,7 @@ class ClientSite(Served):
         )
         parent_of(kit).serve(
             hello=lambda: hello(site.name),
-            welcomed=lambda said: check_welcome(site.parent or "", said),
+            welcomed=lambda said: check_hello(site.parent or "", said),
             answer=lambda request, gone: holder.answer(request),
             stop=stop,
         )
