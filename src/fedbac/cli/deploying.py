@@ -206,7 +206,7 @@ def edge(
             _host(kit, data, state, device, stop)
         else:
             with _monitored(kit, metrics, health):
-                run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
+                run_edge(kit, data, stop, changed(device=device, workers=1), listen=listen, address=parent, state=state)
 
 
 def client(
@@ -288,7 +288,7 @@ def _ago(seconds: float) -> str:
 
 def _kit(folder: Path, role: str) -> "Kit":
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.kits import Kit
+        from fedbac.deploy.pki.kits import NEW_KIT, Kit
     kit = Kit.load(folder)
     if kit.site.role != role:
         raise ConfigError(
@@ -297,7 +297,7 @@ def _kit(folder: Path, role: str) -> "Kit":
     left = kit.identity.expires.timestamp() - time.time()
     if left < 7 * 86400:
         say(
-            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; renew it: fedbac federation renew",
+            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; {NEW_KIT}",
             err,
         )
     return kit

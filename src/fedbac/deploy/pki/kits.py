@@ -16,6 +16,7 @@ from fedbac.files import make_folder, remove, write_whole
 
 SITE_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE = "site.yaml", "site.key", "site.crt", "ca.crt"
 LIST_FILE, EXPERIMENT_FILE = "revoked.crl", "experiment.yaml"
+NEW_KIT = "ask whoever keeps the authority for a new kit (fedbac federation renew)"
 FROM_FEDERATION = "# Made from federation.yaml. Change it there, then run: fedbac federation renew\n"
 
 log = logging.getLogger("fedbac")
@@ -70,7 +71,7 @@ class Kit:
         if site.role == "cloud":
             authority.read(kit.experiment_file)
         if site.role != "client" and identity.serial in kit.revoked().serials:
-            raise DeployError(f"{source}: {site.name} was revoked; ask for a new kit (fedbac federation renew)")
+            raise DeployError(f"{source}: {site.name} was revoked; {NEW_KIT}")
         return kit
 
     def revoked(self) -> RevokedList:
@@ -109,10 +110,7 @@ def _refuse_untimely(identity: Identity, source: Path) -> None:
             f"{now:%Y-%m-%d %H:%M}; set the clock"
         )
     if now >= identity.expires:
-        raise DeployError(
-            f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; run fedbac federation renew "
-            "and copy the new kit"
-        )
+        raise DeployError(f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; {NEW_KIT}")
 
 
 class FederationFolder:

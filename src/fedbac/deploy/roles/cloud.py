@@ -157,7 +157,8 @@ class Cloud:
 
 def run_folder(kit: Kit, out: Path | None) -> RunFolder:
     """Return where the cloud writes: beside its kit, unless told otherwise."""
-    return RunFolder(out or kit.folder / "run")
+    command = f"fedbac cloud {kit.folder}" + (f" --out {out}" if out else "")
+    return RunFolder(out or kit.folder / "run", command)
 
 
 def _refuse_another(began: Experiment, now: Experiment, folder: RunFolder) -> None:
