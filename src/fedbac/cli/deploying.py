@@ -264,7 +264,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     age, doing = now - float(found.get("at", 0)), found.get("doing", "")
     over = doing in OVER or age > STALE
     gone = f" (not running: last heard {_ago(age)})" if over and doing not in OVER else ""
-    lines = [f"{found.get('site', 'site')}: {doing}{gone}"]
+    why = f": {visible(str(found['why']))}" if "why" in found else ""
+    lines = [f"{found.get('site', 'site')}: {doing}{gone}{why}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
         lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")

@@ -20,7 +20,7 @@ from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
-from fedbac.errors import DeployError
+from fedbac.errors import DeployError, Error
 from fedbac.files import make_folder
 from fedbac.runs.checkpoints import newest
 from fedbac.runs.configure import configure
@@ -83,6 +83,9 @@ class Cloud:
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
+            except Error as error:
+                board.say(doing="stopped", why=str(error))
+                raise
 
     def _followed(
         self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
