@@ -209,7 +209,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-QUORUMS: dict[str, tuple[str, dict[str, int], dict[str, set[str]]]] = {
+QUORUMS: dict[str, tuple[str, dict[str, int | None], dict[str, set[str]]]] = {
     "edges": ("fed-bac", {"min_edges": 2}, {"cloud": {"edge-1"}}),
     "clients": ("fed-bac", {"min_edges": 2, "min_clients": 2}, {"edge-0": {FIRST}}),
     "a majority of edges": ("fed-bac", {"min_edges": None}, {"cloud": {"edge-1"}}),

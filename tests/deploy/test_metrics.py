@@ -27,10 +27,12 @@ NEVER = threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(monkeypatch: pytest.MonkeyPatch) -> Refusals:
     """A process is one site, but tests are many."""
+    own = Refusals()
     monkeypatch.setattr(metrics, "METRICS", Metrics())
-    monkeypatch.setattr(metrics, "REFUSED", Refusals())
+    monkeypatch.setattr(metrics, "REFUSED", own)
+    return own
 
 
 def read(text: str) -> dict[str, float]:
@@ -44,7 +46,7 @@ def read(text: str) -> dict[str, float]:
     return found
 
 
-def test_what_is_counted_is_told() -> None:
+def test_what_is_counted_is_told(refused: Refusals) -> None:
     site = metrics.METRICS
     answers = {b"question": b"four", sent("begin", charter="{}"): sent("ready")}
     said = site.parent("cloud", lambda: b"hello", lambda said: None, lambda request, gone: answers[request])
@@ -58,7 +60,7 @@ def test_what_is_counted_is_told() -> None:
     site.round(2.0)
     site.round(0.5)
     site.watch_children(5, lambda: 3, lambda: 1)
-    metrics.REFUSED.note("192.0.2.1:4", "revoked", "it is revoked")
+    refused.note("192.0.2.1:4", "revoked", "it is revoked")
     found = read(site.text())
     assert found["fedbac_bytes_total cloud received"] == len(b"question") + len(b"unknown")
     assert found["fedbac_bytes_total cloud sent"] == 4

@@ -79,7 +79,7 @@ class LocalState:
                 error = SiteError(failure, number, last, at_most)
                 log.error("%s: %s; restore this folder, or the newest run folder of the cloud", self.folder, error)
                 raise error
-            kept = self._adopt(moment, expected.trained)
+            kept = self._adopt(moment, min(expected.trained, last))
         for made, file in self._files().items():
             if made >= moment:
                 again = logging.INFO if made[0] == moment[0] else logging.WARNING

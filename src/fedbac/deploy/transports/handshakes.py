@@ -86,7 +86,8 @@ def explained() -> Iterator[None]:
 
     def read(source: BinaryIO) -> None:
         for line in source:
-            explainer.take(line)
+            with suppress(Exception):  # or gRPC would wait for ever at a full pipe
+                explainer.take(line)
 
     thread = threading.Thread(target=read, args=(os.fdopen(reading, "rb"),), name="fedbac-handshakes", daemon=True)
     thread.start()
