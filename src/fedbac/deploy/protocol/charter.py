@@ -24,6 +24,7 @@ from fedbac.data.datasets import normalization_of
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import WireError
+from fedbac.deploy.settings import client_name
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.messages import Site
@@ -100,6 +101,11 @@ class Charter:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
         plain["experiment"] = self.experiment.model_dump(mode="json")
         return json.dumps(plain, sort_keys=True)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of clients, by their numbers."""
+        return tuple(client_name(m, n) for m, clients in enumerate(self.clients) for n in range(len(clients)))
 
     @cached_property
     def id(self) -> str:

@@ -34,6 +34,8 @@ class Failure(Enum):
     FEW_PRESENT = "{} of {} clients are there and deploy.min_clients is {}"
     FEW_TRAINED = "{} of {} chosen clients trained and deploy.min_clients is {}"
     NONE_MEASURED = "nobody who holds data answered when clients were asked to measure a model"
+    OUTLIER = "its update changes {:,} times as much as is allowed (deploy.outlier_factor)"
+    UNUSABLE = "what it said cannot be used; the log of the site above it says why"
     NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
 
 

@@ -26,7 +26,7 @@ from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
 from fedbac.deploy.protocol.wire import Message, WireError, encode
-from fedbac.errors import quoted
+from fedbac.errors import LONGEST_QUOTE, quoted, visible
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
 Names = AnyNumber[tuple[str, ...]]
@@ -177,7 +177,8 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
     bank, some = charter.owners.without(order.bank, "edge", "client"), site.clients
     like = replace(lost, bank=bank, traffic=EVERY_LINK, absent=False)
-    like = replace(like, selected=some, failed=some, dropped=some, late=some)
+    reasons = dict.fromkeys((charter.names[client] for client in some), "")
+    like = replace(like, selected=some, failed=some, dropped=some, late=some, reasons=reasons)
     if order.wants_updates:
         like = replace(like, updates=charter.owners.only(bank, "cluster"))
     whole = unpacked(message, "report/bank", charter.codec("cloud_up"), bank)
@@ -188,7 +189,8 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     healthy = int(np.isfinite(report.statistic_N[Statistic("loss")]).sum())
     if any(trees.count(params) != healthy for params in report.updates.values()):
         raise WireError(f"trained: report/updates must be of the {healthy} clients whose loss is finite")
-    return replace(report, bank=dict(order.bank) | report.bank)
+    reasons = {name: visible(why[:LONGEST_QUOTE]) for name, why in report.reasons.items()}
+    return replace(report, bank=dict(order.bank) | report.bank, reasons=reasons)
 
 
 def read_measure_request(

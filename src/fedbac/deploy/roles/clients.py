@@ -26,6 +26,7 @@ from fedbac.deploy.protocol.messages import (
 )
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import ask_with_retry
+from fedbac.deploy.roles.standing import Change, Standing
 
 log = logging.getLogger("fedbac")
 
@@ -56,8 +57,8 @@ class Reach(Protocol):
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
-    def __init__(self, charter: Charter, reach: Reach) -> None:
-        self.charter, self.reach = charter, reach
+    def __init__(self, charter: Charter, reach: Reach, outlier_factor: float = 0.0) -> None:
+        self.charter, self.reach, self.standing = charter, reach, Standing(outlier_factor)
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
@@ -108,31 +109,47 @@ class Clients:
             if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
                 made[same] = fit_request(train, place, self.charter, broadcast)
             messages[client] = made[same]
+        messages = self._without_resting(messages)
 
         def whole(client: int) -> bytes:
             return fit_request(train, train.clients.index(client), self.charter)
 
         answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
-        num_epochs = self.charter.epochs(train.phases)
-        results = []
-        for place, client in enumerate(train.clients):
-            found = _lost_update(train, place, num_epochs)
-            if client in answers:
-                try:
-                    found = read_update(decode(answers[client], ("update",)), found, up, codec)
-                    found = replace(found, parts_C=link.with_twins(found.parts_C))
-                except WireError as error:
-                    reasons[client] = str(error)
-            results.append(found)
+        num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.size_N
+        usual_size = np.median([size for size in sizes if size] or [1])
+        lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
+        results, changes = dict(lost), dict[int, Change]()
+        for client in [client for client in lost if client in answers]:
+            try:
+                found = read_update(decode(answers.pop(client), ("update",)), lost[client], up, codec)
+                results[client] = replace(found, parts_C=link.with_twins(found.parts_C))
+            except WireError as error:
+                reasons[client] = self.standing.strike(names[client], Failure.UNUSABLE, detail=str(error))
+                continue
+            unit = train.learning_rate * max(1.0, sizes[client] / usual_size)
+            change = Change.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
+            changes |= {} if change is None else {client: change}
+        named = {names[client]: change for client, change in changes.items()}
+        far = self.standing.outliers(train.phases, named)
+        for client in changes:
+            if names[client] in far:
+                results[client] = lost[client]
+                reasons[client] = self.standing.strike(names[client], Failure.OUTLIER, far[names[client]])
+            else:
+                self.standing.trust(names[client])
         self.reach.note(reasons)
-        return results
+        return list(results.values())
+
+    def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        resting = self.standing.back
+        return {client: message for client, message in messages.items() if self.charter.names[client] not in resting}
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.paired:
             messages = {owner: self._asked(request, place) for place, owner in enumerate(request.owners)}
         else:
             messages = dict.fromkeys(request.owners, self._asked(request, 0))
-        answers, reasons = self.reach.ask(messages)
+        answers, reasons = self.reach.ask(self._without_resting(messages))
         num_models = 1 if request.paired else request.num_models
         by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
         held = by_split[request.split]

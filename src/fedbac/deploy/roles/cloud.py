@@ -128,6 +128,7 @@ class Cloud:
             "edges": edges,
             "clients": clients,
             "spoke": spoke,
+            "left_out": {} if self.remote is None else self.remote.left_out,
             "traffic": children.traffic(),
         }
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +17,13 @@ from fedbac.core.parts import Scope, running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
+from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
 from fedbac.deploy.roles.edge import EDGE, OrderHandler
+from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import TooFewSitesError, quoted
@@ -59,6 +61,10 @@ class Remote:
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
+        self.standing = Standing(deploy.outlier_factor)
+        """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
+        self.left_out: dict[str, str] = {}
+        """Why clients and edges take no part in this round."""
         self.round = 0
         self.pause = AGAIN
         self.present: dict[str, list[str]] = {}
@@ -100,6 +106,14 @@ class Remote:
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
             self.present[name], self.spoke[name] = found, time.time()
 
+    def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
+        """Note and log who is left out, as the sites report it; return the reports."""
+        before, self.left_out = self.left_out, {name: why for one in reports for name, why in one.reasons.items()}
+        for name, why in self.left_out.items():
+            if before.get(name) != why:
+                log.warning("round %d: %s: %s", self.round, name, why)
+        return reports
+
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
 
@@ -111,18 +125,47 @@ class RemoteEdges(Remote):
         """Have every edge run its order; too few answers make no round."""
         self.wait(self._too_few)
         self.round = orders[0].round
-        named = {edge_name(order.site): order for order in orders}
-        messages = {name: train_request(order, self.charter) for name, order in named.items()}
+        self.standing.begin()
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
-        num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
+        phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
+        named = {edge_name(order.site): order for order in orders}
+        messages = {name: train_request(one, self.charter) for name, one in named.items() if name not in resting}
 
         def whole(name: str) -> bytes:
             return train_request(replace(named[name], broadcast=None), self.charter)
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
-            return lost_report(order, site, num_epochs)
+            return lost_report(order, site, self.charter.epochs(phases))
 
-        return self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost)
+        found = resting | self._ask(messages, "trained", whole)
+        reports, reasons = self._read(orders, found, read_trained, lost)
+        for name in [name for name, why in reasons.items() if why != found.get(name)]:
+            reasons[name] = self.standing.strike(name, Failure.UNUSABLE, detail=reasons[name])
+        good = {name: report for name, report in reports.items() if name not in reasons}
+        for name, times in self.standing.outliers(phases, self._changes(named, good)).items():
+            reasons[name] = self.standing.strike(name, Failure.OUTLIER, times)
+        for name in good:
+            if name not in reasons:
+                self.standing.trust(name)
+        for name in self.standing.news:
+            left = lost(named[name], self.charter.sites[named[name].site])
+            reports[name] = replace(left, reasons={name: self.standing.news[name]})
+        self._count(reports, reasons)
+        return self.noted(list(reports.values()))
+
+    def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Change]:
+        """Return how far the edges at which somebody trained have moved what they were sent."""
+        task = self.charter.experiment.task
+        found = {
+            name: Change.of(
+                self.charter.owners.without(report.bank, "edge", "client"),
+                orders[name].bank,
+                task.training.rate(self.round, task.rounds),
+            )
+            for name, report in reports.items()
+            if any(weight_R.any() for weight_R in report.weight.values())
+        }
+        return {name: change for name, change in found.items() if change is not None}
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
@@ -133,30 +176,30 @@ class RemoteEdges(Remote):
             message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
             messages[edge_name(order.site)] = message
         found = self._ask(messages, "measured", messages.__getitem__)
-        return self._reports(orders, found, read_measured, lost_measurements)
+        reports, reasons = self._read(orders, found, read_measured, lost_measurements)
+        self._count(reports, reasons)
+        return list(reports.values())
 
-    def _reports(
+    def _read(
         self,
         orders: Sequence[SomeOrder],
         found: Mapping[str, Message | str],
         read: Callable[[Message, SomeReport, SomeOrder, Site, Charter], SomeReport],
         lost: Callable[[SomeOrder, Site], SomeReport],
-    ) -> list[SomeReport]:
-        """Return every edge's report, or what stands for it; too few of them are none."""
-        reports, reasons = [], {}
+    ) -> tuple[dict[str, SomeReport], dict[str, str]]:
+        """Return every edge's report, or what stands for it; and of the latter why there is none."""
+        reports, reasons = {}, {}
         for order in orders:
             name, site = edge_name(order.site), self.charter.sites[order.site]
-            answer, report = found.get(name, "it was not there"), lost(order, site)
-            if isinstance(answer, Message):
-                try:
-                    reports.append(read(answer, report, order, site, self.charter))
-                    continue
-                except WireError as error:
-                    answer = str(error)
-            reasons[name] = answer
-            reports.append(report)
-        self._count([edge_name(order.site) for order in orders], reasons)
-        return reports
+            answer, reports[name] = found.get(name, "it was not there"), lost(order, site)
+            if isinstance(answer, str):
+                reasons[name] = answer
+                continue
+            try:
+                reports[name] = read(answer, reports[name], order, site, self.charter)
+            except WireError as error:
+                reasons[name] = str(error)
+        return reports, reasons
 
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
@@ -185,7 +228,7 @@ class RemoteEdges(Remote):
             f"missing: {', '.join(missing)}"
         )
 
-    def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
+    def _count(self, asked: Collection[str], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
         answered = len(asked) - len(reasons)
         if answered < self.deploy.min_edges:
@@ -253,8 +296,9 @@ class RelayReach:
 
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gives no answer that can be used, and who does again."""
-        named = {f"client {client}": reason for client, reason in reasons.items()}
-        self.remote.silences.note([f"client {client}" for client in self.asked], named)
+        names = self.charter.names
+        named = {names[client]: reason for client, reason in reasons.items()}
+        self.remote.silences.note([names[client] for client in self.asked], named)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
@@ -296,7 +340,7 @@ class RemoteClients(Remote):
 
     def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
         super().__init__(charter, *rest)
-        self.handler = OrderHandler(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
+        self.handler = OrderHandler(charter, charter.sites[0], RelayReach(self), state, self.deploy)
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Run the order here, with clients elsewhere."""
@@ -313,7 +357,8 @@ class RemoteClients(Remote):
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        return [replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)]
+        report = replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)
+        return self.noted([report])
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""

@@ -1,0 +1,137 @@
+"""Genuine sites that send finite garbage: it is left out, its sender is named and sits rounds out, and comes back."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedbac.deploy.protocol.failures import Failure
+from fedbac.deploy.protocol.wire import Message
+from fedbac.deploy.roles.standing import Change, Standing
+from tests.deploy.small import begun, played
+from tests.deploy.test_lost_peers import change, lies, raises
+from tests.support import Record, without
+
+LIAR = "edge-1-client-0"
+"""Number 2, of three at its edge."""
+ALL = "method.selection.fraction=1.0"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+
+def blown_up(rounds: tuple[int, ...]) -> Callable[[Message], bytes]:
+    """Return a lie: weights of 1e30, the first or the second time and so on."""
+    told: list[int] = []
+
+    def lie(message: Message) -> bytes:
+        told.append(1)
+        return change(message, lambda weight: weight.fill_(1e30) if len(told) in rounds else weight)
+
+    return lie
+
+
+def chosen(record: Record) -> list[int]:
+    return [client for clients in record["selected"] for client in clients]
+
+
+@pytest.mark.parametrize("method", ["hierfavg", "fedavg"])
+def test_an_update_far_from_all_others_is_left_out_and_its_sender_named(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It lies in its first and its second training, sits out one round and then two, and comes back."""
+    caplog.set_level("INFO")
+    federation, enrolled = begun(tmp_path, method, ALL, rounds=6)
+    lies(federation, LIAR, "update", blown_up((1, 2)))
+    records = played(federation, enrolled)
+    assert [2 in chosen(record) for record in records] == [True, False, True, False, False, True]
+    assert [record["failed"] for record in records] == [[2], [], [2], [], [], []]
+    assert [list(record.get("reasons", ())) for record in records] == [[LIAR]] * 5 + [[]]
+    assert "it sits out 2 rounds" in records[2]["reasons"][LIAR]
+    assert f"{LIAR} is left out, and sits out 1 round(s): its update changes" in caplog.text
+    assert f"round 1: {LIAR}: its update changes" in caplog.text
+    assert f"{LIAR} may take part again" in caplog.text
+
+
+def test_the_round_is_that_of_the_others(tmp_path: Path) -> None:
+    """What it sent has no effect: the numbers are those of a round in which it failed."""
+    federation, enrolled = begun(tmp_path / "lies", "fed-bac", ALL, rounds=3)
+    lies(federation, LIAR, "update", blown_up((1,)))
+    silent, agreed = begun(tmp_path / "silent", "fed-bac", ALL, rounds=3)
+    playing = silent.play(enrolled=agreed)
+    honest = silent.children("edge-1").answers[LIAR]
+    lies(silent, LIAR, "update", raises)
+    records = [next(playing)]
+    silent.children("edge-1").answers[LIAR], silent.children("edge-1").lost = honest, {LIAR}
+    records.append(next(playing))
+    silent.children("edge-1").lost = set()
+    records.append(next(playing))
+    told = played(federation, enrolled)
+    assert without(told, "reasons") == without(records)
+
+
+def test_an_edge_whose_average_is_far_from_all_others_is_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=6)
+    lies(federation, "edge-0", "trained", blown_up((2, 3)))
+    remote = federation.connect(enrolled)
+    records = federation.run(enrolled=enrolled, remote=remote).records
+    assert [record["absent"] for record in records] == [[], [0], [0], [0], [0], [0]]
+    assert [list(record.get("reasons", ())) for record in records] == [[]] + [["edge-0"]] * 5
+    assert list(remote.left_out) == ["edge-0"]
+    assert all(record["accuracy_per_edge"][0] is not None for record in records)  # it may still measure
+    assert "round 2: edge-0: its update changes" in caplog.text
+
+
+def test_whoever_trusts_everybody_turns_it_off(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", ALL, rounds=1, outlier_factor=0)
+    lies(federation, LIAR, "update", blown_up((1,)))
+    (record,) = played(federation, enrolled)
+    assert (record["failed"], "reasons" in record) == ([], False)
+
+
+def far(standing: Standing, *norms: float, of: str = "all", unit: float = 1.0, sent: float = 0.0) -> list[int]:
+    """Return the places of the norms that are called far."""
+    found = standing.outliers(of, {str(n): Change(norm, sent, unit) for n, norm in enumerate(norms)})
+    return [int(name) for name in found]
+
+
+def test_far_is_ten_times_the_median_of_this_round_and_earlier_ones() -> None:
+    standing = Standing(10.0)
+    assert far(standing, 1.0, 99.0) == []  # two are too few to tell who is usual
+    assert far(standing, 1.0, 1.0, 1.0, 11.0) == [3]
+    assert far(standing, 9.0) == []
+    assert far(standing, 11.0) == [0]
+    assert far(standing, 20.0, 21.0, 22.0) == []  # all of them together: training has changed
+    assert far(standing, 1e-9, 11.0, of="the head alone") == []
+    assert far(Standing(10.0), 1.0, 1e7) == [1]  # beyond all measure, whatever is known
+
+
+def test_far_is_told_by_the_learning_rate_and_what_was_sent() -> None:
+    standing = Standing(10.0)
+    far(standing, 1.0, 1.0, 1.0)
+    assert far(standing, 99.0, unit=10.0) == []
+    assert far(standing, 101.0, unit=10.0) == [0]
+    assert far(standing, 99.0, sent=1000.0) == []
+    assert far(standing, 101.0, sent=1000.0) == [0]
+
+
+def test_a_child_sits_out_twice_as_many_rounds_each_time_and_a_good_one_makes_up_for_a_bad_one() -> None:
+    standing = Standing(10.0)
+
+    def rounds_out() -> int:
+        standing.begin()
+        standing.strike("a", Failure.UNUSABLE)
+        count = 0
+        while "a" in standing.back:
+            standing.begin()
+            count += "a" in standing.back
+        return count
+
+    assert [rounds_out() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 32, 32]
+    for _ in range(8):
+        standing.trust("a")
+    assert rounds_out() == 1
