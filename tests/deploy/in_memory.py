@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
+from fedbac.deploy.roles.cloud import play_soundly
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
@@ -145,9 +146,9 @@ class MemoryFederation:
     ) -> Generator[dict[str, Any], None, Run]:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
-        to = None if folder is None else RunFolder(folder)
-        edges = remote or self.connect(enrolled)
-        return conduct(self.experiment, enrolled, edges, CPU, folder=to)
+        if folder is not None:
+            return play_soundly(enrolled, lambda: remote or self.connect(enrolled), CPU, RunFolder(folder))
+        return conduct(self.experiment, enrolled, remote or self.connect(enrolled), CPU)
 
     def run(
         self,

@@ -4,12 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedbac.deploy.protocol.failures import Failure
-from fedbac.deploy.protocol.wire import Message
+from fedbac.deploy.protocol.wire import Message, encode
 from fedbac.deploy.roles.standing import Change, Standing
-from tests.deploy.small import begun, played
-from tests.deploy.test_lost_peers import change, lies, raises
+from fedbac.errors import DeployError
+from fedbac.runs.checkpoints import newest
+from fedbac.runs.store import RunFolder
+from tests.deploy.small import FIRST, begun, played
+from tests.deploy.test_lost_peers import lies, raises
 from tests.support import Record, without
 
 LIAR = "edge-1-client-0"
@@ -22,13 +26,17 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
 
-def blown_up(rounds: tuple[int, ...]) -> Callable[[Message], bytes]:
-    """Return a lie: weights of 1e30, the first or the second time and so on."""
+def blown_up(rounds: tuple[int, ...], value: float = 1e30) -> Callable[[Message], bytes]:
+    """Return a lie: finite weights of 1e30 or so, the first or the second time and so on."""
     told: list[int] = []
 
     def lie(message: Message) -> bytes:
         told.append(1)
-        return change(message, lambda weight: weight.fill_(1e30) if len(told) in rounds else weight)
+        if len(told) not in rounds:
+            return encode(message.kind, message.head, message.tensors)
+        networks = ("trained/parts_C/", "report/bank/")
+        garbage = {p: torch.full_like(t, value) if p.startswith(networks) else t for p, t in message.tensors.items()}
+        return encode(message.kind, message.head, garbage)
 
     return lie
 
@@ -110,7 +118,7 @@ def test_far_is_ten_times_the_median_of_this_round_and_earlier_ones() -> None:
     assert far(Standing(10.0), 1.0, 1e7) == [1]  # beyond all measure, whatever is known
 
 
-def test_far_is_told_by_the_learning_rate_and_what_was_sent() -> None:
+def test_far_is_garbageby_the_learning_rate_and_what_was_sent() -> None:
     standing = Standing(10.0)
     far(standing, 1.0, 1.0, 1.0)
     assert far(standing, 99.0, unit=10.0) == []
@@ -135,3 +143,47 @@ def test_a_child_sits_out_twice_as_many_rounds_each_time_and_a_good_one_makes_up
     for _ in range(8):
         standing.trust("a")
     assert rounds_out() == 1
+
+
+# --------------------------------------------------------------------- rounds that can be played no more
+
+
+TRUSTING = {"outlier_factor": 0, "max_repeats": 2}
+
+
+@pytest.mark.parametrize(("method", "lie"), [("hierfavg", 3), ("fedavg", 2), ("hierfavg", 1)])
+def test_from_networks_that_broke_down_the_cloud_goes_back(
+    method: str, lie: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And then plays what it would have played without the liar."""
+    federation, enrolled = begun(tmp_path / "lies", method, ALL, rounds=4, **TRUSTING)
+    federation.most_said = 100
+    lies(federation, LIAR, "update", blown_up((lie,), 1e38))
+    records = federation.run(tmp_path / "run", enrolled).records
+    honest, enrolled = begun(tmp_path / "honest", method, ALL, rounds=4)
+    assert without(records) == without(played(honest, enrolled))
+    assert len([text for text in federation.said if f"round {lie + 1} is played again" in text]) == 2
+    assert f"going back to round {lie - 1}" in caplog.text
+
+
+def test_a_cloud_that_cannot_go_back_stops_and_keeps_its_folder(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path / "lies", "hierfavg", ALL, rounds=4, **TRUSTING)
+    federation.most_said = 100
+    lies(federation, LIAR, "update", blown_up(tuple(range(2, 99)), 1e38))
+    with pytest.raises(DeployError, match=r"round 3 was repeated 2 times .* No older checkpoint is left to go back to"):
+        federation.run(tmp_path / "run", enrolled)
+    assert newest(tmp_path / "run" / "checkpoint") == 2
+    assert len(RunFolder(tmp_path / "run").read().records) == 2
+
+
+def test_a_round_is_waited_for_without_limit_while_sites_are_away(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=2, min_clients=2, min_edges=2, max_repeats=1)
+    federation.most_said = 100
+    federation.children("edge-0").lost = {FIRST}
+
+    def waited(text: str) -> None:
+        if len(federation.said) == 20:
+            federation.children("edge-0").lost = set()
+
+    federation.waited = waited
+    assert len(federation.run(tmp_path / "run", enrolled).records) == 2

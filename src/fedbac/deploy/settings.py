@@ -85,6 +85,8 @@ class DeploySettings(Configuration):
     """Seconds between signs of life; a peer that misses three counts as lost."""
     max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
     """Largest message that a site accepts, in MiB."""
+    max_repeats: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """How often a round is repeated whose training breaks down, before the cloud goes back to an older checkpoint."""
     outlier_factor: Annotated[float, Field(ge=0, le=1e9)] = 10.0
     """An update that changes networks more than so many times as much as is usual is left out, and its sender misses
     the next rounds; 0 accepts any."""

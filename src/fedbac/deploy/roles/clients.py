@@ -62,6 +62,8 @@ class Clients:
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
+        self.broken: set[int] = set()
+        """Clients whose answers to the last training do not count."""
 
     def average(self, request: Average) -> Averaged:
         """Have clients train, and average what they come back with; one that does not has failed."""
@@ -72,6 +74,7 @@ class Clients:
         average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
         for one in results:
             average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
+        self.broken &= {client for client, good in zip(train.clients, average.healthy_C, strict=True) if not good}
         squares = [one.square_C for one in results if one.square_C is not None]
         epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
         counted_C = np.where(average.healthy_C, request.size_C, 0)
@@ -129,6 +132,7 @@ class Clients:
             unit = train.learning_rate * max(1.0, sizes[client] / usual_size)
             change = Change.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
             changes |= {} if change is None else {client: change}
+        self.broken = {client for client in lost if results[client] is not lost[client]}
         named = {names[client]: change for client, change in changes.items()}
         far = self.standing.outliers(train.phases, named)
         for client in changes:

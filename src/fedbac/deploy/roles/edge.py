@@ -32,6 +32,7 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import DataHolder, LocalState
+from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig
 from fedbac.deploy.transports.base import Children
@@ -55,6 +56,8 @@ class OrderHandler:
         self.local_state = LocalState(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
+        self.asked = 0
+        """The round that was asked for last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
@@ -74,6 +77,9 @@ class OrderHandler:
 
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
         """Run a round with the clients that are there, and have not to sit it out."""
+        if order.round < self.asked:  # the cloud went back, and what was learned since then counts no more
+            self.clients.standing = Standing(self.clients.standing.factor)
+        self.asked = order.round
         self.clients.standing.begin()
         present_N = self._present()
         self.clients.before = (order.round, 0)
@@ -85,6 +91,8 @@ class OrderHandler:
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
+            if self.clients.broken:
+                raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), len(report.selected))
             raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
@@ -118,6 +126,8 @@ class OrderHandler:
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         count = int((present_N & (self.site.size_N > 0)).sum())
         if count < self.min_clients:
+            if resting:
+                raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), self.min_clients)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
         return present_N
 

@@ -17,7 +17,7 @@ from fedbac.core.parts import Scope, running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
-from fedbac.deploy.protocol.failures import Failure
+from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
@@ -26,7 +26,7 @@ from fedbac.deploy.roles.edge import EDGE, OrderHandler
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
-from fedbac.errors import TooFewSitesError, quoted
+from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 
 AGAIN, LONGEST = 0.5, 10.0
@@ -42,6 +42,10 @@ log = logging.getLogger("fedbac")
 
 class Interruption(Exception):  # noqa: N818 (no error)
     """The operator wants to stop while the cloud waits for sites."""
+
+
+class BrokenRoundError(DeployError):
+    """A round could not be played from the networks that there are, however often it was tried."""
 
 
 class Remote:
@@ -66,7 +70,7 @@ class Remote:
         self.left_out: dict[str, str] = {}
         """Why clients and edges take no part in this round."""
         self.round = 0
-        self.pause = AGAIN
+        self.pause, self.repeats = AGAIN, 0
         self.present: dict[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
         self.spoke: dict[str, float] = {}
@@ -77,6 +81,12 @@ class Remote:
     def patience(self) -> float:
         """Seconds that an edge has for an order."""
         return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
+
+    def begin(self, round_: int, enough: Callable[[], str | None]) -> None:
+        """Begin a round once nothing is missing."""
+        self.wait(enough)
+        if round_ != self.round:
+            self.round, self.pause, self.repeats = round_, AGAIN, 0
 
     def wait(self, enough: Callable[[], str | None]) -> None:
         """Wait until nothing is missing, and say what is."""
@@ -92,6 +102,12 @@ class Remote:
 
     def again(self, reason: str) -> TooFewSitesError:
         """Say why the round does not count, and wait a little; return what has it played again."""
+        self.repeats += BROKE_DOWN in reason
+        if self.repeats > self.deploy.max_repeats:
+            raise BrokenRoundError(
+                f"round {self.round} was repeated {self.deploy.max_repeats} times (deploy.max_repeats) and still "
+                f"cannot be played: {reason}"
+            )
         what = f"round {self.round} is played again: {reason}"
         self.waiting(what)
         if self.stopped():
@@ -123,8 +139,7 @@ class RemoteEdges(Remote):
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; too few answers make no round."""
-        self.wait(self._too_few)
-        self.round = orders[0].round
+        self.begin(orders[0].round, self._too_few)
         self.standing.begin()
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
         phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
@@ -232,8 +247,9 @@ class RemoteEdges(Remote):
         self.silences.note(asked, reasons, f"round {self.round}: ")
         answered = len(asked) - len(reasons)
         if answered < self.deploy.min_edges:
-            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}")
-        self.pause = AGAIN
+            broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
+            more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}{more}")
 
 
 def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
@@ -345,8 +361,7 @@ class RemoteClients(Remote):
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Run the order here, with clients elsewhere."""
         (order,) = orders
-        self.wait(self._too_few)
-        self.round = order.round
+        self.begin(order.round, self._too_few)
         here = replace(
             order,
             bank=dict(order.bank) | self.handler.own((order.round, 0), order.bank),
