@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +12,11 @@ from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.wire import Message, encode
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.errors import DeployError
+from fedbac.rounds.messages import Wanted
 from fedbac.runs.checkpoints import newest
 from fedbac.runs.store import RunFolder
-from tests.deploy.small import FIRST, begun, played
-from tests.deploy.test_lost_peers import lies, raises
+from tests.deploy.small import FIRST, begun, played, small
+from tests.deploy.test_lost_peers import again, lies, raises
 from tests.support import Record, without
 
 LIAR = "edge-1-client-0"
@@ -187,3 +190,46 @@ def test_a_round_is_waited_for_without_limit_while_sites_are_away(tmp_path: Path
 
     federation.waited = waited
     assert len(federation.run(tmp_path / "run", enrolled).records) == 2
+
+
+# -------------------------------------------------------------------------------- numbers that are claimed
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, 1e300])
+def test_a_client_whose_losses_are_beyond_all_measure_is_not_asked_in_vain(loss: float, tmp_path: Path) -> None:
+    """Its edge's loss of every cluster is that of the others."""
+    federation, enrolled = begun(
+        tmp_path / "lies", "ifca", ALL, "method.clustering.num_clusters=2", "method.clustering.period=1", rounds=3
+    )
+    lies(federation, LIAR, "evaluation", lambda m: again(m, measured__loss_VG=m.tensors["measured/loss_VG"] * 0 + loss))
+    records = played(federation, enrolled)
+    silent, enrolled = begun(
+        tmp_path / "silent", "ifca", ALL, "method.clustering.num_clusters=2", "method.clustering.period=1", rounds=3
+    )
+    lies(silent, LIAR, "evaluation", raises)
+    assert without(records) == without(played(silent, enrolled))
+
+
+def test_whoever_says_that_it_holds_most_examples_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation = small("hierfavg").federation(tmp_path)
+
+    def more(message: Message) -> bytes:
+        facts = message.head["facts"]
+        sums = [[100 * number for number in row] for row in facts["sums"]]
+        told = {"train": 100 * facts["train"], "validation": 100 * facts["validation"], "sums": sums}
+        return encode("facts", {"facts": facts | told | {"classes": [100 * n for n in facts["classes"]]}}, {})
+
+    lies(federation, LIAR, "facts", more)
+    federation.enrol()
+    assert f"{LIAR} says that it holds" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["edge", "each", "client", "site"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_nobody_measures_on_more_examples_than_the_charter_has(by: Any, split: Any, tmp_path: Path) -> None:
+    charter = begun(tmp_path, "ditto")[1].charter
+    assert sum(charter.test_N)
+    for site in charter.sites:
+        count_G = charter.groups(Wanted({}, split, by=by), site)
+        assert count_G.sum() == charter.held(split)[list(site.clients)].sum()
+        assert len(count_G) == {"edge": 1, "site": 1}.get(by, len(site.clients))

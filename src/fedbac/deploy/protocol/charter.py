@@ -20,6 +20,7 @@ from fedbac.config.explain import parse
 from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
+from fedbac.core.settings import IntArray
 from fedbac.data.datasets import normalization_of
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
@@ -27,12 +28,13 @@ from fedbac.deploy.protocol.wire import WireError
 from fedbac.deploy.settings import client_name
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
-from fedbac.rounds.messages import Site
+from fedbac.rounds.messages import Site, Wanted
 
 MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
-MOST_EXAMPLES = 2**40
+MOST_EXAMPLES = 10**8
+"""Of one site, which holds them in memory."""
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
@@ -186,10 +188,18 @@ class Charter:
             self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
         )
 
-    def holds(self, site: Site) -> dict[Split, int]:
-        """Return how many examples there are at a site, by split."""
-        tests = sum(self.test_M[edge] for edge in site.edges) + sum(self.test_N[client] for client in site.clients)
-        return {"train": site.size, "validation": int(site.validation_N.sum()), "test": tests}
+    def held(self, split: Split) -> IntArray:
+        """Return how many examples of a split each client holds."""
+        return np.array({"train": self.size_N, "validation": self.validation_N, "test": self.test_N}[split])
+
+    def groups(self, wanted: Wanted, site: Site) -> IntArray:
+        """Return how many examples there are in each group of a site on which models are measured."""
+        held_N = self.held(wanted.split)
+        if wanted.by in ("each", "client"):
+            return held_N[list(site.clients)]
+        tests = self.test_M if wanted.split == "test" else (0,) * len(self.test_M)
+        each_M = [tests[edge] + held_N[list(self.clients[edge])].sum() for edge in site.edges]
+        return np.array(each_M if wanted.by == "edge" else [sum(each_M)])
 
     def epochs(self, phases: tuple[int, ...] | None) -> int:
         """Return how many epochs clients train in some phases; in all, when not given."""

@@ -18,6 +18,7 @@ from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
+    MOST_LOSS,
     evaluate_request,
     fit_request,
     read_evaluation,
@@ -154,20 +155,21 @@ class Clients:
         else:
             messages = dict.fromkeys(request.owners, self._asked(request, 0))
         answers, reasons = self.reach.ask(self._without_resting(messages))
-        num_models = 1 if request.paired else request.num_models
-        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
-        held = by_split[request.split]
-        found = []
-        for owner in request.owners:
-            measured = _lost_evaluation(num_models)
-            if owner in answers:
-                try:
-                    measured = read_evaluation(decode(answers[owner], ("evaluation",)), measured, held[owner])
-                except WireError as error:
-                    reasons[owner] = str(error)
-            found.append(measured)
+        lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
+        found: dict[int, Measured] = {}
+        for owner, answer in answers.items():
+            try:
+                found[owner] = read_evaluation(decode(answer, ("evaluation",)), lost, held_N[owner])
+            except WireError as error:
+                reasons[owner] = str(error)
+        if not request.paired and found:  # a model that has a loss for most has one for all
+            sound_O = {owner: one.loss_VG[:, 0] < MOST_LOSS for owner, one in found.items() if one.count_G.any()}
+            sound_V = np.mean(list(sound_O.values()), axis=0) >= 0.5 if sound_O else np.zeros(0, dtype=bool)
+            reasons |= {
+                o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
+            }
         self.reach.note(reasons)
-        return found
+        return [found[owner] if owner in found and owner not in reasons else lost for owner in request.owners]
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
         """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
