@@ -1,5 +1,6 @@
 """Genuine sites that send finite garbage: it is left out, its sender is named and sits rounds out, and comes back."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedbac.core.aggregation import EdgeAverage
 from fedbac.deploy.protocol.failures import Failure
+from fedbac.deploy.protocol.messages import read_update
 from fedbac.deploy.protocol.wire import Message, encode
+from fedbac.deploy.roles import clients
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.errors import DeployError
 from fedbac.rounds.messages import Wanted
@@ -233,3 +237,40 @@ def test_nobody_measures_on_more_examples_than_the_charter_has(by: Any, split: A
         count_G = charter.groups(Wanted({}, split, by=by), site)
         assert count_G.sum() == charter.held(split)[list(site.clients)].sum()
         assert len(count_G) == {"edge": 1, "site": 1}.get(by, len(site.clients))
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("links", [(), ("method.links.client_up.kind=eight_bits",)])
+@pytest.mark.parametrize("method", ["fed-bac", "fedavg", "cfl-clients"])
+def test_an_answer_may_have_what_its_networks_take_and_some_room(
+    method: str, links: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little room beside the networks, all honest messages still pass."""
+    monkeypatch.setattr("fedbac.deploy.protocol.charter.ROOM", 8192)
+    federation, enrolled = begun(tmp_path, method, *links, ALL, rounds=2)
+    assert all(not record["failed"] and not record["absent"] for record in played(federation, enrolled))
+    (network, *_), most = enrolled.charter.template.values(), enrolled.charter.longest_answer
+    assert most("measure") < most("fit") < 4 * sum(value.nbytes for value in network.values()) + 16384
+
+
+def test_updates_are_let_go_as_they_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, add = read_update, EdgeAverage.add
+    updates: list[Any] = []
+    alive: list[int] = []
+
+    def reading(*args: Any) -> Any:
+        found = read(*args)
+        updates.append(weakref.ref(next(iter(found.parts_C["global"].values()))))
+        return found
+
+    def adding(average: Any, *args: Any) -> None:
+        alive.append(sum(update() is not None for update in updates))
+        add(average, *args)
+
+    federation, enrolled = begun(tmp_path, "hierfavg", ALL, rounds=1)
+    monkeypatch.setattr(clients, "read_update", reading)
+    monkeypatch.setattr(EdgeAverage, "add", adding)
+    played(federation, enrolled)
+    assert alive == [2, 1, 3, 2, 1]

@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.core import trees
 from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.core.settings import IntArray
+from fedbac.core.state import flatten
 from fedbac.data.datasets import normalization_of
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import WireError
 from fedbac.deploy.settings import client_name
+from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.rounds.messages import Site, Wanted
@@ -187,6 +190,30 @@ class Charter:
         return self.experiment.method.personalization.init(
             self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
         )
+
+    def longest_answer(self, request: str) -> int:
+        """Return the bytes that an answer to a kind of request may have: networks, where there are some, and the rest.
+
+        The rest grows with clients and clusters: what selection remembers, and numbers of every model and client.
+        """
+        most = max(len(site.clients) for site in self.sites)
+        clusters = max((trees.count(params) for params in self.owners.only(self.first, "cluster").values()), default=0)
+        memory = flatten(self.experiment.method.selection.init(most)).values()
+        rest = ROOM + 4 * sum(value.nbytes for value in memory) + 64 * most * (clusters + 1)
+        update = rest + self._bytes("client_up", "cloud", "cluster", "edge")
+        if request == "train":  # with the update of every client, where clustering asks for them
+            of_clusters = (min(clusters, most) + most) * self._bytes("cloud_up", "cluster")
+            return rest + self._bytes("cloud_up", "cloud") + of_clusters
+        return {"fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(request, rest)
+
+    def _bytes(self, link: str, *scopes: Scope) -> int:
+        """Return what a row of each part of some owners takes on a link, packed or as it is."""
+        total, codec = 0, self.codec(link)
+        for params in self.owners.only(self.template, *scopes).values():
+            for value in params.values():
+                pieces = {} if codec is None else codec.layout(value[0].numel())
+                total += max(value.nbytes, sum(dtype.itemsize * count for dtype, count in pieces.values()))
+        return total
 
     def held(self, split: Split) -> IntArray:
         """Return how many examples of a split each client holds."""

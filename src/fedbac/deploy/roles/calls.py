@@ -9,7 +9,7 @@ from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.base import Children, kind_of
 
 log = logging.getLogger("fedbac")
 SHORT = 1024
@@ -104,7 +104,9 @@ class Caller:
         self, messages: Mapping[str, bytes], without: Collection[str], deadline: float
     ) -> tuple[dict[str, bytes], dict[str, str]]:
         left = {name: message for name, message in messages.items() if name not in without}
-        return self.children.call(left, deadline) if left else ({}, {})
+        if not left:
+            return {}, {}
+        return self.children.call(left, deadline, self.charter.longest_answer(kind_of(next(iter(left.values())))))
 
 
 class Silences:

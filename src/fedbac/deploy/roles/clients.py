@@ -73,8 +73,10 @@ class Clients:
         self.before = (train.round, train.edge_round + 1)
         sent = self.owners.without(train.bank, "client")
         average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
-        for one in results:
+        for place, one in enumerate(results):
             average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
+            results[place] = replace(one, parts_C={part: one.parts_C[part] for part in request.keep})
+        del one
         self.broken &= {client for client, good in zip(train.clients, average.healthy_C, strict=True) if not good}
         squares = [one.square_C for one in results if one.square_C is not None]
         epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
