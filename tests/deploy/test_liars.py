@@ -1,7 +1,8 @@
 """Genuine sites that send finite garbage: it is left out, its sender is named and sits rounds out, and comes back."""
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ import torch
 
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.deploy.protocol.failures import Failure
-from fedbac.deploy.protocol.messages import read_update
+from fedbac.deploy.protocol.messages import read_update, sent
 from fedbac.deploy.protocol.wire import Message, encode
 from fedbac.deploy.roles import clients
+from fedbac.deploy.roles.calls import Caller
 from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.transports.base import NO_ANSWER, ROOM, kind_of
 from fedbac.errors import DeployError
 from fedbac.rounds.messages import Wanted
 from fedbac.runs.checkpoints import newest
 from fedbac.runs.store import RunFolder
+from tests.deploy.in_memory import MemoryChildren
+from tests.deploy.links import SECOND, Identities, child, edge
 from tests.deploy.small import FIRST, begun, played, small
 from tests.deploy.test_lost_peers import again, lies, raises
 from tests.support import Record, without
@@ -97,7 +102,7 @@ def test_an_edge_whose_average_is_far_from_all_others_is_absent(
     assert [record["absent"] for record in records] == [[], [0], [0], [0], [0], [0]]
     assert [list(record.get("reasons", ())) for record in records] == [[]] + [["edge-0"]] * 5
     assert list(remote.left_out) == ["edge-0"]
-    assert all(record["accuracy_per_edge"][0] is not None for record in records)  # it may still measure
+    assert [record["accuracy_per_edge"][0] is None for record in records] == [False] + [True] * 5
     assert "round 2: edge-0: its update changes" in caplog.text
 
 
@@ -274,3 +279,86 @@ def test_updates_are_let_go_as_they_are_averaged(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(EdgeAverage, "add", adding)
     played(federation, enrolled)
     assert alive == [2, 1, 3, 2, 1]
+
+
+# ------------------------------------------------------------------------------------------ slow sites
+
+
+class Timed(MemoryChildren):
+    """Children who take a known time, by a clock of their own; whoever is too slow is late."""
+
+    def __init__(self, seconds: dict[str, float], now: list[float]) -> None:
+        super().__init__({name: lambda payload, gone: sent("ready") for name in seconds})
+        self.seconds, self.now = seconds, now
+        self.deadlines: list[float] = []
+
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, _ = super().call(messages, deadline, limit)
+        late = [name for name in answers if self.seconds[name] > deadline]
+        self.now[0] += min(deadline, max(self.seconds[name] for name in messages))
+        self.deadlines.append(deadline)
+        return {n: a for n, a in answers.items() if n not in late}, dict.fromkeys(late, f"{NO_ANSWER} {deadline:g} s")
+
+
+def test_a_deadline_follows_what_children_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    children = Timed({"a": 2.0, "b": 5.0}, now)
+    caller = Caller(children, begun(tmp_path, "hierfavg")[1].charter, min_deadline=10.0)
+
+    def deadline(*names: str) -> float:
+        caller.ask(dict.fromkeys(names, sent("revoked", list="")), 300.0)
+        return children.deadlines[-1]
+
+    assert deadline("a", "b") == 300  # nothing is known
+    assert deadline("a", "b") == 20
+    assert deadline("a") == 20  # it took no longer than both together
+    assert deadline("a") == 10
+    children.seconds |= {"b": 999.0, "c": 1.0}
+    children.answers["c"] = children.answers["a"]
+    assert deadline("c") == 20  # as others
+    assert deadline("b") == 20
+    assert deadline("b") == 80  # it may only be slow
+    assert deadline("b") == 300
+    assert deadline("a") == 10
+
+
+def test_a_client_that_misses_its_deadline_sits_rounds_out(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path, "hierfavg", ALL, rounds=4)
+    asked: list[int] = []
+
+    def stuck(message: Message) -> bytes:
+        asked.append(1)
+        raise TimeoutError(f"{NO_ANSWER} 32 s")
+
+    lies(federation, LIAR, "update", stuck)
+    records = played(federation, enrolled)
+    assert [2 in chosen(record) for record in records] == [True, False, True, False]
+    assert len(asked) == 2
+    assert records[1]["reasons"] == {LIAR: "it gave no answer in time; it sits out 1 round"}
+
+
+def test_over_tls_a_stuck_client_costs_less_than_the_deadline(tmp_path: Path, identities: Identities) -> None:
+    """And its edge goes on with the others."""
+    stuck = threading.Event()
+
+    def answer(payload: bytes, gone: threading.Event) -> bytes:
+        if stuck.is_set() and kind_of(payload) == "revoked":
+            gone.wait()
+        return sent("ready")
+
+    with (
+        edge(identities) as parent,
+        child(identities.of(FIRST), parent.address, FIRST, lambda payload, gone: sent("ready")),
+        child(identities.of(SECOND), parent.address, SECOND, answer),
+    ):
+        parent.wait_for(FIRST, SECOND)
+        caller = Caller(parent.children, begun(tmp_path, "hierfavg")[1].charter, min_deadline=0.5)
+        messages = dict.fromkeys((FIRST, SECOND), sent("revoked", list=""))
+        assert caller.ask(messages, 3600.0)[1] == {}
+        caller.took = dict.fromkeys(caller.took, 0.01)
+        stuck.set()
+        answers, reasons = caller.ask(messages, 3600.0)
+        assert (list(answers), reasons) == ([FIRST], {SECOND: f"{NO_ANSWER} 0.5 s"})

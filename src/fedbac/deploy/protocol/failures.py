@@ -39,6 +39,7 @@ class Failure(Enum):
     RESTING = BROKE_DOWN + ": {} of {} clients sit out this round, and deploy.min_clients is {}"
     NONE_MEASURED = "nobody who holds data answered when clients were asked to measure a model"
     OUTLIER = "its update changes {:,} times as much as is allowed (deploy.outlier_factor)"
+    LATE = "it gave no answer in time"
     UNUSABLE = "what it said cannot be used; the log of the site above it says why"
     NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
 

@@ -121,6 +121,7 @@ class Clients:
             return fit_request(train, train.clients.index(client), self.charter)
 
         answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
+        self.standing.strike_late(reasons, self.charter.names.__getitem__)
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.size_N
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
@@ -157,6 +158,7 @@ class Clients:
         else:
             messages = dict.fromkeys(request.owners, self._asked(request, 0))
         answers, reasons = self.reach.ask(self._without_resting(messages))
+        self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
         found: dict[int, Measured] = {}
         for owner, answer in answers.items():

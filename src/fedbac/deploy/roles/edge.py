@@ -164,7 +164,7 @@ class EdgeReach:
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
         self.children, self.holder = children, holder
-        self.caller, self.silences = Caller(children, charter), Silences()
+        self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
         self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))

@@ -154,8 +154,6 @@ class RemoteEdges(Remote):
 
         found = resting | self._ask(messages, "trained", whole)
         reports, reasons = self._read(orders, found, read_trained, lost)
-        for name in [name for name, why in reasons.items() if why != found.get(name)]:
-            reasons[name] = self.standing.strike(name, Failure.UNUSABLE, detail=reasons[name])
         good = {name: report for name, report in reports.items() if name not in reasons}
         for name, times in self.standing.outliers(phases, self._changes(named, good)).items():
             reasons[name] = self.standing.strike(name, Failure.OUTLIER, times)
@@ -190,7 +188,9 @@ class RemoteEdges(Remote):
             sent_order = replace(order, bank=bank)
             message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
             messages[edge_name(order.site)] = message
-        found = self._ask(messages, "measured", messages.__getitem__)
+        resting = self.standing.news
+        asked = {name: message for name, message in messages.items() if name not in resting}
+        found = resting | self._ask(asked, "measured", messages.__getitem__)
         reports, reasons = self._read(orders, found, read_measured, lost_measurements)
         self._count(reports, reasons)
         return list(reports.values())
@@ -213,7 +213,8 @@ class RemoteEdges(Remote):
             try:
                 reports[name] = read(answer, reports[name], order, site, self.charter)
             except WireError as error:
-                reasons[name] = str(error)
+                reasons[name] = self.standing.strike(name, Failure.UNUSABLE, detail=str(error))
+        self.standing.strike_late(reasons, str)
         return reports, reasons
 
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:

@@ -2,14 +2,16 @@
 
 import logging
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from fedbac.core.parts import Parts
 from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.transports.base import NO_ANSWER
 
 ENOUGH = 3
 """Norms that must be known before one of them can be called far from the others."""
@@ -22,6 +24,7 @@ ENORMOUS = 1e6
 LONGEST_REST = 32
 """Rounds."""
 
+Child = TypeVar("Child")
 log = logging.getLogger("fedbac")
 
 
@@ -80,6 +83,12 @@ class Standing:
         self.news[name] = f"{error.public}; it sits out {rest} round{'s' * (rest > 1)}"
         log.warning("%s is left out, and sits out %d round(s): %s", name, rest, error)
         return self.news[name]
+
+    def strike_late(self, reasons: dict[Child, str], names: Callable[[Child], str]) -> None:
+        """Leave out those whose reason is that they were late."""
+        for child, why in reasons.items():
+            if NO_ANSWER in why or Failure.BUSY.value in why:
+                reasons[child] = self.strike(names(child), Failure.LATE, detail=why)
 
     def trust(self, name: str) -> None:
         """Note that a child did well, which makes up for one time that it did not."""

@@ -27,6 +27,10 @@ ROOM = 2**23
 """Bytes that a message may have which holds no networks, and that others may have besides them."""
 
 
+NO_ANSWER = "gave no answer within"
+"""So begins the reason of a child that passed its deadline."""
+
+
 class Children(Protocol):
     """A parent's end of the links to its children."""
 

@@ -12,7 +12,7 @@ import grpc
 
 from fedbac.deploy.pki.authority import Identity, read_identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import ROOM, Call, Handshake, Refusal
+from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
@@ -180,7 +180,7 @@ class GrpcChildren:
             self._await(exchanges, last)
             late = [name for name, exchange in exchanges.items() if not exchange.done]
             for name in late:
-                exchanges[name].reason = f"gave no answer within {deadline:g} s"
+                exchanges[name].reason = f"{NO_ANSWER} {deadline:g} s"
                 self._abandon(self._links[name])
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedbac.deploy.pki.authority import Identity, is_signed_by, read, read_identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import ROOM, Call, Handshake, Refusal
+from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
 
@@ -129,7 +129,7 @@ class NvflareChildren:
             self._changed.wait_for(lambda: all(exchange.done for exchange in exchanges.values()), deadline + LATE)
             for name, exchange in exchanges.items():
                 if not exchange.done:
-                    exchange.reason = f"gave no answer within {deadline:g} s"
+                    exchange.reason = f"{NO_ANSWER} {deadline:g} s"
                     self._abandon(self._children[name], exchange)
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
