@@ -29,6 +29,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients
 from fedbac.deploy.roles.edges import RelayReach, RemoteEdges, lost_measurements, lost_report
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
+from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant
@@ -139,8 +140,10 @@ class Spied(MemoryChildren):
         super().__init__(children.answers)
         self.heard: dict[str, list[tuple[str, bytes, bytes]]] = {}
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
-        answers, reasons = super().call(messages, deadline)
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, reasons = super().call(messages, deadline, limit)
         for name, answer in answers.items():
             kind = _kind(messages[name])
             found = self.heard.setdefault(kind, [])

@@ -81,10 +81,18 @@ class DeploySettings(Configuration):
     """Edges that must answer for a round to count."""
     deadline: Seconds = 300.0
     """Time limit for a client to answer one request, in seconds."""
+    min_deadline: Seconds = 30.0
+    """Once it is known how long clients take, they have four times that, and so many seconds at least, but never more
+    than deadline."""
     heartbeat: Seconds = 5.0
     """Seconds between signs of life; a peer that misses three counts as lost."""
     max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
-    """Largest message that a site accepts, in MiB."""
+    """Largest message that a site accepts, in MiB. An answer has even less: what the networks in it take, and 8 MiB."""
+    max_repeats: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """How often a round is repeated whose training breaks down, before the cloud goes back to an older checkpoint."""
+    outlier_factor: Annotated[float, Field(ge=0, le=1e9)] = 10.0
+    """An update that changes networks more than so many times as much as is usual is left out, and its sender misses
+    the next rounds; 0 accepts any."""
     transport: Literal["grpc", "nvflare"] = "grpc"
     """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
 

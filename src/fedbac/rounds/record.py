@@ -152,11 +152,14 @@ class Reported(NamedTuple):
     late_M: list[tuple[int, ...]]
     absent_M: list[bool]
     seconds_M: list[float]
+    reasons_M: list[Mapping[str, str]]
 
     @classmethod
     def of(cls, reports: Sequence[TrainReport]) -> "Reported":
         """Return what these reports say."""
-        columns = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
+        columns = [
+            (r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0, r.reasons) for r in reports
+        ]
         return cls(*map(list, zip(*columns, strict=True)))
 
     def loss(self, size_M: Sequence[int]) -> float | None:
@@ -167,13 +170,15 @@ class Reported(NamedTuple):
         loss_M, size_M = zip(*pairs, strict=True)
         return float(np.average(loss_M, weights=size_M))
 
-    def clients(self) -> dict[str, list[Any]]:
+    def clients(self) -> dict[str, Any]:
         """Return who was selected at each site, and who did not come back; and the sites that did not answer."""
+        reasons = {name: why for each in self.reasons_M for name, why in each.items()}
         apart = {"failed": self.failed_M, "dropped": self.dropped_M, "late": self.late_M}
         return {
             "selected": [list(selected) for selected in self.selected_M],
             **{name: [client for clients in by_site for client in clients] for name, by_site in apart.items()},
             "absent": [m for m, absent in enumerate(self.absent_M) if absent],
+            **({"reasons": reasons} if reasons else {}),
         }
 
 

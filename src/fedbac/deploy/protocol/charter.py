@@ -17,21 +17,27 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.core import trees
 from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
+from fedbac.core.settings import IntArray
+from fedbac.core.state import flatten
 from fedbac.data.datasets import normalization_of
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import WireError
+from fedbac.deploy.settings import client_name
+from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
-from fedbac.rounds.messages import Site
+from fedbac.rounds.messages import Site, Wanted
 
 MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
-MOST_EXAMPLES = 2**40
+MOST_EXAMPLES = 10**8
+"""Of one site, which holds them in memory."""
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
 RUN = re.compile("[0-9a-f]{16}")
@@ -100,6 +106,11 @@ class Charter:
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
         plain["experiment"] = self.experiment.model_dump(mode="json")
         return json.dumps(plain, sort_keys=True)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of clients, by their numbers."""
+        return tuple(client_name(m, n) for m, clients in enumerate(self.clients) for n in range(len(clients)))
 
     @cached_property
     def id(self) -> str:
@@ -180,10 +191,42 @@ class Charter:
             self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
         )
 
-    def holds(self, site: Site) -> dict[Split, int]:
-        """Return how many examples there are at a site, by split."""
-        tests = sum(self.test_M[edge] for edge in site.edges) + sum(self.test_N[client] for client in site.clients)
-        return {"train": site.size, "validation": int(site.validation_N.sum()), "test": tests}
+    def longest_answer(self, request: str) -> int:
+        """Return the bytes that an answer to a kind of request may have: networks, where there are some, and the rest.
+
+        The rest grows with clients and clusters: what selection remembers, and numbers of every model and client.
+        """
+        most = max(len(site.clients) for site in self.sites)
+        clusters = max((trees.count(params) for params in self.owners.only(self.first, "cluster").values()), default=0)
+        memory = flatten(self.experiment.method.selection.init(most)).values()
+        rest = ROOM + 4 * sum(value.nbytes for value in memory) + 64 * most * (clusters + 1)
+        update = rest + self._bytes("client_up", "cloud", "cluster", "edge")
+        if request == "train":  # with the update of every client, where clustering asks for them
+            of_clusters = (min(clusters, most) + most) * self._bytes("cloud_up", "cluster")
+            return rest + self._bytes("cloud_up", "cloud") + of_clusters
+        return {"fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(request, rest)
+
+    def _bytes(self, link: str, *scopes: Scope) -> int:
+        """Return what a row of each part of some owners takes on a link, packed or as it is."""
+        total, codec = 0, self.codec(link)
+        for params in self.owners.only(self.template, *scopes).values():
+            for value in params.values():
+                pieces = {} if codec is None else codec.layout(value[0].numel())
+                total += max(value.nbytes, sum(dtype.itemsize * count for dtype, count in pieces.values()))
+        return total
+
+    def held(self, split: Split) -> IntArray:
+        """Return how many examples of a split each client holds."""
+        return np.array({"train": self.size_N, "validation": self.validation_N, "test": self.test_N}[split])
+
+    def groups(self, wanted: Wanted, site: Site) -> IntArray:
+        """Return how many examples there are in each group of a site on which models are measured."""
+        held_N = self.held(wanted.split)
+        if wanted.by in ("each", "client"):
+            return held_N[list(site.clients)]
+        tests = self.test_M if wanted.split == "test" else (0,) * len(self.test_M)
+        each_M = [tests[edge] + held_N[list(self.clients[edge])].sum() for edge in site.edges]
+        return np.array(each_M if wanted.by == "edge" else [sum(each_M)])
 
     def epochs(self, phases: tuple[int, ...] | None) -> int:
         """Return how many epochs clients train in some phases; in all, when not given."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,14 +13,15 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.handshake import check_hello, welcome
 from fedbac.deploy.protocol.messages import sent
-from fedbac.deploy.roles.edges import Interruption, RemoteClients, RemoteEdges
+from fedbac.deploy.roles.edges import BrokenRoundError, Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
-from fedbac.runs.checkpoints import newest
+from fedbac.rounds.messages import Edges
+from fedbac.runs import checkpoints
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
@@ -56,7 +57,7 @@ class Cloud:
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
             self._board = board
-            played = 0 if before is None else newest(self.folder.checkpoints)
+            played = 0 if before is None else checkpoints.newest(self.folder.checkpoints)
             run = str(self.folder.path)
             board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
             try:
@@ -65,15 +66,8 @@ class Cloud:
                 enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
                 board.say(doing="playing")
                 enrolled.save(self.folder.path)
-                playing = conduct(
-                    experiment,
-                    enrolled,
-                    self._connect(enrolled, children),
-                    self.runtime,
-                    folder=self.folder,
-                    overwrite=self.overwrite,
-                    stop=self.stop,
-                )
+                connect = partial(self._connect, enrolled, children)
+                playing = play_soundly(enrolled, connect, self.runtime, self.folder, self.overwrite, self.stop)
                 return (yield from self._followed(playing, board, children))
             except Interruption as waited:
                 board.say(doing="stopped")
@@ -128,6 +122,7 @@ class Cloud:
             "edges": edges,
             "clients": clients,
             "spoke": spoke,
+            "left_out": {} if self.remote is None else self.remote.left_out,
             "traffic": children.traffic(),
         }
 
@@ -140,6 +135,35 @@ class Cloud:
         _, reasons = children.call(dict.fromkeys(children.present(), message), self.kit.site.deploy.deadline)
         if not reasons:
             self.list_sent = pem
+
+
+def play_soundly(
+    enrolled: Enrolled,
+    connect: Callable[[], Edges],
+    runtime: Runtime,
+    folder: RunFolder,
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> Generator[dict[str, Any], None, Run]:
+    """Play a run; from a round that cannot be played, go back to an older checkpoint, but to none a second time."""
+    tried: set[int] = set()
+    while True:
+        playing = conduct(enrolled.charter.experiment, enrolled, connect(), runtime, False, folder, overwrite, stop)
+        try:
+            return (yield from playing)
+        except BrokenRoundError as error:
+            with folder.locked():
+                older = checkpoints.sound_before_newest(folder.checkpoints)
+                if older is None or older in tried:
+                    raise DeployError(
+                        f"{error}. No older checkpoint is left to go back to. {folder.path} is kept as it is. Find the "
+                        "site that sends garbage (the logs name sites that were left out), then start the cloud again "
+                        "to resume, or with --overwrite to start over"
+                    ) from error
+                log.warning("%s; going back to round %d", error, older)
+                checkpoints.tidy(folder.checkpoints, older)
+            overwrite = False
+            tried.add(older)
 
 
 def run_folder(kit: Kit, out: Path | None) -> RunFolder:

@@ -32,8 +32,9 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import DataHolder, LocalState
+from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
-from fedbac.deploy.settings import SiteConfig
+from fedbac.deploy.settings import DeploySettings, SiteConfig
 from fedbac.deploy.transports.base import Children
 from fedbac.deploy.transports.connect import children_of, parent_of
 from fedbac.errors import quoted
@@ -49,12 +50,14 @@ OF_SITES = ("client_down", "cloud_up")
 class OrderHandler:
     """A site at work. What it owns stays here; what clients own stays with them."""
 
-    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int) -> None:
-        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
-        self.clients = Clients(charter, reach)
+    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, deploy: DeploySettings) -> None:
+        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
+        self.clients = Clients(charter, reach, deploy.outlier_factor)
         self.local_state = LocalState(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
+        self.asked = 0
+        """The round that was asked for last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
@@ -73,7 +76,11 @@ class OrderHandler:
         return self.trained[1] if self.trained[0] == round_ else {}
 
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
-        """Run a round with the clients that are there."""
+        """Run a round with the clients that are there, and have not to sit it out."""
+        if order.round < self.asked:  # the cloud went back, and what was learned since then counts no more
+            self.clients.standing = Standing(self.clients.standing.factor)
+        self.asked = order.round
+        self.clients.standing.begin()
         present_N = self._present()
         self.clients.before = (order.round, 0)
         parts = self.charter.experiment.method.personalization.parts
@@ -84,11 +91,13 @@ class OrderHandler:
         assert isinstance(report, TrainReport)
         came = len(report.selected) - len(report.failed)
         if came < min(self.min_clients, len(report.selected)):
+            if self.clients.broken:
+                raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), len(report.selected))
             raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
-        return report
+        return replace(report, reasons=dict(self.clients.standing.news))
 
     def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
         """Measure models after a round."""
@@ -113,10 +122,12 @@ class OrderHandler:
         return Remembered(memory.with_({"client_down": order.bank}), held)
 
     def _present(self) -> BoolArray:
-        here = self.reach.clients()
-        present_N = np.array([client in here for client in self.site.clients])
+        here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
+        present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         count = int((present_N & (self.site.size_N > 0)).sum())
         if count < self.min_clients:
+            if resting:
+                raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), self.min_clients)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
         return present_N
 
@@ -143,7 +154,6 @@ KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
 
 EDGE = "edge"
 """In a relay, the edge itself instead of a client."""
-UNUSABLE = "what it said cannot be used; the log of its edge says why"
 
 log = logging.getLogger("fedbac")
 
@@ -154,7 +164,7 @@ class EdgeReach:
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
         self.children, self.holder = children, holder
-        self.caller, self.silences = Caller(children, charter), Silences()
+        self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
         self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
@@ -246,6 +256,11 @@ class Edge:
         return tuple(sorted(self.clients.present() - set(self.unfit)))
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """Clients that sit rounds out, and why."""
+        return {} if self.handler is None else dict(self.handler.clients.standing.news)
+
+    @property
     def unfit(self) -> dict[str, str]:
         """Clients that are there with other data than those of the run, and what they said of it."""
         return {} if self.reach is None else self.reach.caller.unfit
@@ -268,7 +283,9 @@ class Edge:
             own = received(decode(self.holder.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
-        reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
+        reasons |= dict.fromkeys(
+            unusable, Failure.UNUSABLE.value
+        )  # an error quotes one client; the cloud hears of all together
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
         return sent("roster", clients=plain, edge=own, together=_together(list(facts_of.values())), reasons=reasons)
 
@@ -284,7 +301,7 @@ class Edge:
         reach = EdgeReach(charter, self.site, self.clients, self.holder)
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach
-        self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy.min_clients)
+        self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy)
         log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
         return sent("ready")
 
@@ -369,6 +386,7 @@ def run_edge(
             "site": site.name,
             "clients": sorted(children.present()),
             "unfit": edge.unfit,
+            "left_out": edge.left_out,
             "traffic": children.traffic(),
         }
 

@@ -172,6 +172,10 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
                 f"{name} has examples of {facts.dtype} {facts.shape}, and {names[0]} of {first.dtype} {first.shape}; "
                 "all must be alike"
             )
+    total = sum(facts.train for facts in roll.clients.values())
+    for name, facts in roll.clients.items():
+        if len(names) > 2 and 2 * facts.train > total:
+            log.warning("%s says that it holds %d of all %d examples, and counts as much", name, facts.train, total)
     counts = [*roll.classes.values(), *(facts.classes for facts in roll.edges.values())]
     tokens = [facts.largest_token for facts in everybody.values() if facts.largest_token is not None]
     sums = [rows for rows in roll.sums.values() if rows is not None]
