@@ -134,9 +134,7 @@ class Clients:
             messages = dict.fromkeys(request.owners, self._asked(request, 0))
         answers, reasons = self.reach.ask(messages)
         num_models = 1 if request.paired else request.num_models
-        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
-        held = by_split[request.split]
-        found = []
+        held, found = self.charter.held(request.split), []
         for owner in request.owners:
             measured = _lost_evaluation(num_models)
             if owner in answers:
@@ -150,7 +148,7 @@ class Clients:
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
         """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
-        holders = [edge for edge in request.owners if self.charter.test_M[edge]]
+        holders = [edge for edge in request.owners if self.charter.edge_tests(edge)]
         others = [edge for edge in request.owners if edge not in holders]
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
         answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
@@ -163,7 +161,7 @@ class Clients:
                     found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
-                    found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
+                    found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge)))
             except (KeyError, WireError) as error:
                 missed += 1
                 log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))
