@@ -199,7 +199,7 @@ def test_a_site_that_cannot_write_its_status_stops_listening(
         def close(self) -> None:
             closed.append(role)
 
-    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--keys")
     folder = FederationFolder.load(tmp_path / "hospital")
     state = tmp_path / "state"
     state.write_text("no folder")
@@ -219,7 +219,7 @@ def test_waiting_for_the_first_round_is_no_trouble(
     fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="fedbac")
-    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--keys")
     kit = Kit.load(FederationFolder.load(tmp_path / "hospital").kit("cloud"))
     cloud = Cloud(kit, RunFolder(tmp_path / "run"), Runtime())
     monkeypatch.setattr("fedbac.deploy.roles.cloud.children_of", lambda *given: Counted(MemoryChildren({})))
