@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from fedbac.deploy.pki.authority import Authority, PrivateKey, subject_of
+from fedbac.deploy.pki.authority import Authority, PrivateKey, is_signed_by, subject_of
 from fedbac.deploy.pki.kits import FederationFolder, Kit
 from fedbac.deploy.pki.requests import install, request
+from fedbac.deploy.trial import Trial
 from fedbac.errors import DeployError
 from tests.deploy.folders import small
 from tests.deploy.test_authority import shake_hands
@@ -270,3 +272,22 @@ def test_the_commands_in_turn(
     said = fedbac("federation", "renew", "hospital", "cloud", "--keys")
     assert "You hold the keys of these sites" in said
     Kit.load(tmp_path / "hospital" / "kits" / "cloud")
+
+
+def test_a_trial_uses_keys_that_are_good_for_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice, so that what the first left is in nobody's way; the kits to hand out stay without keys."""
+    fedbac = Shell(tmp_path, monkeypatch, capsys)
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--task", "fashion-mnist-mini")
+    seen: list[Path] = []
+    monkeypatch.setattr(Trial, "running", lambda trial: nullcontext(seen.append(trial.kits)))
+    monkeypatch.setattr(Trial, "wait", lambda trial, show: 0)
+    ours = (tmp_path / "hospital" / "authority" / "ca.crt").read_bytes()
+    for _ in range(2):
+        assert "Their keys are made here" in fedbac("federation", "try", "hospital", "--rounds", "1")
+        for name in ("cloud", "edge-0", SITE):
+            kit = Kit.load(tmp_path / seen[-1] / name)
+            assert not is_signed_by(kit.certificate, ours, name)
+    assert not list((tmp_path / "hospital" / "kits").rglob("*.key"))
+    assert FederationFolder.load(tmp_path / "hospital").authority.issued() == {}
