@@ -141,7 +141,7 @@ def test_an_expired_kit_says_what_to_do(fedbac: Shell, clinic: FederationFolder)
     (clinic.kit("edge-0") / "site.crt").write_bytes(pair.certificate)
     said = refused(fedbac, "edge", str(clinic.kit("edge-0")))
     assert "the certificate expired on" in said
-    assert "run fedbac federation renew and copy the new kit" in said
+    assert "have it renewed (fedbac federation renew), and install it or copy the new kit" in said
 
 
 @pytest.mark.parametrize("command", [["cloud", "KIT"], ["edge", "KIT"], ["client", "KIT", "--data", "x.npz"], ["try"]])

@@ -267,6 +267,22 @@ def test_a_chain_must_lead_to_the_authority_through_authorities(
     assert "the certificate expired on" in refusal(kit)
 
 
+def test_a_key_among_certificates_goes_nowhere(
+    clinic: FederationFolder, hospital: Organization, tmp_path: Path
+) -> None:
+    """Some tools write both into one file; certificates are shown to peers, and an authority's are in many kits."""
+    kit = clinic.kit(CLIENT)
+    both = (kit / "site.crt").read_bytes() + (kit / "site.key").read_bytes()
+    (tmp_path / "both.pem").write_bytes(both)
+    with pytest.raises(DeployError, match="there is a private key in this file"):
+        install(kit, tmp_path / "both.pem")
+    (kit / "site.crt").write_bytes(both)
+    assert "there is a private key in this file" in refusal(kit)
+    (clinic.path / "hospital-a.pem").write_bytes(pem(hospital.root) + key_pem(hospital.root_key))
+    with pytest.raises(DeployError, match="there is a private key in this file"):
+        clinic.renew()
+
+
 def test_the_issuing_authority_alone_can_be_trusted(clinic: FederationFolder, hospital: Organization) -> None:
     (clinic.path / "hospital-a.pem").write_bytes(pem(hospital.issuing))
     clinic.renew()
@@ -323,6 +339,7 @@ def test_nvflare_s_kits_are_proven_the_same_way(
     ("external", "problem"),
     [
         ([{"certificates": "../x.pem", "sites": NAMES}], "external_ca.0.certificates: '../x.pem' is not allowed"),
+        ([{"certificates": "site.crt", "sites": NAMES}], "external_ca.0.certificates: 'site.crt' is not allowed"),
         ([{"certificates": "x.pem", "sites": {}}], "external_ca.0.sites: {} is not allowed"),
         ([{"certificates": "x.pem", "sites": {"edge-9": "a.org"}}], "external_ca: unknown site 'edge-9'"),
         ([{"certificates": "x.pem", "sites": {EDGE: "a", CLIENT: "A"}}], "external_ca: a name is given twice"),

@@ -92,8 +92,8 @@ class DeploySettings(Configuration):
 class ExternalAuthority(Configuration):
     """An organization's own certificate authority, which some sites are proven by instead of the federation's."""
 
-    certificates: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """Name of a PEM file beside this one, with the authority's certificate: its root, or to trust less of it, the
+    certificates: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}\.pem$")]
+    """Name of a .pem file beside this one, with the authority's certificate: its root, or to trust less of it, the
     intermediate one that signs sites."""
     sites: Annotated[dict[str, Annotated[str, Field(min_length=1, max_length=253)]], Field(min_length=1)]
     """By site, the name in its certificate: a DNS name of its SAN, or its CN if it has no SAN."""

@@ -497,6 +497,14 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC).replace(microsecond=0)
 
 
+def read_certificates(path: Path, fix: str = "copy it from the federation's folder again") -> bytes:
+    """Return what is in a file of certificates, which may go anywhere."""
+    pem = read(path, fix)
+    if b"PRIVATE KEY" in pem:
+        raise DeployError(f"{path}: there is a private key in this file; leave only the certificates in it")
+    return pem
+
+
 def subject_of(name: str, federation: str) -> x509.Name:
     """Return how a certificate names a site."""
     return x509.Name(

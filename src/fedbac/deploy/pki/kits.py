@@ -54,7 +54,9 @@ class Kit:
         site = read_site(folder)
         key_file, source = folder / KEY_FILE, folder / CERTIFICATE_FILE
         authority.read(key_file, f"make it at the site: fedbac federation request {folder}")
-        pem = authority.read(source, f"have {site.name}.csr signed, then run: fedbac federation install {folder} FILE")
+        pem = authority.read_certificates(
+            source, f"have {site.name}.csr signed, then run: fedbac federation install {folder} FILE"
+        )
         trusted = authority.read(folder / AUTHORITY_FILE)
         identity = identified(folder, site, pem, source)
         if not authority.fits(authority.read_key(key_file), pem, str(source)):
@@ -139,8 +141,8 @@ def _refuse_untimely(identity: Identity, source: Path) -> None:
         )
     if now >= identity.expires:
         raise DeployError(
-            f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; run fedbac federation renew "
-            "and copy the new kit"
+            f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; have it renewed (fedbac "
+            "federation renew), and install it or copy the new kit"
         )
 
 
@@ -279,7 +281,7 @@ class FederationFolder:
             write_whole(kit / CERTIFICATE_FILE, pair.certificate)
         write_whole(kit / AUTHORITY_FILE, self.authority.pem)
         for one in site.external_ca:
-            write_whole(kit / one.certificates, authority.read(self.path / one.certificates))
+            write_whole(kit / one.certificates, authority.read_certificates(self.path / one.certificates))
         if site.role != "client":
             self._write_list(kit)
         if site.role == "cloud":

@@ -35,7 +35,7 @@ def request(folder: Path, new_key: bool = False) -> tuple[Path, str]:
 def install(folder: Path, file: Path) -> Identity:
     """Put a certificate into a kit, with the intermediate ones that follow it, if the site can use it."""
     site = read_site(folder)
-    pem = authority.read(file, "give the path of a certificate")
+    pem = authority.read_certificates(file, "give the path of a certificate")
     identity = identified(folder, site, pem, file)
     keys = (folder / name for name in (KEY_FILE, NEXT_KEY_FILE))
     path = next((one for one in keys if one.exists() and authority.fits(authority.read_key(one), pem, str(file))), None)
