@@ -281,8 +281,13 @@ def test_a_trial_uses_keys_that_are_good_for_nothing_else(
     fedbac = Shell(tmp_path, monkeypatch, capsys)
     fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--task", "fashion-mnist-mini")
     seen: list[Path] = []
-    monkeypatch.setattr(Trial, "running", lambda trial: nullcontext(seen.append(trial.kits)))
-    monkeypatch.setattr(Trial, "wait", lambda trial, show: 0)
+
+    def wait(trial: Trial, show: object) -> int:
+        seen.append(trial.kits)
+        return 0
+
+    monkeypatch.setattr(Trial, "running", lambda trial: nullcontext())
+    monkeypatch.setattr(Trial, "wait", wait)
     ours = (tmp_path / "hospital" / "authority" / "ca.crt").read_bytes()
     for _ in range(2):
         assert "Their keys are made here" in fedbac("federation", "try", "hospital", "--rounds", "1")

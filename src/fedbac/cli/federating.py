@@ -149,8 +149,8 @@ def request(
     new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, for use once it is certified.")] = False,
 ) -> None:
     """At a site: make its key, if it has none yet, and a request for a certificate. The key stays in the kit."""
-    _federation_folder()
-    from fedbac.deploy.pki.requests import request
+    with extra("deploy", "a federation on a network"):
+        from fedbac.deploy.pki.requests import request
 
     file, key = request(kit, new_key)
     say(f"Send {file} to the operator, who signs it. Keep the rest of {kit} to yourself.")
@@ -182,8 +182,8 @@ def install(
     certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="PEM, with intermediate ones after it.")],
 ) -> None:
     """At a site: put its certificate into the kit. A site that runs uses it by itself."""
-    _federation_folder()
-    from fedbac.deploy.pki.requests import install
+    with extra("deploy", "a federation on a network"):
+        from fedbac.deploy.pki.requests import install
 
     identity = install(kit, certificate)
     say(f"{kit}: the certificate of {identity.name} is in use until {identity.expires:%Y-%m-%d}.")
