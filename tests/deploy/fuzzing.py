@@ -293,7 +293,8 @@ def _at_edge(federation: MemoryFederation, enrolled: Enrolled, kind: str) -> Ite
         def read(changed: bytes, edge: Any = edge, gone: MemoryChildren = gone) -> bytes:
             if edge.handler is None or edge.handler.charter is not enrolled.charter or edge.children is not gone:
                 edge.children = gone
-                edge.answer(sent("begin", charter=enrolled.charter.text), threading.Event())
+                known = enrolled.charter.known_to(edge.site.name)
+                edge.answer(sent("begin", charter=enrolled.charter.text, known=known), threading.Event())
                 edge.handler.charter = enrolled.charter
                 if edge.holder is not None:
                     edge.holder.charter = enrolled.charter

@@ -33,11 +33,11 @@ Names = AnyNumber[tuple[str, ...]]
 Had = Mapping[str, Names]
 """By part, the hashes of the networks whose changes are sent."""
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
-    # How a run begins. An edge tells the classes and sums of all its clients together.
+    # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings.
     "enroll": {"experiment": Json},
     "facts": {"facts": Json},
     "roster": {"clients": Mapping[str, Json], "edge": Json | None, "together": Json, "reasons": Mapping[str, str]},
-    "begin": {"charter": str},
+    "begin": {"charter": str, "known": Mapping[str, Json]},
     "ready": {},
     "revoked": {"list": str},
     # A child does not know the charter, does not have the networks whose changes it was sent, or cannot take part.

@@ -82,8 +82,9 @@ class Caller:
         with self._lock:
             new = [name for name in names if name not in self._informed and name not in self._unfit]
             self._rejoined -= set(new)
-        begin = sent("begin", charter=self.charter.text)
-        answers, reasons = self.children.call(dict.fromkeys(new, begin), deadline) if new else ({}, {})
+        charter = self.charter
+        begin = {name: sent("begin", charter=charter.text, known=charter.known_to(name)) for name in new}
+        answers, reasons = self.children.call(begin, deadline) if new else ({}, {})
         for name, answer in answers.items():
             try:
                 decode(answer, ("ready",))

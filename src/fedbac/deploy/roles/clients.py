@@ -122,7 +122,7 @@ class Clients:
 
         answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
-        num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.size_N
+        num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
         results, changes = dict(lost), dict[int, Change]()
@@ -177,7 +177,7 @@ class Clients:
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
         """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
-        holders = [edge for edge in request.owners if self.charter.test_M[edge]]
+        holders = [edge for edge in request.owners if self.charter.edge_tests(edge)]
         others = [edge for edge in request.owners if edge not in holders]
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
         answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
@@ -190,7 +190,7 @@ class Clients:
                     found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
-                    found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
+                    found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge)))
             except (KeyError, WireError) as error:
                 missed += 1
                 log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))

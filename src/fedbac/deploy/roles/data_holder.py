@@ -135,16 +135,17 @@ class DataHolder:
         data = self._held_out(experiment)
         counted = ("train", "validation") if self.is_client else ("test",)
         return Facts(
-            train=data.size("train") if self.is_client else 0,
-            validation=data.size("validation") if self.is_client else 0,
-            test=data.size("test"),
+            **self._held(data),
             shape=list(data.example.shape[1:]),
             dtype=str(data.example.dtype),
             classes=data.classes(*counted),
             sums=data.sums() if self.is_client else None,
             largest_token=data.largest_token,
-            fingerprint=data.fingerprint,
         )
+
+    def _held(self, data: LocalData) -> dict[str, Any]:
+        learned = {split: data.size(split) if self.is_client else 0 for split in ("train", "validation")}
+        return {**learned, "test": data.size("test"), "fingerprint": data.fingerprint}
 
     def _held_out(self, experiment: Experiment) -> LocalData:
         if not self.is_client:
@@ -159,11 +160,12 @@ class DataHolder:
         return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
-        charter = read_charter(received(message)["charter"])
+        begin = received(message)
+        charter = read_charter(begin["charter"], begin["known"])
         if self.charter is not None and self.charter.id == charter.id:
             return sent("ready")
-        data = self._held_out(charter.experiment)
-        if charter.fingerprints.get(self.name) != data.fingerprint:
+        data, held = self._held_out(charter.experiment), charter.holdings.get(self.name)
+        if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)

@@ -290,13 +290,17 @@ class Edge:
         return sent("roster", clients=plain, edge=own, together=_together(list(facts_of.values())), reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
-        charter = read_charter(received(message)["charter"])
+        begin = received(message)
+        charter = read_charter(begin["charter"], begin["known"])
         if self.handler is not None and self.handler.charter.id == charter.id:  # after a link was lost for a moment
             return sent("ready")
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
             raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
-        if self.holder is not None and self.site.name in charter.fingerprints:
+        mine = {self.site.name, *self.site.children} & charter.commitments.keys()
+        if untold := sorted(mine - charter.holdings.keys()):
+            raise WireError(f"begin: it does not tell what {', '.join(untold)} hold")
+        if self.holder is not None and self.site.name in mine:
             self.holder.answer(payload)
         reach = EdgeReach(charter, self.site, self.clients, self.holder)
         site = next(site for site in charter.sites if self.site.edge in site.edges)

@@ -1,7 +1,6 @@
 """A kit's links: to its parent and to its children, by the transport that the federation uses."""
 
-from fedbac.deploy.pki.credentials import Credentials
-from fedbac.deploy.pki.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
+from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, credentials_of
 from fedbac.deploy.transports.base import Counted, Handshake, Parent
 
 MIB = 2**20
@@ -13,7 +12,7 @@ def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Co
         from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
         from fedbac.deploy.transports.nvflare.parent import here
 
-        trust, heartbeat = Trust(_credentials(kit)), kit.site.deploy.heartbeat
+        trust, heartbeat = Trust(credentials_of(kit.folder, kit.site, *kit.site.children)), kit.site.deploy.heartbeat
         return Counted(NvflareChildren(here(), kit.site.children, handshake, trust, heartbeat=heartbeat))
     from fedbac.deploy.transports.grpc import GrpcChildren  # an extra, imported only when needed
 
@@ -21,7 +20,7 @@ def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Co
     assert address is not None
     children = GrpcChildren(
         address,
-        _credentials(kit),
+        credentials_of(kit.folder, kit.site, *kit.site.children),
         kit.site.children,
         handshake,
         heartbeat=kit.site.deploy.heartbeat,
@@ -41,18 +40,8 @@ def parent_of(kit: Kit, address: str | None = None) -> Parent:
     to = address or kit.site.parent_address
     assert to is not None
     assert kit.site.parent is not None
-    return GrpcParent(
-        to, kit.site.parent, kit.site.name, _credentials(kit), heartbeat=kit.site.deploy.heartbeat, limit=_limit(kit)
-    )
-
-
-def _credentials(kit: Kit) -> Credentials:
-    return Credentials(
-        kit.folder / KEY_FILE,
-        kit.folder / CERTIFICATE_FILE,
-        kit.folder / AUTHORITY_FILE,
-        None if kit.site.role == "client" else kit.list_file,
-    )
+    proof = credentials_of(kit.folder, kit.site, kit.site.parent)
+    return GrpcParent(to, kit.site.parent, kit.site.name, proof, heartbeat=kit.site.deploy.heartbeat, limit=_limit(kit))
 
 
 def _limit(kit: Kit) -> int:

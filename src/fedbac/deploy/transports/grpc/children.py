@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from fedbac.deploy.pki.authority import Identity, read_identity
+from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
@@ -119,7 +119,7 @@ class GrpcChildren:
         self._children = frozenset(children)
         self._shake_hands = handshake
         self._heartbeat, self._limit = heartbeat, limit
-        self._revoked = Revoked(credentials)
+        self._credentials, self._revoked = credentials, Revoked(credentials)
         self._changed = threading.Condition()
         """Guards all below, and every link's fields."""
         self._handshaking = threading.Lock()
@@ -252,9 +252,10 @@ class GrpcChildren:
 
     def _admitted(self, context: Any) -> Connection:
         """Return the link of a child that may join; a newer one takes the place of an older."""
-        identity = read_identity(context.auth_context()["x509_pem_cert"][0], context.peer())
+        proof, claimed = context.auth_context(), dict(context.invocation_metadata()).get(SITE)
+        chain = b"".join((*proof["x509_pem_cert"], *proof.get("x509_pem_cert_chain", ())))
+        identity = self._credentials.identify(claimed or "", chain, context.peer())
         name = identity.name
-        claimed = dict(context.invocation_metadata()).get(SITE)
         if claimed != name:
             raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}")
         if name not in self._children:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedbac.deploy.pki.authority import Identity, is_signed_by, read, read_identity
+from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
@@ -18,8 +18,7 @@ class Trust:
     """Takes certificates that the federation's authority signed and did not revoke."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self._authority = read(credentials.authority)
-        self.revoked = Revoked(credentials)
+        self._credentials, self.revoked = credentials, Revoked(credentials)
 
     def take(self, name: str, said: bytes) -> tuple[Identity, bytes]:
         """Return who a child is and its hello; a Refusal says why it is not believed."""
@@ -27,11 +26,10 @@ class Trust:
         if not end:
             raise Refusal("it brought no certificate; install the same version of fedbac at both sites")
         try:
-            identity = read_identity(pem, name)
-            genuine = is_signed_by(pem, self._authority, name)
+            identity = self._credentials.identify(name, pem, name)
         except DeployError as error:
             raise Refusal(str(error)) from error
-        if not genuine or identity.name != name:
+        if identity.name != name:
             raise Refusal(f"{name} brought a certificate of {quoted(identity.name)} that is not its own; copy its kit")
         self.check(identity)
         return identity, hello
