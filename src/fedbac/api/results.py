@@ -161,7 +161,8 @@ class Run(StoredRun):
         is the model after it.) Where every client has a model of its own, name the ``client`` instead.
 
         A run that was loaded takes the weights from its last checkpoint. For that the data are read again; data,
-        shards and a network that were given in Python are given again.
+        shards and a network that were given in Python are given again. A federation's run needs no data; parts that
+        edges or clients keep are at their sites (``fedbac model``).
         """
         return self._models(Inputs(dataset, shards, network, data_folder)).of(edge, client)
 
@@ -182,9 +183,15 @@ class Run(StoredRun):
         if self.models is None:
             if self.folder is None:
                 raise ConfigError("model: this run holds records only; play it again, or load it from its folder")
-            object.__setattr__(self, "models", saved_models(RunFolder(self.folder), inputs))
-        found: Models = self.models
-        return found
+            if self.config.get("runtime", {}).get("engine") == "federation":
+                from fedbac.deploy.models import cloud_models
+
+                found = cloud_models(self.folder)
+            else:
+                found = saved_models(RunFolder(self.folder), inputs)
+            object.__setattr__(self, "models", found)
+        models: Models = self.models
+        return models
 
 
 class Runs(Sequence[Run]):

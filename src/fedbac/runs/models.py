@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_parts, predict, predicting
+from fedbac.core.parts import (
+    Anatomy,
+    Params,
+    Parts,
+    Personalization,
+    Scope,
+    measured_parts,
+    predict,
+    predicting,
+    with_leaders,
+)
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
@@ -69,7 +79,7 @@ class Models:
     scheme: Personalization
     network: nn.Module
     parts: Parts
-    """Stacked, as they predict."""
+    """Stacked, as they are kept: those that make a prediction, and those that such ones follow."""
     rows: Sequence[Mapping[str, NDArray[np.int64]]]
     """For each site, the row of every part that each of its clients uses."""
     sites: Sequence[Site]
@@ -78,14 +88,17 @@ class Models:
     normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
     example: Tensor
     """One example of the data, to trace a model with."""
+    round: int
+    """After which they are."""
+    elsewhere: frozenset[Scope] = frozenset()
+    """Owners whose parts never leave them: what is here of those is as it was before the first round."""
 
     def of(self, edge: int | None, client: int | None) -> Predictor:
         """Return the model of an edge, or of a client."""
         site, place = self._find(edge, client)
-        chosen = {
-            part: trees.to(trees.take(stack, int(self.rows[site][part][place])), "cpu")
-            for part, stack in self.parts.items()
-        }
+        one = slice(place, place + 1)
+        kept = {part: trees.select(stack, self.rows[site][part][one]) for part, stack in self.parts.items()}
+        chosen = {part: trees.to(trees.take(row, 0), "cpu") for part, row in predicting(self.scheme, kept).items()}
         anatomy = Anatomy(self.scheme, self.network)
         networks = {}
         for name in anatomy.judged:
@@ -95,6 +108,7 @@ class Models:
 
     def _find(self, edge: int | None, client: int | None) -> tuple[int, int]:
         clients = sorted(found for site in self.sites for found in site.clients)
+        self._refuse_elsewhere(edge, client)
         if client is None:
             if self.own:
                 raise ConfigError(
@@ -108,24 +122,47 @@ class Models:
         _check("client", client, clients)
         return next((m, site.clients.index(client)) for m, site in enumerate(self.sites) if client in site.clients)
 
+    def _refuse_elsewhere(self, edge: int | None, client: int | None) -> None:
+        """Refuse a model of which a part is with its owner, and say who that is."""
+        away = [part for part in measured_parts(self.scheme) if self.scheme.parts[part].scope in self.elsewhere]
+        if not away:
+            return
+        part = max(away, key=lambda part: self.scheme.parts[part].scope == "client")  # a client is sent all others
+        scope = self.scheme.parts[part].scope
+        edge_of = {number: m for site in self.sites for number, m in zip(site.clients, site.edge_N, strict=True)}
+        within = [number for number, m in edge_of.items() if client is not None and m == edge_of.get(client)]
+        who = f"every {scope}" if edge is None or scope == "client" else f"edge-{edge}"
+        if client in within:
+            who = f"edge-{edge_of[client]}" + f"-client-{within.index(client)}" * (scope == "client")
+        raise ConfigError(
+            f"model: part {part!r} of {who} never leaves it; take the model from its own kit, where it runs: "
+            "fedbac model KIT"
+        )
+
 
 def models_of(
-    experiment: Experiment, federation: Assembled, state: State, records: Sequence[Mapping[str, Any]]
+    experiment: Experiment,
+    federation: Assembled,
+    state: State,
+    records: Sequence[Mapping[str, Any]],
+    elsewhere: frozenset[Scope] = frozenset(),
 ) -> Models:
-    """Return the models of a run after its last complete round."""
+    """Return the models of a run after its last complete round; ``elsewhere`` are owners that keep their parts."""
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
     state = judged(experiment, members, as_judged(experiment, state, records))
-    parts = judged_parts(scheme)
+    parts = with_leaders(scheme, measured_parts(scheme))
     held = members.site_rows(scheme.parts, state.label_N)
     return Models(
         scheme=scheme,
         network=federation.network,
-        parts={part: stack for part, stack in predicting(scheme, state.parts).items() if part in parts},
+        parts={part: state.parts[part] for part in parts},
         rows=[{part: own[part].owner_R[own[part].row_N] for part in parts} for own in held],
         sites=federation.sites,
         own=by_clients(experiment.method),
         normalization=federation.normalization,
         example=federation.example,
+        round=state.round,
+        elsewhere=elsewhere,
     )
 
 
