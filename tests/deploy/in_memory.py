@@ -19,6 +19,7 @@ from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
 
 CPU = Runtime(device="cpu", workers=1)
+ELSEWHERE = Runtime(engine="federation", device="cpu", workers=1)
 Answer = Callable[[bytes, threading.Event], bytes]
 
 
@@ -146,8 +147,11 @@ class MemoryFederation:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
         to = None if folder is None else RunFolder(folder)
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+            enrolled.save(folder)
         edges = remote or self.connect(enrolled)
-        return conduct(self.experiment, enrolled, edges, CPU, folder=to)
+        return conduct(self.experiment, enrolled, edges, ELSEWHERE, folder=to)
 
     def run(
         self,
@@ -155,8 +159,12 @@ class MemoryFederation:
         enrolled: Enrolled | None = None,
         remote: RemoteEdges | RemoteClients | None = None,
     ) -> Run:
-        """Play the whole run."""
-        return finish(self.play(folder, enrolled, remote))
+        """Play the whole run, and hand out its models."""
+        enrolled = enrolled or self.enrol()
+        remote = remote or self.connect(enrolled)
+        run = finish(self.play(folder, enrolled, remote))
+        remote.hand_out(run.models)
+        return run
 
 
 def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: Sequence[Any] = ()) -> dict[str, Any]:

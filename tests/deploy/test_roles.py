@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no edges between": ("fedavg",),
     "a head that the edge keeps": ("fedper",),
     "a network that the client keeps, and that follows everybody's": ("ditto",),
+    "clients that were never chosen, and follow everybody": ("ditto", "method.selection.fraction=0.4"),
     "a blend that only the client makes": ("apfl",),
     "steps of a blend, and momentum that stays": ("apfl", PERSIST),
     "steps of a proximal problem": ("pfedme",),

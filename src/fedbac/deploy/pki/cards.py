@@ -76,10 +76,10 @@ def write_card(kit: Kit, model: Path, said: Mapping[str, Any]) -> Path:
     """Sign what is said of a model with the site's key, and write its card."""
     whole = {
         "sha256": _digest(model),
-        **said,
         "federation": kit.site.federation,
         "site": kit.site.name,
         "written": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        **said,
         "certificate": kit.certificate.decode(),
     }
     key = authority.as_key(kit.key, str(kit.folder))
