@@ -37,7 +37,7 @@ NOISY = (
 ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
-    "measure", "measured", "relay", "relayed", "absent", "forgotten", "roster",
+    "measure", "measured", "model", "relay", "relayed", "absent", "forgotten", "roster",
 )  # fmt: skip
 
 CASES: dict[str, tuple[Any, ...]] = {
