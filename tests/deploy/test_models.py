@@ -71,7 +71,8 @@ def refused(*words: str) -> Iterator[None]:
 def logits(model: Models | Given, x: Tensor, **whose: int) -> Tensor:
     found = model.model if isinstance(model, Given) else model.of(whose.get("edge"), whose.get("client"))
     with torch.no_grad():
-        return found(x)
+        said: Tensor = found(x)
+    return said
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -79,7 +80,9 @@ def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path)
     policies = METHODS[preset](TASKS["demo"])
     few = ["method.selection.fraction=0.4"] * hasattr(policies.selection, "fraction")  # some are never selected
     few += ["method.clustering.num_clusters=2"] * ((getattr(policies.clustering, "num_clusters", 1) or 1) > 2)
-    task = {"network": LeNet5()} if policies.network else {}  # the method brings its own, which needs larger images
+    task: dict[str, Any] = (
+        {"network": LeNet5()} if policies.network else {}
+    )  # the method brings its own, which needs larger images
     tiny = small(preset, *few, rounds=2, **task)
     expected, federation = tiny.simulated().models, tiny.federation(tmp_path)
     federation.run(tmp_path / "run")
@@ -90,12 +93,7 @@ def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path)
         for whose in asked_for(name, expected.own):
             if above[site.role]:
                 owner = "client" if "client" in scopes else "edge"
-                number = whose[owner]
-                kit = (
-                    f"edge-{number}"
-                    if owner == "edge"
-                    else [n for n, s in federation.sites.items() if s.role == "client"][number]
-                )
+                kit = [other for other, one in federation.sites.items() if one.role == owner][whose[owner]]
                 with refused(f"of {kit} never leaves it; take the model from its own kit"):
                     given(federation, name, **whose)
                 continue
@@ -104,7 +102,7 @@ def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path)
             assert (found.said["round"], found.said["method"]) == (2, preset)
     if not above["cloud"]:
         whose = {"client": 3} if expected.own else {"edge": 1}
-        loaded = library.load(tmp_path / "run").model(**whose)
+        loaded = library.load(tmp_path / "run").model(whose.get("edge"), client=whose.get("client"))
         assert torch.equal(loaded(x), logits(expected, x, **whose))
 
 

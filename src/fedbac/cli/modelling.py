@@ -61,8 +61,8 @@ def model(
             f"(run {card.run}), given by {card.site} of {card.federation} on {card.written:%Y-%m-%d %H:%M} UTC"
         )
         return
-    from fedbac.api.results import save
     from fedbac.deploy.models import give
+    from fedbac.runs.models import save
 
     kit, path = Kit.load(folder), out_file or Path(f"model.{format_}")
     if path.suffix != f".{format_}":

@@ -1,14 +1,18 @@
 """The models that a run ends with: for each edge, or client, the network that it is judged by."""
 
 import copy
+import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from fedbac.config.experiment import Experiment
@@ -27,6 +31,7 @@ from fedbac.core.parts import (
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
+from fedbac.files import write_whole
 from fedbac.rounds.messages import Site
 from fedbac.rounds.mix import judged
 from fedbac.rounds.record import by_clients
@@ -129,11 +134,12 @@ class Models:
             return
         part = max(away, key=lambda part: self.scheme.parts[part].scope == "client")  # a client is sent all others
         scope = self.scheme.parts[part].scope
-        edge_of = {number: m for site in self.sites for number, m in zip(site.clients, site.edge_N, strict=True)}
-        within = [number for number, m in edge_of.items() if client is not None and m == edge_of.get(client)]
         who = f"every {scope}" if edge is None or scope == "client" else f"edge-{edge}"
-        if client in within:
-            who = f"edge-{edge_of[client]}" + f"-client-{within.index(client)}" * (scope == "client")
+        edge_of = {number: int(m) for site in self.sites for number, m in zip(site.clients, site.edge_N, strict=True)}
+        if client is not None and client in edge_of:
+            m = edge_of[client]
+            mine = [number for number, at in edge_of.items() if at == m]
+            who = f"edge-{m}-client-{mine.index(client)}" if scope == "client" else f"edge-{m}"
         raise ConfigError(
             f"model: part {part!r} of {who} never leaves it; take the model from its own kit, where it runs: "
             "fedbac model KIT"
@@ -177,6 +183,43 @@ def as_judged(experiment: Experiment, state: State, records: Sequence[Mapping[st
         label_N=np.array(records[-1]["assignment"], dtype=state.label_N.dtype),
         used_K=np.isin(np.arange(state.num_clusters), sorted(used)),
     )
+
+
+def save(model: Predictor, example: Tensor, path: Path) -> Path:
+    """Write a model into a file whose suffix says how; an example of the data is to trace it with."""
+    ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+    if path.suffix not in ways:
+        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
+    write_whole(path, ways[path.suffix](model, example))
+    return path
+
+
+def _weights(model: Predictor, example: Tensor) -> bytes:
+    return to_safetensors({name: value.contiguous() for name, value in model.state_dict().items()})
+
+
+def _program(model: Predictor, example: Tensor) -> bytes:
+    several = torch.cat([example, example])  # a dimension of 1 would be taken for fixed
+    program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return bytes(content.getvalue())
+
+
+def _onnx(model: Predictor, example: Tensor) -> bytes:
+    try:
+        import onnx  # noqa: F401 (torch needs it)
+    except ImportError as error:
+        raise ConfigError("ONNX needs a package that is not installed: pip install onnx") from error
+    content: Any = io.BytesIO()  # torch says that it wants a path
+    axes = {"examples": {0: "batch"}, "logits": {0: "batch"}}
+    with warnings.catch_warnings():  # of torch, about its own exporters
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (example,), content, dynamo=False,
+            input_names=["examples"], output_names=["logits"], dynamic_axes=axes,
+        )  # fmt: skip
+    return bytes(content.getvalue())
 
 
 def _load(network: nn.Module, params: Params) -> None:
