@@ -80,9 +80,7 @@ def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path)
     policies = METHODS[preset](TASKS["demo"])
     few = ["method.selection.fraction=0.4"] * hasattr(policies.selection, "fraction")  # some are never selected
     few += ["method.clustering.num_clusters=2"] * ((getattr(policies.clustering, "num_clusters", 1) or 1) > 2)
-    task: dict[str, Any] = (
-        {"network": LeNet5()} if policies.network else {}
-    )  # the method brings its own, which needs larger images
+    task: dict[str, Any] = {"network": LeNet5()} if policies.network else {}  # and images that its own can take
     tiny = small(preset, *few, rounds=2, **task)
     expected, federation = tiny.simulated().models, tiny.federation(tmp_path)
     federation.run(tmp_path / "run")
