@@ -217,13 +217,13 @@ def of_another_federation(model: Path, clinic: FederationFolder) -> None:
         (edited(round=2), "the card was changed after 'edge-1' signed it"),
         (edited(signature="AAAA"), "the card was changed after 'edge-1' signed it"),
         (edited(signature="no base 64"), "the card was changed after 'edge-1' signed it"),
-        (edited(certificate="none"), "certificate: it is no certificate"),
+        (edited(certificate="none"), "certificate of 'edge-1': it is no certificate"),
         (edited(more=1), "more: unknown field"),
         (resigned("edge-0"), "'edge-0' signed for 'edge-0' a model of 'edge-1'"),
         (resigned("edge-1-client-0"), "signed for 'edge-1-client-0' a model of 'edge-1'"),
         (resigned("edge-1", site="cloud"), "'edge-1' signed for 'cloud'"),
         (resigned("edge-1", written="2020-01-01T00:00:00+00:00"), "was not valid when the card was signed"),
-        (of_another_federation, "'edge-1' is no site of this federation"),
+        (of_another_federation, "certificate of 'edge-1': ca.crt did not sign it"),
     ],
 )
 def test_a_model_or_card_that_was_changed_is_refused(

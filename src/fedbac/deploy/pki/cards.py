@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import AwareDatetime, Field
 
 from fedbac.deploy.pki import authority
-from fedbac.deploy.pki.kits import AUTHORITY_FILE, LIST_FILE, Kit
+from fedbac.deploy.pki.credentials import Credentials, Revoked
+from fedbac.deploy.pki.kits import Kit, credentials_of, read_site
 from fedbac.deploy.settings import CLOUD, Configuration, parse_settings
 from fedbac.errors import DeployError, quoted
 from fedbac.files import read_json, write_whole
@@ -61,10 +58,10 @@ class Card(Configuration):
     """The site that gives the model, and signed this card."""
     written: AwareDatetime
     """When it did."""
-    certificate: Text
+    certificate: Annotated[str, Field(max_length=100_000)]
     """The site's, as PEM."""
     signature: Text
-    """ECDSA with SHA-256 by the site's key over the card's other fields: as JSON with sorted keys, in base64."""
+    """By the site's key, ECDSA or RSA (PKCS #1 v1.5) with SHA-256, over the other fields as sorted JSON; in base64."""
 
 
 def card_of(model: Path) -> Path:
@@ -82,8 +79,7 @@ def write_card(kit: Kit, model: Path, said: Mapping[str, Any]) -> Path:
         **said,
         "certificate": kit.certificate.decode(),
     }
-    key = authority.as_key(kit.key, str(kit.folder))
-    signature = base64.b64encode(key.sign(_signed(whole), ec.ECDSA(hashes.SHA256()))).decode()
+    signature = base64.b64encode(authority.sign(authority.as_key(kit.key, str(kit.folder)), _signed(whole))).decode()
     write_whole(card_of(model), json.dumps(whole | {"signature": signature}, indent=1) + "\n")
     return card_of(model)
 
@@ -94,25 +90,25 @@ def verify(model: Path, trusted: Path) -> Card:
     ``trusted`` is the certificate of the federation's authority, or a kit, which has it; that of the cloud or an edge
     also has the list of revoked certificates.
     """
-    path, listed = card_of(model), trusted / LIST_FILE
-    ours = authority.read(trusted / AUTHORITY_FILE if trusted.is_dir() else trusted)
+    path, is_kit = card_of(model), trusted.is_dir()
+    ours = credentials_of(trusted, read_site(trusted)) if is_kit else Credentials(trusted, trusted, trusted)
     try:
         tree = read_json(path)
     except (OSError, ValueError) as error:
         raise DeployError(f"{path}: there is no card that can be read; ask for both files again") from error
     card = parse_settings(Card, tree, f"{path}: ")
     pem = card.certificate.encode()
-    signer = authority.read_identity(pem, f"{path}: certificate")
+    signer = ours.identify(card.site, pem, f"{path}: certificate of {quoted(card.site)}")
     who = quoted(signer.name)
-    if not authority.is_signed_by(pem, ours, f"{path}: certificate"):
-        raise DeployError(f"{path}: {who} is no site of this federation: {trusted} did not sign its certificate")
     if not _is_signature(card.signature, _signed(tree), pem):
         raise DeployError(f"{path}: the card was changed after {who} signed it; ask for both files again")
-    if (card.site, card.federation) != (signer.name, signer.federation) or not _may_give(card.site, card.model):
+    if (card.site, card.federation) != (signer.name, signer.federation or card.federation) or not _may_give(
+        card.site, card.model
+    ):
         raise DeployError(f"{path}: {who} signed for {quoted(card.site)} a model of {quoted(card.model)}; it must not")
     if not signer.begins <= card.written < signer.expires:
         raise DeployError(f"{path}: the certificate of {who} was not valid when the card was signed; ask for a new one")
-    if listed.exists() and signer.serial in authority.read_revoked(authority.read(listed), ours, str(listed)).serials:
+    if signer in Revoked(ours):
         raise DeployError(f"{path}: {who} was revoked; do not use the model")
     if _digest(model) != card.sha256:
         raise DeployError(f"{model}: it is cut short or was changed: its SHA-256 is not that of its card")
@@ -129,13 +125,10 @@ def _signed(tree: Mapping[str, Any]) -> bytes:
 
 
 def _is_signature(signature: str, content: bytes, pem: bytes) -> bool:
-    key = x509.load_pem_x509_certificate(pem).public_key()
     try:
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        key.verify(base64.b64decode(signature, validate=True), content, ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, binascii.Error, ValueError, AssertionError):
+        return authority.is_signature(base64.b64decode(signature, validate=True), content, pem)
+    except binascii.Error:
         return False
-    return True
 
 
 def _digest(path: Path) -> str:

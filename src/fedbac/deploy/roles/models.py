@@ -69,7 +69,7 @@ class SiteModels:
         """Return the models of these clients, who are at an edge."""
         charter, method = self.charter, self.charter.experiment.method
         here = list(self.clients)
-        sizes, held = np.array(charter.size_N)[here], np.array(charter.validation_N)[here]
+        sizes, held = (np.array(charter.held(split))[here] for split in ("train", "validation"))
         return Models(
             scheme=method.personalization,
             network=charter.network,
@@ -122,7 +122,7 @@ def kept_models(state: Path, edge: int, client: int | None) -> tuple[Charter, Mo
         if hashlib.sha256(content).digest() != digest:
             raise WireError("its hash is another")
         message = decode(content, ("model",))
-        charter = read_charter(str(message.head.get("charter")))
+        charter = read_charter(str(message.head.get("charter")), {})
         clients = charter.clients[edge] if client is None else (client,)
         return charter, read_models(message, charter, clients).models(edge)
     except (WireError, SiteError, IndexError) as error:
