@@ -33,8 +33,13 @@ PAIRED = "tests/test_report.py::test_a_leader_is_ahead_by_twice_what_the_gap_var
 UNPAIRED = "tests/test_report.py::test_a_leader_of_other_seeds_is_ahead_by_both_spreads"
 CLOUD_SECONDS = "tests/unit/test_world.py::test_a_round_also_takes_what_the_links_to_the_cloud_take"
 REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rejoined_does_not_count"
+NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
 MUTANTS = {
+    "who keeps a network that follows another is not sent that": Mutant(
+        "rounds/record.py", "measured = with_leaders(scheme, measured)", "pass",
+        f"{NEVER_CHOSEN}[clients that were never chosen, and follow everybody]",
+    ),
     "measured networks at the codec's price": Mutant(
         "core/links.py", 'self.chain(direction).codec if purpose == "train" else None',
         "self.chain(direction).codec", CODECS,

@@ -170,7 +170,7 @@ def bench() -> Iterator[Bench]:
 
 
 def _kind(data: bytes) -> str:
-    every = ("enroll", "begin", "train", "measure", "relay", "fit", "evaluate")
+    every = ("enroll", "begin", "train", "measure", "model", "relay", "fit", "evaluate")
     return decode(data, every).kind
 
 

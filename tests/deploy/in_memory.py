@@ -21,6 +21,7 @@ from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
 
 CPU = Runtime(device="cpu", workers=1)
+ELSEWHERE = Runtime(engine="federation", device="cpu", workers=1)
 Answer = Callable[[bytes, threading.Event], bytes]
 
 
@@ -152,9 +153,12 @@ class MemoryFederation:
     ) -> Generator[dict[str, Any], None, Run]:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
-        if folder is not None:
-            return play_soundly(enrolled, lambda: remote or self.connect(enrolled), CPU, RunFolder(folder))
-        return conduct(self.experiment, enrolled, remote or self.connect(enrolled), CPU)
+        edges = remote or self.connect(enrolled)
+        if folder is None:
+            return conduct(self.experiment, enrolled, edges, ELSEWHERE)
+        folder.mkdir(exist_ok=True)
+        enrolled.save(folder)
+        return play_soundly(enrolled, lambda: edges, ELSEWHERE, RunFolder(folder))
 
     def run(
         self,
@@ -162,8 +166,12 @@ class MemoryFederation:
         enrolled: Enrolled | None = None,
         remote: RemoteEdges | RemoteClients | None = None,
     ) -> Run:
-        """Play the whole run."""
-        return finish(self.play(folder, enrolled, remote))
+        """Play the whole run, and hand out its models."""
+        enrolled = enrolled or self.enrol()
+        remote = remote or self.connect(enrolled)
+        run = finish(self.play(folder, enrolled, remote))
+        remote.hand_out(run.models)
+        return run
 
 
 def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: Sequence[Any] = ()) -> dict[str, Any]:

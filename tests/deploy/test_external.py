@@ -5,7 +5,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki.authority import key_pem
+from fedbac.deploy.pki.cards import card_of, verify, write_card
 from fedbac.deploy.pki.kits import FederationFolder, Kit, credentials_of
 from fedbac.deploy.pki.requests import install, request
 from fedbac.deploy.settings import CLOUD, FederationConfig, parse_settings
@@ -370,3 +371,32 @@ def test_a_missing_file_is_named_and_show_says_whose_certificates_are_elsewhere(
     assert f"Left out, as revoked: {CLIENT}" in fedbac("federation", "renew", "clinic")
     (clinic.path / "hospital-a.pem").unlink()
     assert "hospital-a.pem: the file is missing" in fedbac("federation", "renew", "clinic", code=2)
+
+
+def test_a_site_signs_its_models_with_a_key_of_its_organization(
+    clinic: FederationFolder, stranger: Organization, tmp_path: Path
+) -> None:
+    model, kit, cloud = tmp_path / "model.pt2", clinic.kit(EDGE), clinic.kit(CLOUD)
+    model.write_bytes(b"weights")
+    said = {"model": EDGE, "method": "fed-bac", "round": 1, "rounds": 2, "run": "0" * 16, "charter": "0" * 16}
+    said |= {"data": "0" * 16, "shape": (2,), "dtype": "float32", "classes": 2, "fedbac": "1", "torch": "2"}
+    write_card(Kit.load(kit), model, said)
+    assert verify(model, cloud).site == EDGE
+    with pytest.raises(DeployError, match=r"of 'edge-0': .*no one site|did not sign"):
+        verify(model, cloud / "ca.crt")  # our authority alone does not know the organization
+    card = card_of(model)
+    card.write_text(card.read_text().replace('"round": 1', '"round": 2'))
+    with pytest.raises(DeployError, match="the card was changed after 'edge-0' signed it"):
+        verify(model, cloud)
+    stranger.certified(kit, NAMES[EDGE])
+    write_card(
+        replace(
+            Kit.load(clinic.kit(OTHER)),
+            key=(kit / "site.key").read_bytes(),
+            certificate=(kit / "site.crt").read_bytes(),
+        ),
+        model,
+        said | {"site": EDGE},
+    )
+    with pytest.raises(DeployError, match="did not sign it"):
+        verify(model, cloud)

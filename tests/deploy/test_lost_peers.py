@@ -289,7 +289,7 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
     "negative bytes": (lambda m: report(m, traffic={"entries": {"client-up-train": -1}}), "client-up-train is -1"),
     "bytes of no link": (lambda m: report(m, traffic={"entries": {"moon-up-train": 1}}), "traffic/entries holds"),
-    "no losses": (lambda m: again(m, report__told_N__loss=None), "report/statistic_N holds []; it must hold ['loss']"),
+    "no losses": (lambda m: again(m, report__statistic_N__loss=None), "report/statistic_N holds []; it must hold ['loss']"),
     "updates that nobody wanted": (
         lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),

@@ -38,7 +38,7 @@ NOISY = (
 ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
-    "measure", "measured", "relay", "relayed", "absent", "forgotten", "roster",
+    "measure", "measured", "model", "relay", "relayed", "absent", "forgotten", "roster",
 )  # fmt: skip
 
 CASES: dict[str, tuple[Any, ...]] = {
@@ -48,6 +48,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no edges between": ("fedavg",),
     "a head that the edge keeps": ("fedper",),
     "a network that the client keeps, and that follows everybody's": ("ditto",),
+    "clients that were never chosen, and follow everybody": ("ditto", "method.selection.fraction=0.4"),
     "a blend that only the client makes": ("apfl",),
     "steps of a blend, and momentum that stays": ("apfl", PERSIST),
     "steps of a proximal problem": ("pfedme",),

@@ -8,7 +8,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_notes
-from fedbac.core.parts import Parts, judged_parts, measured_parts
+from fedbac.core.parts import Parts, judged_parts, measured_parts, with_leaders
 from fedbac.core.policies import Believing, Noting
 from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
@@ -37,6 +37,8 @@ def score(
     by_site = experiment.evaluation.point == "edge_model"
     apart = by_clients(experiment.method)
     if apart or not edges.keeps.isdisjoint(scheme.parts[part].scope for part in measured):
+        if edges.keeps:
+            measured = with_leaders(scheme, measured)
         banks = [
             {
                 part: report.bank[part] if by_site else trees.select(state.parts[part], own[part].owner_R)

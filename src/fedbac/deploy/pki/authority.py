@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, Self
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from filelock import FileLock, Timeout
 from pydantic import AwareDatetime, Field
@@ -420,6 +420,26 @@ def fits(key: PrivateKey, pem: bytes, source: str) -> bool:
     """Whether a private key is that of a certificate."""
     with readable(source, "certificate"):
         return key.public_key() == x509.load_pem_x509_certificate(pem).public_key()
+
+
+def sign(key: PrivateKey, content: bytes) -> bytes:
+    """Return the signature of a site's key, with SHA-256."""
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(content, padding.PKCS1v15(), hashes.SHA256())
+    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signature(signature: bytes, content: bytes, pem: bytes) -> bool:
+    """Whether the key of a certificate made a signature."""
+    key = public_key_of(pem, "certificate")
+    try:
+        if isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, content, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def is_strong(key: object) -> bool:

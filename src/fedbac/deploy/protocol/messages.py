@@ -62,6 +62,14 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     "update": {"trained": Trained},
     "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...]},
     "evaluation": {"measured": Measured},
+    # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
+    # then with the parts that the site owns, and with the text of the charter instead of its hash.
+    "model": {
+        "charter": str,
+        "round": int,
+        "bank": Some[AnyNumber[Parts]],
+        "row_N": Some[AnyNumber[Mapping[str, IntArray]]],
+    },
     # What an owner keeps for itself, on its own disk.
     "version": {
         "parts": Unchecked[Parts],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.deploy.models import cloud_models
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.handshake import check_hello, welcome
 from fedbac.deploy.protocol.messages import sent
@@ -26,6 +27,11 @@ from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, differences
+
+LINKS_BACK = 3
+"""Heartbeats in which edges have dialled again, where the cloud of a finished run is started once more."""
+SECONDS_APART = 600.0
+"""Between two times that models are handed out before the run ends."""
 
 log = logging.getLogger("fedbac")
 
@@ -68,24 +74,30 @@ class Cloud:
                 enrolled.save(self.folder.path)
                 connect = partial(self._connect, enrolled, children)
                 playing = play_soundly(enrolled, connect, self.runtime, self.folder, self.overwrite, self.stop)
-                return (yield from self._followed(playing, board, children))
+                return (yield from self._followed(playing, board, children, enrolled))
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
 
     def _followed(
-        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
+        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children, enrolled: Enrolled
     ) -> Generator[dict[str, Any], None, Run]:
         self._pass_list_on(children)
+        handed = time.monotonic()
         while True:
             try:
                 record = next(playing)
             except StopIteration as done:
                 run: Run = done.value
+                if self.remote is not None and run.models.round:
+                    self.remote.hand_out(run.models, patience=LINKS_BACK * self.kit.site.deploy.heartbeat)
                 board.say(doing="finished" if not self.stop.wanted else "stopped")
                 return run
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
             self._pass_list_on(children)
+            if self.remote is not None and time.monotonic() - handed >= SECONDS_APART:
+                self.remote.hand_out(cloud_models(self.folder.path, enrolled))
+                handed = time.monotonic()
             yield record
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:

@@ -32,6 +32,7 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
+from fedbac.deploy.roles.models import read_models
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, DeployError
 from fedbac.files import make_folder, remove, write_whole
@@ -85,7 +86,7 @@ class LocalState:
         return found
 
 
-KINDS = ("enroll", "begin", "fit", "evaluate")
+KINDS = ("enroll", "begin", "fit", "evaluate", "model")
 
 log = logging.getLogger("fedbac")
 
@@ -122,6 +123,8 @@ class DataHolder:
             return self._begin(message)
         if self.charter is None or message.head.get("charter") != self.charter.id:
             return STRANGER  # whoever asks hands over the charter first, and asks again
+        if message.kind == "model":
+            return self._model(message)
         with one_thread():
             if message.kind == "evaluate":
                 return self._evaluate(message)
@@ -264,6 +267,12 @@ class DataHolder:
         check_rows(request.row_V, request.bank)
         (measured,) = self.trainer.evaluate([request])
         return sent("evaluation", measured=measured)
+
+    def _model(self, message: Message) -> bytes:
+        """Keep the client's model of a round, with what it owned then."""
+        models = read_models(message, self.terms, (self.number,), "client")
+        models.with_own("client", self.number, self._kept((models.round + 1, 0))["parts"]).keep(self.state)
+        return sent("ready")
 
     def _at_rest(self, bank: Parts) -> Parts:
         """Return momentum of zero, for what is trained."""

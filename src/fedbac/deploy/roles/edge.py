@@ -32,6 +32,7 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import DataHolder, LocalState
+from fedbac.deploy.roles.models import read_models
 from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig
@@ -150,7 +151,7 @@ class OrderHandler:
                 return report
 
 
-KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
+KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
 
 EDGE = "edge"
 """In a relay, the edge itself instead of a client."""
@@ -238,6 +239,8 @@ class Edge:
             return STRANGER
         if message.kind == "relay":
             return self._relay(message, reach)
+        if message.kind == "model":
+            return self._model(message, handler, reach)
         try:
             said = (
                 self._train(message, handler, gone)
@@ -341,6 +344,17 @@ class Edge:
         for wanted in order.wanted:
             check_rows(wanted.row_V, order.bank, order.kept)
         return sent("measured", report=handler.measure(order, round_, gone), present=self._present())
+
+    def _model(self, message: Message, handler: OrderHandler, reach: EdgeReach) -> bytes:
+        """Keep the models of a round, and pass on to every client its own."""
+        charter = handler.charter
+        models = read_models(message, charter, charter.clients[reach.edge], "edge", "client")
+        kept = handler.local_state.before((models.round + 1, 0)) or {"parts": {}}
+        models = models.with_own("edge", handler.site.index, kept["parts"])
+        models.keep(self.state)
+        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in models.clients})
+        reach.note(reasons)
+        return sent("ready")
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
         """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""

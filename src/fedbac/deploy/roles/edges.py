@@ -13,7 +13,7 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.links import Ledger
-from fedbac.core.parts import Scope, running_phases
+from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
@@ -23,12 +23,15 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
 from fedbac.deploy.roles.edge import EDGE, OrderHandler
+from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.runs.models import Models
 
+LOOK = 0.1
 AGAIN, LONGEST = 0.5, 10.0
 """Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
 REQUESTS = 4
@@ -52,7 +55,7 @@ class Remote:
     """What both kinds of federations have in common: who is there, and waiting for more."""
 
     device = torch.device("cpu")
-    keeps: frozenset[Scope] = frozenset({"edge", "client"})
+    keeps = ELSEWHERE
 
     def __init__(
         self,
@@ -129,6 +132,20 @@ class Remote:
             if before.get(name) != why:
                 log.warning("round %d: %s: %s", self.round, name, why)
         return reports
+
+    def hand_out(self, models: Models, patience: float = 0.0) -> None:
+        """Give every edge its models, for itself and its clients to keep; who is not there in time gets none."""
+        over = time.monotonic() + patience
+        while len(self.children.present()) < len(self.charter.clients) and time.monotonic() < over:
+            if self.stopped():
+                break
+            time.sleep(LOOK)
+        messages = {
+            edge_name(m): models_of_edge(models, self.charter, m).message(self.charter.id)
+            for m in range(len(self.charter.clients))
+        }
+        _, reasons = self.caller.ask(messages, self.patience)
+        self.silences.note(messages, reasons, f"the models of round {models.round}: ")
 
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""

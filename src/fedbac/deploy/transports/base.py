@@ -100,7 +100,7 @@ LOOKED_AT = 256
 """Bytes at the beginning of a message, within which it says its kind."""
 KINDS = {
     *("enroll", "facts", "roster", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
-    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation"),
+    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation", "model"),
 }
 """Those that are told apart: a child cannot make its parent remember others."""
 
