@@ -122,8 +122,12 @@ def test_the_rounds_run_without_a_column_in_memory() -> None:
 
 
 def test_only_the_command_deploys() -> None:
-    """Runs on one machine need none of it, nor its extra."""
-    assert {unit for unit, others in graph().items() if "deploy" in others} <= {"cli"}
+    """Runs on one machine need none of it, nor its extra; who loads the run of a federation needs its charter."""
+    assert {unit for unit, others in graph().items() if "deploy" in others} <= {"cli", "api"}
+    for file in (ROOT / "api").glob("*.py"):
+        assert not {name for name in imports(file) if name.startswith("fedbac.deploy.")} - {
+            "fedbac.deploy.models.cloud_models"
+        }
 
 
 RULES = {"cfl", "credit", "ditto", "fedavg", "fedper", "fedprox", "hierfavg", "ifca", "linucb", "overfit", "thompson"}

@@ -36,8 +36,13 @@ REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rej
 ROLLBACK = "tests/deploy/test_rollback.py"
 OLD_BACKUP = "test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing"
 LOST_STATE = "test_a_site_that_lost_its_state_stops_the_run_until_it_is_back"
+NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
 MUTANTS = {
+    "who keeps a network that follows another is not sent that": Mutant(
+        "rounds/record.py", "measured = with_leaders(scheme, measured)", "pass",
+        f"{NEVER_CHOSEN}[clients that were never chosen, and follow everybody]",
+    ),
     "measured networks at the codec's price": Mutant(
         "core/links.py", 'self.chain(direction).codec if purpose == "train" else None',
         "self.chain(direction).codec", CODECS,

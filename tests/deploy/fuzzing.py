@@ -29,6 +29,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients
 from fedbac.deploy.roles.edges import RelayReach, RemoteEdges, lost_measurements, lost_report
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
+from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant
@@ -139,8 +140,10 @@ class Spied(MemoryChildren):
         super().__init__(children.answers)
         self.heard: dict[str, list[tuple[str, bytes, bytes]]] = {}
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
-        answers, reasons = super().call(messages, deadline)
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, reasons = super().call(messages, deadline, limit)
         for name, answer in answers.items():
             kind = _kind(messages[name])
             found = self.heard.setdefault(kind, [])
@@ -167,7 +170,7 @@ def bench() -> Iterator[Bench]:
 
 
 def _kind(data: bytes) -> str:
-    every = ("enroll", "begin", "train", "measure", "relay", "fit", "evaluate")
+    every = ("enroll", "begin", "train", "measure", "model", "relay", "fit", "evaluate")
     return decode(data, every).kind
 
 
@@ -291,7 +294,8 @@ def _at_edge(federation: MemoryFederation, enrolled: Enrolled, kind: str) -> Ite
         def read(changed: bytes, edge: Any = edge, gone: MemoryChildren = gone) -> bytes:
             if edge.handler is None or edge.handler.charter is not enrolled.charter or edge.children is not gone:
                 edge.children = gone
-                edge.answer(sent("begin", charter=enrolled.charter.text), threading.Event())
+                known = enrolled.charter.known_to(edge.site.name)
+                edge.answer(sent("begin", charter=enrolled.charter.text, known=known), threading.Event())
                 edge.handler.charter = enrolled.charter
                 if edge.holder is not None:
                     edge.holder.charter = enrolled.charter

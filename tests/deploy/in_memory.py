@@ -10,15 +10,18 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
+from fedbac.deploy.roles.cloud import play_soundly
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
+from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
 
 CPU = Runtime(device="cpu", workers=1)
+ELSEWHERE = Runtime(engine="federation", device="cpu", workers=1)
 Answer = Callable[[bytes, threading.Event], bytes]
 
 
@@ -36,7 +39,9 @@ class MemoryChildren:
     def seen(self) -> dict[str, float]:
         return dict.fromkeys(self.present(), 0.0)
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
         answers, reasons = {}, {}
         for name, message in messages.items():
             if name in self.lost:
@@ -44,8 +49,11 @@ class MemoryChildren:
                 continue
             self.bytes_down += len(message)
             try:
-                answers[name] = self.answers[name](message, threading.Event())
-                self.bytes_up += len(answers[name])
+                answer = self.answers[name](message, threading.Event())
+                if len(answer) > limit:
+                    raise ValueError(f"an answer of {len(answer):,} bytes, where {limit:,} are allowed")
+                answers[name] = answer
+                self.bytes_up += len(answer)
             except Exception as error:
                 reasons[name] = f"{type(error).__name__}: {error}"
         return answers, reasons
@@ -147,9 +155,12 @@ class MemoryFederation:
     ) -> Generator[dict[str, Any], None, Run]:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
-        to = None if folder is None else RunFolder(folder)
         edges = remote or self.connect(enrolled, folder)
-        return conduct(self.experiment, enrolled, edges, CPU, folder=to)
+        if folder is None:
+            return conduct(self.experiment, enrolled, edges, ELSEWHERE)
+        folder.mkdir(exist_ok=True)
+        enrolled.save(folder)
+        return play_soundly(enrolled, lambda: edges, ELSEWHERE, RunFolder(folder))
 
     def run(
         self,
@@ -157,8 +168,12 @@ class MemoryFederation:
         enrolled: Enrolled | None = None,
         remote: RemoteEdges | RemoteClients | None = None,
     ) -> Run:
-        """Play the whole run."""
-        return finish(self.play(folder, enrolled, remote))
+        """Play the whole run, and hand out its models."""
+        enrolled = enrolled or self.enrol()
+        remote = remote or self.connect(enrolled, folder)
+        run = finish(self.play(folder, enrolled, remote))
+        remote.hand_out(run.models)
+        return run
 
 
 def cut(dataset: Dataset, shards: Shards, tests_at: str = "edge", client_test: Sequence[Any] = ()) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import grpc
 from fedbac.deploy.pki.authority import Authority
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.settings import Role
-from fedbac.deploy.transports.base import Answer
+from fedbac.deploy.transports.base import ROOM, Answer
 from fedbac.deploy.transports.frames import HEADER, Kind, framed
 from fedbac.deploy.transports.grpc import GrpcChildren, GrpcParent
 from fedbac.deploy.transports.grpc.common import METHOD, SITE
@@ -25,7 +25,7 @@ HEARTBEAT = 2.0
 """Long enough that a busy machine makes nobody silent."""
 QUICK = 0.3
 """For tests in which somebody falls silent."""
-LIMIT = 32 * 1024 * 1024
+LIMIT = ROOM
 EDGE = "edge-0"
 CHILDREN = tuple(f"edge-0-client-{number}" for number in range(4))
 FIRST, SECOND, THIRD = CHILDREN[:3]

@@ -7,7 +7,19 @@ from typing import Any
 
 LENGTH = 8
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1}
-KINDS = ("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation", "begin", "facts")
+KINDS = (
+    "train",
+    "trained",
+    "measure",
+    "measured",
+    "fit",
+    "update",
+    "evaluate",
+    "evaluation",
+    "begin",
+    "facts",
+    "model",
+)
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 7, 2**31, 2**53 + 1, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e308, "", "x", "1e999",
     "cloud", "global/0.weight", "\x00", "ä", [], {}, [0], [[0]], ["x"], [None], {"x": 1}, [0, 0], [2**70], "9" * 5000,

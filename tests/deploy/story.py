@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedbac.cli.deploying import described
+from fedbac.deploy.models import give
 from fedbac.deploy.roles.status import read_status
 from fedbac.deploy.trial import Trial
 from fedbac.report.following import Follower
@@ -57,8 +60,7 @@ class Story(ABC):
             self.more_happens()
             self.the_cloud_is_killed_and_resumes()
             self.a_client_is_revoked()
-            self.trial.processes["cloud"].send_signal(signal.SIGTERM)
-            assert self.trial.processes["cloud"].wait(self.patience) == 130  # it saved the round in hand and stopped
+            self.the_cloud_stops_and_hands_out_models(CLIENT)
         assert [record["round"] for record in self.records] == list(range(1, len(self.records) + 1))
         assert len(RunFolder(self.trial.run).read().records) == len(self.records)
         self.no_secret_is_written()
@@ -151,6 +153,23 @@ class Story(ABC):
         alone = len(self.records)
         self.until("more rounds", lambda: len(self.records) >= alone + 10)
         assert all(NUMBER not in record["selected"][1] for record in self.records[alone:])
+
+    def the_cloud_stops_and_hands_out_models(self, *revoked: str) -> None:
+        """It saves the round in hand, and every site that it can reach has its model of that round."""
+        self.trial.processes["cloud"].send_signal(signal.SIGTERM)
+        assert self.trial.processes["cloud"].wait(self.patience) == 130
+        for name, site in self.trial.sites.items():
+            if name == "cloud" or name in revoked:
+                continue
+            found = give(site, self.trial.state(name), None, None)
+            assert (found.said["round"], found.said["model"]) == (len(self.records), name)
+            parent = site.parent
+            assert parent is not None
+            if parent == "cloud" and any(spec.scope == "edge" for spec in found.model.scheme.parts.values()):
+                continue  # which the cloud does not have
+            above = self.trial.run if parent == "cloud" else self.trial.state(parent)
+            expected = give(self.trial.sites[parent], above, site.edge, None).model.state_dict()
+            assert all(torch.equal(value, expected[key]) for key, value in found.model.state_dict().items())
 
     def no_secret_is_written(self) -> None:
         secrets = [path.read_text().splitlines()[1] for path in self.clinic.folder.path.rglob("*.key")]

@@ -35,7 +35,10 @@ from tests.deploy.in_memory import MemoryChildren
 from tests.test_cli import SMALL, Shell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "docs" / name for name in ("deploy.md", "deploy-data.md", "deploy-operations.md", "threat-model.md")]
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("deploy", "deploy-data", "deploy-keys", "deploy-operations", "threat-model")
+]
 NOW = 1_000_000.0
 CLOUD_STATUS: dict[str, Any] = {
     "site": "cloud",
@@ -141,7 +144,7 @@ def test_an_expired_kit_says_what_to_do(fedbac: Shell, clinic: FederationFolder)
     (clinic.kit("edge-0") / "site.crt").write_bytes(pair.certificate)
     said = refused(fedbac, "edge", str(clinic.kit("edge-0")))
     assert "the certificate expired on" in said
-    assert "ask whoever keeps the authority for a new kit (fedbac federation renew)" in said
+    assert "have it renewed (fedbac federation renew), and install it or copy the new kit" in said
 
 
 @pytest.mark.parametrize("command", [["cloud", "KIT"], ["edge", "KIT"], ["client", "KIT", "--data", "x.npz"], ["try"]])
@@ -199,7 +202,7 @@ def test_a_site_that_cannot_write_its_status_stops_listening(
         def close(self) -> None:
             closed.append(role)
 
-    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--keys")
     folder = FederationFolder.load(tmp_path / "hospital")
     state = tmp_path / "state"
     state.write_text("no folder")
@@ -219,7 +222,7 @@ def test_waiting_for_the_first_round_is_no_trouble(
     fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="fedbac")
-    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--keys")
     kit = Kit.load(FederationFolder.load(tmp_path / "hospital").kit("cloud"))
     cloud = Cloud(kit, RunFolder(tmp_path / "run"), Runtime())
     monkeypatch.setattr("fedbac.deploy.roles.cloud.children_of", lambda *given: Counted(MemoryChildren({})))

@@ -57,6 +57,7 @@ def test_the_first_rounds_over_grpc_are_the_simulators(method: str, more: dict[s
     expected = story.clinic.simulated(3)
     with story.trial.running():
         story.rounds_are(expected)
+        story.the_cloud_stops_and_hands_out_models()
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fedbac.config.experiment import Runtime
+from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.pki.kits import FederationFolder, Kit
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import hello
@@ -28,7 +29,6 @@ from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, Federa
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.connect import children_of
 from fedbac.deploy.transports.frames import Assembler, Kind, Outbox, Packet
-from fedbac.deploy.transports.grpc import children as grpc_children
 from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
 from fedbac.deploy.transports.pipes import OK, send
 from fedbac.deploy.trial import free_ports
@@ -191,10 +191,10 @@ def test_a_welcome_that_is_turned_down_is_not_explained_to_the_parent(
 def test_a_mistake_of_the_parent_is_not_told_to_whoever_dials(
     identities: Identities, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read_identity(*said: Any) -> Any:
+    def identify(*said: Any) -> Any:
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr(grpc_children, "read_identity", read_identity)
+    monkeypatch.setattr(Credentials, "identify", identify)
     with edge(identities) as parent, Hostile(identities.of(FIRST), parent.address, FIRST) as hostile:
         error = hostile.end()
     assert (error.code(), error.details()) == (grpc.StatusCode.PERMISSION_DENIED, "the certificate cannot be used")

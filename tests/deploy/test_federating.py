@@ -32,8 +32,10 @@ def refused(fedbac: Shell, *words: str) -> str:
 
 
 def test_init_and_show(fedbac: Shell, tmp_path: Path) -> None:
-    said = fedbac("federation", "init", "hospital", *SIZES, "--set", "task.rounds=9", "--set", "deploy.deadline=60")
-    assert "a cloud, 2 edges and 5 clients. Certificates are good for 90 days." in said
+    settings = ["--set", "task.rounds=9", "--set", "deploy.deadline=60"]
+    said = fedbac("federation", "init", "hospital", *SIZES, "--keys", *settings)
+    assert "a cloud, 2 edges and 5 clients." in said
+    assert "good for 90 days. You hold the keys of these sites" in said
     folder = FederationFolder.load(tmp_path / "hospital")
     assert folder.config.name == "hospital"
     assert [edge.clients for edge in folder.config.edges] == [2, 3]
@@ -73,7 +75,7 @@ def test_hosts_and_ports(fedbac: Shell, tmp_path: Path) -> None:
 
 
 def test_revoke_renew_and_show(fedbac: Shell, tmp_path: Path) -> None:
-    fedbac("federation", "init", "hospital", *SIZES)
+    fedbac("federation", "init", "hospital", *SIZES, "--keys")
     name = "edge-0-client-1"
     said = fedbac("federation", "revoke", "hospital", name)
     assert f"{name} is revoked" in said
@@ -95,7 +97,7 @@ def test_revoke_renew_and_show(fedbac: Shell, tmp_path: Path) -> None:
 
 
 def test_a_list_is_signed_though_the_kits_have_gone_to_their_machines(fedbac: Shell, tmp_path: Path) -> None:
-    fedbac("federation", "init", "hospital", *SIZES)
+    fedbac("federation", "init", "hospital", *SIZES, "--keys")
     (tmp_path / "hospital" / "kits").rename(tmp_path / "elsewhere")
     fedbac("federation", "revoke", "hospital", "edge-0")
     assert FederationFolder.load(tmp_path / "hospital").authority.revoked().serials
@@ -124,6 +126,7 @@ def test_a_list_is_signed_though_the_kits_have_gone_to_their_machines(fedbac: Sh
         ([*SIZES, "--host", "a b"], "cloud.address: 'a b:8443' is no address"),
         ([*SIZES, "--port", "65534"], "--port: 65534 is not allowed; give one from 1 to 65533"),
         ([*SIZES, "--days", "0"], "--days: 0 is not allowed"),
+        ([*SIZES, "--days", "9"], "--days: certificates are made later; give it to fedbac federation sign"),
     ],
 )
 def test_init_refuses_what_cannot_be_and_leaves_nothing(
@@ -146,7 +149,7 @@ def test_init_refuses_folders_that_are_in_use_or_have_no_plain_name(fedbac: Shel
 def test_commands_refuse_unknown_folders_and_sites(fedbac: Shell, tmp_path: Path) -> None:
     for words in (["show", "nowhere"], ["renew", "nowhere"], ["revoke", "nowhere", "edge-0"]):
         assert "nowhere: there is no federation.yaml" in refused(fedbac, *words)
-    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1")
+    fedbac("federation", "init", "hospital", "--edges", "1", "--clients", "1", "--keys")
     keys = {key: key.read_bytes() for key in (tmp_path / "hospital").rglob("*.key")}
     assert "unknown site 'edge-7'" in refused(fedbac, "renew", "hospital", "edge-0", "edge-7")
     assert "--days: 4000 is not allowed" in refused(fedbac, "renew", "hospital", "--days", "4000")
@@ -174,7 +177,7 @@ def test_no_key_is_ever_said_or_written_anywhere_else(fedbac: Shell, tmp_path: P
             secrets.update({*pem.decode().splitlines()[1:-1], raw.hex(), str(number), base64.b64encode(raw).decode()})
 
     for words in (
-        ["init", "hospital", *SIZES],
+        ["init", "hospital", *SIZES, "--keys"],
         ["show", "hospital"],
         ["renew", "hospital"],
         ["revoke", "hospital", "edge-0"],

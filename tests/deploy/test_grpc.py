@@ -75,11 +75,23 @@ def test_hello_and_welcome_reach_the_other_side(identities: Identities) -> None:
 
 def test_a_large_message_travels_both_ways(identities: Identities) -> None:
     message = os.urandom(MEBIBYTE) * 20
-    with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST):
+    most = len(message)
+    with edge(identities, limit=most) as parent, child(identities.of(FIRST), parent.address, FIRST, limit=most):
         parent.wait_for(FIRST)
-        answers, reasons = parent.children.call({FIRST: message}, PATIENCE)
+        answers, reasons = parent.children.call({FIRST: message}, PATIENCE, most)
     assert reasons == {}
     assert answers[FIRST] == message
+
+
+def test_an_answer_longer_than_its_request_allows_ends_the_link(identities: Identities) -> None:
+    """However much other messages may have: three children must not make their parent hold three of the longest."""
+    with edge(identities) as parent, child(identities.of(FIRST), parent.address, FIRST):
+        parent.wait_for(FIRST)
+        assert parent.children.call({FIRST: bytes(1000)}, PATIENCE, 1000)[1] == {}
+        reasons = parent.children.call({FIRST: bytes(1001)}, PATIENCE, 1000)[1]
+        assert reasons == {FIRST: "sent an ANSWER of 1,001 bytes, where 1,000 are allowed"}
+        parent.wait_for(FIRST)
+        assert parent.children.call({FIRST: bytes(1001)}, PATIENCE)[1] == {}
 
 
 def test_what_is_too_large_is_a_reason_and_not_sent(identities: Identities) -> None:
@@ -100,7 +112,7 @@ def test_what_is_too_large_is_a_reason_and_not_sent(identities: Identities) -> N
 
 def test_a_hello_that_is_too_large_is_an_error_of_the_child(identities: Identities) -> None:
     parent = GrpcParent("127.0.0.1:1", EDGE, FIRST, identities.of(FIRST), heartbeat=1, limit=10 * LARGEST_HELLO)
-    with pytest.raises(DeployError, match="the hello has 16,777,217 bytes; 16,777,216 are allowed"):
+    with pytest.raises(DeployError, match="the hello has 65,537 bytes; 65,536 are allowed"):
         parent.serve(lambda: bytes(LARGEST_HELLO + 1), lambda welcome: None, echo, threading.Event())
 
 

@@ -83,6 +83,8 @@ LIES: dict[str, Callable[[Message], bytes]] = {
     "infinite weights": filled(float("inf")),
     "a loss that is not finite": lambda m: again(m, trained__loss_C=np.array([np.nan])),
     "no loss": lambda m: again(m, trained__loss_C=None),
+    "a loss below zero": lambda m: again(m, trained__loss_C=np.array([-1e300])),
+    "a loss beyond all measure": lambda m: again(m, trained__loss_C=np.array([1e300])),
     "a loss of another type": lambda m: again(m, trained__loss_C=np.array([1.0], dtype=np.float32)),
     "another kind": lambda m: encode("evaluation", m.head, m.tensors),
     "no message": lambda m: b"x" * 100,
@@ -100,7 +102,7 @@ def test_a_client_that_lies_has_failed(lie: str, tmp_path: Path) -> None:
     assert (record["selected"][0], record["failed"], record["absent"]) == ([0, 1], [0], [])
     silent, enrolled = begun(tmp_path / "silent", "hierfavg", rounds=1)
     lies(silent, FIRST, "update", raises)
-    assert without([record]) == without(played(silent, enrolled))
+    assert without([record], "reasons") == without(played(silent, enrolled))
 
 
 @pytest.mark.parametrize("method", first(2, ["fedavg", "ditto", "oort", "cfl-clients", "phe-fl-kd"]))
@@ -123,6 +125,7 @@ FINDINGS: dict[str, dict[str, Any]] = {
     "an accuracy beyond 1": {"accuracy_VG": np.array([[1.5]])},
     "no accuracy": {"accuracy_VG": np.array([[np.nan]])},
     "of another shape": {"loss_VG": np.zeros((3, 3))},
+    "a loss below zero": {"loss_VG": np.array([[-1e300]])},
 }
 
 
@@ -290,11 +293,17 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "networks that are not finite": (filled(float("nan")), "not finite"),
     "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more examples"),
     "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "or not from 0"),
+    "a loss below zero": (lambda m: report(m, loss=-1e300), "losses that cannot be"),
+    "losses beyond all measure": (
+        lambda m: again(m, report__statistic_N__loss=np.full(2, 1e300)), "losses that cannot be",
+    ),
     "clients of another edge": (lambda m: report(m, selected=[2, 3]), "report/selected is"),
     "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
     "negative bytes": (lambda m: report(m, traffic={"entries": {"client-up-train": -1}}), "client-up-train is -1"),
     "bytes of no link": (lambda m: report(m, traffic={"entries": {"moon-up-train": 1}}), "traffic/entries holds"),
-    "no losses": (lambda m: again(m, report__told_N__loss=None), "report/statistic_N holds []; it must hold ['loss']"),
+    "no losses": (
+        lambda m: again(m, report__statistic_N__loss=None), "report/statistic_N holds []; it must hold ['loss']",
+    ),
     "updates that nobody wanted": (
         lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),
@@ -315,7 +324,15 @@ def test_an_edge_that_lies_is_absent(lie: str, tmp_path: Path, caplog: pytest.Lo
     assert reason in caplog.text
 
 
-@pytest.mark.parametrize("change_", [{"count_G": np.array([10**6])}, {"accuracy_VG": np.array([[np.nan]])}])
+@pytest.mark.parametrize(
+    "change_",
+    [
+        {"count_G": np.array([10**6])},
+        {"accuracy_VG": np.array([[np.nan]])},
+        {"loss_VG": np.array([[-1e300]])},
+        {"loss_VG": np.array([[1e300]])},
+    ],
+)
 def test_an_edge_whose_accuracy_cannot_be_has_none(change_: dict[str, Any], tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "hierfavg", rounds=1)
     lies(
@@ -351,6 +368,7 @@ FACTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "no sums": lambda said: said | {"sums": None},
     "endless tokens": lambda said: said | {"largest_token": 10**15},
     "no shape": lambda said: said | {"shape": []},
+    "more examples than fit a memory": lambda said: said | {"train": 10**12},
     "an endless shape": lambda said: said | {"shape": [10**9, 10**9]},
     "a negative size": lambda said: said | {"train": -1},
     "no fingerprint": lambda said: said | {"fingerprint": "../../x"},

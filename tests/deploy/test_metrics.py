@@ -48,7 +48,7 @@ def read(text: str) -> dict[str, float]:
 
 def test_what_is_counted_is_told(refused: Refusals) -> None:
     site = metrics.METRICS
-    answers = {b"question": b"four", sent("begin", charter="{}"): sent("ready")}
+    answers = {b"question": b"four", sent("begin", charter="{}", known={}): sent("ready")}
     said = site.parent("cloud", lambda: b"hello", lambda said: None, lambda request, gone: answers[request])
     assert read(site.text())["fedbac_linked"] == 0
     assert said["hello"]() == b"hello"

@@ -15,6 +15,7 @@ from fedbac.deploy.protocol.messages import MESSAGES, read_train_request
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf, pack, stamp, unpacked
 from fedbac.deploy.protocol.wire import Message, WireError, decode, encode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
+from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.small import small
@@ -41,8 +42,10 @@ class Weighed(MemoryChildren):
         self.count: dict[str, int] = {}
         self.forgotten = 0
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
-        answers, reasons = super().call(messages, deadline)
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, reasons = super().call(messages, deadline, limit)
         for name, answer in answers.items():
             self.forgotten += answer == FORGOTTEN
             if answer in (STRANGER, FORGOTTEN):

@@ -167,7 +167,8 @@ def fitting(value: Any, like: Any, rng: Rng) -> Any:
     if isinstance(value, Trained) and np.isfinite(value.loss_C).all():
         return replace(value, loss_C=np.full(1, np.nan))
     if isinstance(value, Measured):
-        return replace(value, accuracy_VG=rng.random(like.accuracy_VG.shape), count_G=like.count_G // 2)
+        shares, losses = rng.random((2, *like.accuracy_VG.shape))
+        return replace(value, loss_VG=losses, accuracy_VG=shares, count_G=like.count_G // 2)
     return value
 
 

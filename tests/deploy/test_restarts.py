@@ -100,7 +100,7 @@ def test_an_edge_with_other_test_data_has_no_accuracy(tmp_path: Path, caplog: py
 
 def test_a_stored_charter_of_images_without_a_shape_cannot_be_read(tmp_path: Path) -> None:
     _, enrolled = begun(tmp_path, rounds=1)
-    replace(enrolled, charter=replace(enrolled.charter, shape=(), sums=())).save(tmp_path)
+    replace(enrolled, charter=replace(enrolled.charter, shape=(), pixels=((), ()))).save(tmp_path)
     with pytest.raises(DeployError, match=r"charter\.json: it cannot be read .*start anew with --overwrite"):
         stored(tmp_path)
 
@@ -109,6 +109,9 @@ class Charter:
     """All of a charter that a question needs."""
 
     text = "{}"
+
+    def known_to(self, site: str) -> dict[str, object]:
+        return {}
 
 
 def caller(answer: Any) -> Caller:
@@ -159,4 +162,4 @@ def test_what_a_client_said_before_it_rejoined_does_not_count(said: str) -> None
     assert questions.unfit == {}
     for _ in range(3):
         assert questions.inform([FIRST], 1.0) == {}
-    assert handed == [sent("begin", charter=Charter.text)], "it is handed the charter again, and once"
+    assert handed == [sent("begin", charter=Charter.text, known={})], "it is handed the charter again, and once"

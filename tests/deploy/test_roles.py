@@ -12,6 +12,7 @@ from fedbac import LeNet5
 from fedbac.core.world import World
 from fedbac.deploy.protocol.wire import Message, decode
 from fedbac.deploy.settings import DeploySettings
+from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import finish
 from tests.covering import first
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
@@ -37,7 +38,7 @@ NOISY = (
 ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
-    "measure", "measured", "relay", "relayed", "absent", "forgotten", "roster",
+    "measure", "measured", "model", "relay", "relayed", "absent", "forgotten", "roster",
 )  # fmt: skip
 
 CASES: dict[str, tuple[Any, ...]] = {
@@ -47,6 +48,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "no edges between": ("fedavg",),
     "a head that the edge keeps": ("fedper",),
     "a network that the client keeps, and that follows everybody's": ("ditto",),
+    "clients that were never chosen, and follow everybody": ("ditto", "method.selection.fraction=0.4"),
     "a blend that only the client makes": ("apfl",),
     "steps of a blend, and momentum that stays": ("apfl", PERSIST),
     "steps of a proximal problem": ("pfedme",),
@@ -131,8 +133,10 @@ class Overheard(MemoryChildren):
         super().__init__(children.answers)
         self.words: list[Message] = []
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
-        answers, reasons = super().call(messages, deadline)
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        answers, reasons = super().call(messages, deadline, limit)
         self.words += [decode(data, KINDS) for data in (*messages.values(), *answers.values())]
         return answers, reasons
 
@@ -202,9 +206,9 @@ def test_a_cloud_without_tiers_asks_all_edges_at_once(
     calls: list[list[str]] = []
     call = federation.cloud.call
 
-    def noted(messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def noted(messages: Mapping[str, bytes], *rest: Any) -> tuple[dict[str, bytes], dict[str, str]]:
         calls.append(sorted(messages))
-        return call(messages, deadline)
+        return call(messages, *rest)
 
     monkeypatch.setattr(federation.cloud, "call", noted)
     federation.run()

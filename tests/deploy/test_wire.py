@@ -28,9 +28,9 @@ def test_every_receiver_takes_what_it_was_sent(receivers: Bench) -> None:
     assert {receivers.outcome(target, target.data) for target in receivers.targets} == {"taken"}
     read = {target.name.split(": ")[1] for target in receivers.targets}
     assert read == {
-        "enroll at a client", "begin at a client", "fit at a client", "evaluate at a client",
+        "enroll at a client", "begin at a client", "fit at a client", "evaluate at a client", "model at a client",
         "enroll at an edge", "begin at an edge", "train at an edge", "measure at an edge", "relay at an edge",
-        "facts at an edge", "answer to fit", "answer to evaluate",
+        "facts at an edge", "model at an edge", "answer to fit", "answer to evaluate",
         "facts at the cloud", "answer to train", "answer to measure", "relayed at the cloud",
     }  # fmt: skip
 

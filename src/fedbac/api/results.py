@@ -1,23 +1,16 @@
 """Runs to look at in Python: short on a line, a table in a notebook, a frame, a figure, and models that predict."""
 
-import io
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
-
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, visible
-from fedbac.files import write_whole
 from fedbac.models import UserNetwork
 from fedbac.runs.configure import Inputs
-from fedbac.runs.models import Models, Predictor
+from fedbac.runs.models import Models, Predictor, save
 from fedbac.runs.play import saved_models
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
@@ -81,34 +74,6 @@ def pandas() -> Any:
     return found
 
 
-def _weights(model: Predictor, example: Tensor) -> bytes:
-    return to_safetensors({name: value.contiguous() for name, value in model.state_dict().items()})
-
-
-def _program(model: Predictor, example: Tensor) -> bytes:
-    several = torch.cat([example, example])  # a dimension of 1 would be taken for fixed
-    program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    content = io.BytesIO()
-    torch.export.save(program, content)
-    return bytes(content.getvalue())
-
-
-def _onnx(model: Predictor, example: Tensor) -> bytes:
-    try:
-        import onnx  # noqa: F401 (torch needs it)
-    except ImportError as error:
-        raise ConfigError("ONNX needs a package that is not installed: pip install onnx") from error
-    content: Any = io.BytesIO()  # torch says that it wants a path
-    axes = {"examples": {0: "batch"}, "logits": {0: "batch"}}
-    with warnings.catch_warnings():  # of torch, about its own exporters
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model, (example,), content, dynamo=False,
-            input_names=["examples"], output_names=["logits"], dynamic_axes=axes,
-        )  # fmt: skip
-    return bytes(content.getvalue())
-
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
@@ -161,7 +126,8 @@ class Run(StoredRun):
         is the model after it.) Where every client has a model of its own, name the ``client`` instead.
 
         A run that was loaded takes the weights from its last checkpoint. For that the data are read again; data,
-        shards and a network that were given in Python are given again.
+        shards and a network that were given in Python are given again. A federation's run needs no data; parts that
+        edges or clients keep are at their sites (``fedbac model``).
         """
         return self._models(Inputs(dataset, shards, network, data_folder)).of(edge, client)
 
@@ -171,20 +137,22 @@ class Run(StoredRun):
         ``.safetensors`` holds its ``state_dict``. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without
         fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
-        path, ways = Path(path), {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
-        if path.suffix not in ways:
-            raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
         models = self._models(Inputs(**again))
-        write_whole(path, ways[path.suffix](models.of(edge, client), models.example))
-        return path
+        return save(models.of(edge, client), models.example, Path(path))
 
     def _models(self, inputs: Inputs) -> Models:
         if self.models is None:
             if self.folder is None:
                 raise ConfigError("model: this run holds records only; play it again, or load it from its folder")
-            object.__setattr__(self, "models", saved_models(RunFolder(self.folder), inputs))
-        found: Models = self.models
-        return found
+            if self.config.get("runtime", {}).get("engine") == "federation":
+                from fedbac.deploy.models import cloud_models
+
+                found = cloud_models(self.folder)
+            else:
+                found = saved_models(RunFolder(self.folder), inputs)
+            object.__setattr__(self, "models", found)
+        models: Models = self.models
+        return models
 
 
 class Runs(Sequence[Run]):

@@ -279,7 +279,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     if isinstance(clients, list) and not over:
         lines.append(f"  clients here: {', '.join(clients) or 'none'}")
         lines += [f"  left out until it rejoins: {visible(str(reason))}" for reason in found.get("unfit", {}).values()]
-    return lines
+    left_out = {} if over else found.get("left_out", {})
+    return lines + [f"  left out: {visible(f'{name}: {why}')}" for name, why in left_out.items()]
 
 
 def _ago(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fedbac.cli.deploying import KitArgument
 from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, extra, method_names, out, say, shown
 from fedbac.deploy.settings import (
     CLOUD,
@@ -32,8 +33,14 @@ HERE = ("127.0.0.1", "localhost", "[::1]")
 DECIDED = ("task.num_edges", "task.clients_per_edge")
 """Settings that --edges and --clients make."""
 
+INSTALL = "fedbac federation install KIT CERTIFICATE"
 FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")]
 DaysOption = Annotated[int, typer.Option("--days", help="Days that the certificates of sites are good for.")]
+KeysOption = Annotated[
+    bool,
+    typer.Option("--keys", help="Make the sites' keys here. Then you hold them all: for trials, or sites of yours."),
+]
+HOLDS_KEYS = "You hold the keys of these sites: whoever copies a kit can act as its site."
 
 federation_app = typer.Typer(help="Set up a federation on a network, and keep its certificates.", no_args_is_help=True)
 
@@ -51,11 +58,16 @@ def init(
         typer.Option("--host", help="Host of cloud and edges, or one each, the cloud's first, as a.org,b.org,c.org."),
     ] = HERE[0],
     port: Annotated[int, typer.Option("--port", help="Port; the next ones for further sites of the same host.")] = 8443,
-    days: DaysOption = SITE_DAYS,
+    keys: KeysOption = False,
+    days: Annotated[
+        int | None, typer.Option("--days", help="With --keys: days that certificates are good for.")
+    ] = None,
 ) -> None:
-    """Make a federation: federation.yaml, a certificate authority, and a kit with key and certificate per site."""
+    """Make a federation: federation.yaml, a certificate authority, and a kit per site, whose key the site makes."""
     numbers = _clients(edges, clients)
-    _check_days(days)
+    _check_days(SITE_DAYS if days is None else days)
+    if days is not None and not keys:
+        raise ConfigError("--days: certificates are made later; give it to fedbac federation sign, or add --keys")
     from fedbac.config.explain import changes_of
     from fedbac.runs.configure import configure
 
@@ -81,9 +93,14 @@ def init(
         },
         f"{folder}: ",
     )
-    _federation_folder().init(folder, config, days)
-    say(f"{folder}: a cloud, {edges} edges and {sum(numbers)} clients. Certificates are good for {days} days.")
+    _federation_folder().init(folder, config, days or SITE_DAYS, keys)
+    say(f"{folder}: a cloud, {edges} edges and {sum(numbers)} clients.")
     say(f"Copy each folder of {folder / 'kits'} to its site. Keep {folder / 'authority'} to yourself.")
+    if keys:
+        say(f"Certificates are good for {days or SITE_DAYS} days. {HOLDS_KEYS}")
+    else:
+        say(f"Each site runs: fedbac federation request KIT. You run: fedbac federation sign {folder} REQUEST...")
+        say(f"To have a first look, run: fedbac federation try {folder}")
     if all(address.rpartition(":")[0] in HERE for address in addresses):
         say(
             "All addresses are of this machine. For others, change them in "
@@ -97,19 +114,84 @@ def renew(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME...]", help="Sites. Default: all that are not revoked.")
     ] = None,
+    keys: KeysOption = False,
     days: DaysOption = SITE_DAYS,
 ) -> None:
-    """Make kits again from federation.yaml, with new keys and certificates. Old ones are valid until they expire."""
+    """Make kits again from federation.yaml, with new certificates. Old ones are valid until they expire.
+
+    A site that made its key keeps it; keys that were made here are made again.
+    """
     _check_days(days)
     federation = _federation_folder().load(folder)
-    renewed = federation.renew(names or (), days)
-    say(f"New keys and certificates, good for {days} days. Copy these kits to their sites:")
+    renewed = federation.renew(names or (), days, keys)
+    issued, external = federation.authority.issued(), federation.external()
+    asked = [name for name in renewed if federation.certificate(name).exists() and not keys]
+    say(f"New kits, and certificates that are good for {days} days. Copy these kits to their sites:")
     for name in renewed:
         say(f"  {federation.kit(name)}")
     say("A site that runs takes its new certificate by itself. New addresses or settings need a new start.")
+    if asked:
+        say(f"To sites that made their keys, also send the certificates, for {INSTALL}:")
+    for name in asked:
+        say(f"  {federation.certificate(name)}")
+    if missing := [name for name in renewed if name not in issued and name not in external]:
+        say(f"Without a certificate, until they ask by fedbac federation request KIT: {', '.join(missing)}")
+    if set(renewed) - {*asked, *missing, *external}:
+        say(HOLDS_KEYS)
     left_out = federation.revoked()
     if left_out and not names:
         say(f"Left out, as revoked: {', '.join(left_out)}. To take one back: fedbac federation renew {folder} NAME")
+
+
+@federation_app.command("request")
+def request(
+    kit: KitArgument,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make a new key, for use once it is certified.")] = False,
+) -> None:
+    """At a site: make its key, if it has none yet, and a request for a certificate. The key stays in the kit."""
+    with extra("deploy", "a federation on a network"):
+        from fedbac.deploy.pki.requests import request
+
+    file, key = request(kit, new_key)
+    say(f"Send {file} to the operator, who signs it. Keep the rest of {kit} to yourself.")
+    say(f"Tell the operator in another way, as by phone, that the key is {_spoken(key)}")
+    say(f"Then run: fedbac federation install {kit} CERTIFICATE")
+
+
+@federation_app.command("sign")
+def sign(
+    folder: FolderArgument,
+    requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", help="Requests that sites have sent.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also for a site that has another key, or was revoked.")
+    ] = False,
+    days: DaysOption = SITE_DAYS,
+) -> None:
+    """Sign the requests of sites. Of each only name and key count: what its site may do is in federation.yaml."""
+    _check_days(days)
+    federation = _federation_folder().load(folder)
+    signed = federation.sign(requests, days, replace)
+    say(f"Certificates, good for {days} days. Compare the keys with what the sites say, then send them, for {INSTALL}:")
+    for name, key in signed.items():
+        say(f"  {federation.certificate(name)}  {_spoken(key)}")
+
+
+@federation_app.command("install")
+def install(
+    kit: KitArgument,
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="PEM, with intermediate ones after it.")],
+) -> None:
+    """At a site: put its certificate into the kit. A site that runs uses it by itself."""
+    with extra("deploy", "a federation on a network"):
+        from fedbac.deploy.pki.requests import install
+
+    identity = install(kit, certificate)
+    say(f"{kit}: the certificate of {identity.name} is in use until {identity.expires:%Y-%m-%d}.")
+
+
+def _spoken(key: str) -> str:
+    """Return enough of a key's hash to compare, in groups."""
+    return " ".join(key[at : at + 4] for at in range(0, 32, 4))
 
 
 @federation_app.command("revoke")
@@ -132,7 +214,7 @@ def revoke(
 def show(folder: FolderArgument) -> None:
     """List the sites, their addresses, and how long their certificates are good for."""
     federation = _federation_folder().load(folder)
-    issued, now = federation.authority.issued(), dt.datetime.now(dt.UTC)
+    issued, external, now = federation.authority.issued(), federation.external(), dt.datetime.now(dt.UTC)
     places = {"cloud": federation.config.cloud.address}
     places |= {f"edge-{number}": edge.address for number, edge in enumerate(federation.config.edges)}
     table = Table(box=None, pad_edge=False)
@@ -140,6 +222,9 @@ def show(folder: FolderArgument) -> None:
         table.add_column(title, no_wrap=title != "address", overflow="fold")
     for name in federation.config.sites():
         entry = issued.get(name)
+        if name in external and not (entry and entry.revoked):
+            table.add_row(name, shown(places.get(name, "")), "", "", "external_ca")
+            continue
         until = (f"{entry.expires:%Y-%m-%d}", str(entry.days_left(now))) if entry else ("", "")
         table.add_row(name, shown(places.get(name, "")), *until, _state(entry, now))
     out.print(table)
@@ -147,7 +232,7 @@ def show(folder: FolderArgument) -> None:
 
 def _state(issued: "Issued | None", now: dt.datetime) -> str:
     if issued is None:
-        return "no kit yet: renew"
+        return "no certificate yet"
     if issued.revoked:
         return f"revoked {issued.revoked:%Y-%m-%d}"
     return "good" if now < issued.expires else "expired: renew"
@@ -211,16 +296,20 @@ def _federation_folder() -> "type[FederationFolder]":
 def nvflare(folder: FolderArgument) -> None:
     """Make or renew NVFlare's startup folders in all kits, where deploy.transport is nvflare."""
     federation = _federation_folder().load(folder)
+    kits = _provision(federation)
+    say("NVFlare's startup folders are in the kits. Copy these to their sites, and start those again:")
+    for name in kits:
+        say(f"  {federation.kit(name)}")
+    say(f"Keep {folder / 'nvflare'} to yourself: it holds the key of NVFlare's authority.")
+
+
+def _provision(federation: "FederationFolder") -> list[str]:
     from fedbac.deploy.transports.nvflare import require
 
     require()
     from fedbac.deploy.transports.nvflare.project import provision
 
-    kits = provision(federation)
-    say("NVFlare's startup folders are in the kits. Copy these to their sites, and start those again:")
-    for name in kits:
-        say(f"  {federation.kit(name)}")
-    say(f"Keep {folder / 'nvflare'} to yourself: it holds the key of NVFlare's authority.")
+    return provision(federation)
 
 
 @federation_app.command("try")
@@ -231,20 +320,27 @@ def try_(
 ) -> None:
     """Start all sites on this machine for a first look, wait for the end, and stop what was started.
 
-    The task's data are cut into a folder per client, under FOLDER/try.
+    The task's data are cut into a folder per client, under FOLDER/try. So are kits, with keys that are made here and
+    of use to nobody else.
     """
-    federation = _federation_folder().load(folder)
+    config = _federation_folder().load(folder).config
     from fedbac.deploy.trial import Trial, cut_data
     from fedbac.federation import assemble
+    from fedbac.files import remove
     from fedbac.runs.configure import configure
 
     place = folder / "try"
+    remove(place / "federation")
+    federation = _federation_folder().init(place / "federation", config.model_copy(update={"external_ca": ()}), 1)
+    if config.deploy.transport == "nvflare":
+        _provision(federation)
     experiment = configure(federation.kit(CLOUD) / "experiment.yaml", rounds=rounds)
     if not (place / "data").exists():
         cut_data(experiment, assemble(experiment, data_folder=data_folder), place / "data")
     options = ("--overwrite", *(("--rounds", str(rounds)) if rounds is not None else ()))
-    trial = Trial(folder / "kits", place / "data", place, federation.config.sites(), options)
+    trial = Trial(federation.path / "kits", place / "data", place, federation.config.sites(), options)
     say(f"Starting {len(trial.sites)} processes; their logs are in {place / 'logs'}")
+    say(f"Their keys are made here: those of {folder / 'kits'} are not used, and these are good for nothing else.")
     with trial.running():
         status = trial.wait(lambda text: typer.echo(text, nl=False))
     if status:

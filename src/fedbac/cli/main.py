@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import deploying, federating, lists, reporting, running
+from fedbac.cli import deploying, federating, lists, modelling, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
@@ -57,7 +57,7 @@ data_app.command("list", cls=_Prepared)(lists.data_list)
 data_app.command("get", cls=_Prepared)(lists.data_get)
 app.add_typer(data_app, name="data")
 app.add_typer(federating.federation_app, name="federation")
-for site in (deploying.cloud, deploying.edge, deploying.client, deploying.status):
+for site in (deploying.cloud, deploying.edge, deploying.client, deploying.status, modelling.model):
     app.command()(site)
 
 

@@ -1,6 +1,6 @@
 """The parts of a client's model: who owns them, which weights they hold, how they predict together and are trained."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -282,6 +282,13 @@ def running_phases(scheme: Any, moment: Moment) -> tuple[int, ...] | None:
 def _changed(scheme: Any, phases: Sequence[Phase]) -> frozenset[str]:
     free = {part for part, spec in scheme.parts.items() if not spec.networks}
     return frozenset(part for phase in phases for part in phase.moves) | free
+
+
+def with_leaders(scheme: Personalization, parts: Iterable[str]) -> tuple[str, ...]:
+    """Return parts, and those that they equal until they are trained, which their owners may need."""
+    given = tuple(parts)
+    leaders = (leader for part in given if (leader := scheme.parts[part].follows) is not None)
+    return tuple(dict.fromkeys((*given, *leaders)))
 
 
 class Anatomy:

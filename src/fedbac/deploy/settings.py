@@ -86,12 +86,30 @@ class DeploySettings(Configuration):
     """Edges that must answer for a round to count. Null: a majority."""
     deadline: Seconds = 300.0
     """Time limit for a client to answer one request, in seconds."""
+    min_deadline: Seconds = 30.0
+    """Once it is known how long clients take, they have four times that, and so many seconds at least, but never more
+    than deadline."""
     heartbeat: Seconds = 5.0
     """Seconds between signs of life; a peer that misses three counts as lost."""
     max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
-    """Largest message that a site accepts, in MiB."""
+    """Largest message that a site accepts, in MiB. An answer has even less: what the networks in it take, and 8 MiB."""
+    max_repeats: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """How often a round is repeated whose training breaks down, before the cloud goes back to an older checkpoint."""
+    outlier_factor: Annotated[float, Field(ge=0, le=1e9)] = 10.0
+    """An update that changes networks more than so many times as much as is usual is left out, and its sender misses
+    the next rounds; 0 accepts any."""
     transport: Literal["grpc", "nvflare"] = "grpc"
     """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
+
+
+class ExternalAuthority(Configuration):
+    """An organization's own certificate authority, which some sites are proven by instead of the federation's."""
+
+    certificates: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}\.pem$")]
+    """Name of a .pem file beside this one, with the authority's certificate: its root, or to trust less of it, the
+    intermediate one that signs sites."""
+    sites: Annotated[dict[str, Annotated[str, Field(min_length=1, max_length=253)]], Field(min_length=1)]
+    """By site, the name in its certificate: a DNS name of its SAN, or its CN if it has no SAN."""
 
 
 class SiteConfig(Configuration):
@@ -117,6 +135,8 @@ class SiteConfig(Configuration):
     """Names of the sites it takes; none at a client."""
     deploy: DeploySettings = DeploySettings()
     """How long it waits, and for whom."""
+    external_ca: tuple[ExternalAuthority, ...] = ()
+    """Which of the site itself, its parent and its children other authorities prove."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -178,6 +198,8 @@ class FederationConfig(Configuration):
     """Every edge, by its number."""
     deploy: DeploySettings = DeploySettings()
     """Given to every site."""
+    external_ca: tuple[ExternalAuthority, ...] = ()
+    """Organizations whose own authorities prove some of the sites."""
     experiment: dict[str, Any]
     """The experiment, as fedbac show writes it; only the cloud's kit has it."""
 
@@ -201,10 +223,30 @@ class FederationConfig(Configuration):
             raise ValueError(
                 f"experiment.task: give num_edges {len(clients)} and clients_per_edge {clients}, as the edges have them"
             )
+        proven = [(site, name.lower()) for one in self.external_ca for site, name in one.sites.items()]
+        for given, what in ((dict(proven), "site"), ({name: site for site, name in proven}, "name")):
+            if len(given) < len(proven):
+                raise ValueError(f"external_ca: a {what} is given twice; leave one out")
+        known = self._sites() if proven else {}
+        for site, _ in proven:
+            if site not in known:
+                raise ValueError(f"external_ca: {unknown('site', site, known)}")
         return self
 
     def sites(self) -> dict[str, SiteConfig]:
         """Return what every site is told, by its name: the cloud, then each edge followed by its clients."""
+        found = self._sites()
+        if not self.external_ca:
+            return found
+        return {name: site.model_copy(update={"external_ca": self._proving(site)}) for name, site in found.items()}
+
+    def _proving(self, site: SiteConfig) -> tuple[ExternalAuthority, ...]:
+        """Return the authorities that prove a site, its parent and its children."""
+        others = {site.name, site.parent, *site.children}
+        kept = (({s: n for s, n in one.sites.items() if s in others}, one) for one in self.external_ca)
+        return tuple(one.model_copy(update={"sites": sites}) for sites, one in kept if sites)
+
+    def _sites(self) -> dict[str, SiteConfig]:
         found = [
             SiteConfig(
                 federation=self.name,
@@ -250,7 +292,12 @@ class FederationConfig(Configuration):
         return {site.name: site for site in found}
 
 
-GROUPS: dict[Any, type[Configuration]] = {"deploy": DeploySettings, "cloud": CloudPlace, "edges": EdgePlace}
+GROUPS: dict[Any, type[Configuration]] = {
+    "deploy": DeploySettings,
+    "cloud": CloudPlace,
+    "edges": EdgePlace,
+    "external_ca": ExternalAuthority,
+}
 """Fields that hold settings of their own."""
 
 

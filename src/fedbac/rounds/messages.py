@@ -105,6 +105,8 @@ class TrainReport:
     dropped: Some[tuple[int, ...]] = ()
     """Selected clients that dropped out, and below those that were late."""
     late: Some[tuple[int, ...]] = ()
+    reasons: Some[Mapping[str, str]] = field(default_factory=dict)
+    """In a federation: by the name of a client or an edge, why it is left out."""
     absent: Local[bool] = False
     """Whether the site did not answer, so that all this is only what was known of it before."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_notes
-from fedbac.core.parts import Parts, judged_parts, measured_parts
+from fedbac.core.parts import Parts, judged_parts, measured_parts, with_leaders
 from fedbac.core.policies import Believing, Noting
 from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
@@ -37,6 +37,8 @@ def score(
     by_site = experiment.evaluation.point == "edge_model"
     apart = by_clients(experiment.method)
     if apart or not edges.keeps.isdisjoint(scheme.parts[part].scope for part in measured):
+        if edges.keeps:
+            measured = with_leaders(scheme, measured)
         banks = [
             {
                 part: report.bank[part] if by_site else trees.select(state.parts[part], own[part].owner_R)
@@ -152,11 +154,14 @@ class Reported(NamedTuple):
     late_M: list[tuple[int, ...]]
     absent_M: list[bool]
     seconds_M: list[float]
+    reasons_M: list[Mapping[str, str]]
 
     @classmethod
     def of(cls, reports: Sequence[TrainReport]) -> "Reported":
         """Return what these reports say."""
-        columns = [(r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0) for r in reports]
+        columns = [
+            (r.loss, r.selected, r.failed, r.dropped, r.late, r.absent, r.seconds or 0.0, r.reasons) for r in reports
+        ]
         return cls(*map(list, zip(*columns, strict=True)))
 
     def loss(self, size_M: Sequence[int]) -> float | None:
@@ -167,13 +172,15 @@ class Reported(NamedTuple):
         loss_M, size_M = zip(*pairs, strict=True)
         return float(np.average(loss_M, weights=size_M))
 
-    def clients(self) -> dict[str, list[Any]]:
+    def clients(self) -> dict[str, Any]:
         """Return who was selected at each site, and who did not come back; and the sites that did not answer."""
+        reasons = {name: why for each in self.reasons_M for name, why in each.items()}
         apart = {"failed": self.failed_M, "dropped": self.dropped_M, "late": self.late_M}
         return {
             "selected": [list(selected) for selected in self.selected_M],
             **{name: [client for clients in by_site for client in clients] for name, by_site in apart.items()},
             "absent": [m for m, absent in enumerate(self.absent_M) if absent],
+            **({"reasons": reasons} if reasons else {}),
         }
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -69,6 +70,18 @@ def found(folder: Path) -> list[Path]:
 def newest(folder: Path) -> int:
     """Return the round of the newest manifest, by its name; 0 if there is none."""
     return max((round_ for round_, file in _files(folder) if file.suffix == ".json"), default=0)
+
+
+def sound_before_newest(folder: Path) -> int | None:
+    """Return the round of the newest checkpoint but one whose networks are finite; 0 if only round 1 was played."""
+    for file in found(folder)[1:]:
+        try:
+            tensors = load_file(read_manifest(file).tensors)
+        except (CheckpointError, SafetensorError, OSError):
+            continue
+        if all(bool(torch.isfinite(value).all()) for name, value in tensors.items() if name.startswith("parts/")):
+            return int(file.stem.removeprefix("round-"))
+    return 0 if newest(folder) == 1 else None
 
 
 def tidy(folder: Path, last: int) -> None:

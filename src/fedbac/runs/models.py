@@ -1,22 +1,37 @@
 """The models that a run ends with: for each edge, or client, the network that it is judged by."""
 
 import copy
+import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, Params, Parts, Personalization, judged_parts, predict, predicting
+from fedbac.core.parts import (
+    Anatomy,
+    Params,
+    Parts,
+    Personalization,
+    Scope,
+    measured_parts,
+    predict,
+    predicting,
+    with_leaders,
+)
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
+from fedbac.files import write_whole
 from fedbac.rounds.messages import Site
 from fedbac.rounds.mix import judged
 from fedbac.rounds.record import by_clients
@@ -69,7 +84,7 @@ class Models:
     scheme: Personalization
     network: nn.Module
     parts: Parts
-    """Stacked, as they predict."""
+    """Stacked, as they are kept: those that make a prediction, and those that such ones follow."""
     rows: Sequence[Mapping[str, NDArray[np.int64]]]
     """For each site, the row of every part that each of its clients uses."""
     sites: Sequence[Site]
@@ -78,14 +93,17 @@ class Models:
     normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
     example: Tensor
     """One example of the data, to trace a model with."""
+    round: int
+    """After which they are."""
+    elsewhere: frozenset[Scope] = frozenset()
+    """Owners whose parts never leave them: what is here of those is as it was before the first round."""
 
     def of(self, edge: int | None, client: int | None) -> Predictor:
         """Return the model of an edge, or of a client."""
         site, place = self._find(edge, client)
-        chosen = {
-            part: trees.to(trees.take(stack, int(self.rows[site][part][place])), "cpu")
-            for part, stack in self.parts.items()
-        }
+        one = slice(place, place + 1)
+        kept = {part: trees.select(stack, self.rows[site][part][one]) for part, stack in self.parts.items()}
+        chosen = {part: trees.to(trees.take(row, 0), "cpu") for part, row in predicting(self.scheme, kept).items()}
         anatomy = Anatomy(self.scheme, self.network)
         networks = {}
         for name in anatomy.judged:
@@ -95,6 +113,7 @@ class Models:
 
     def _find(self, edge: int | None, client: int | None) -> tuple[int, int]:
         clients = sorted(found for site in self.sites for found in site.clients)
+        self._refuse_elsewhere(edge, client)
         if client is None:
             if self.own:
                 raise ConfigError(
@@ -108,24 +127,48 @@ class Models:
         _check("client", client, clients)
         return next((m, site.clients.index(client)) for m, site in enumerate(self.sites) if client in site.clients)
 
+    def _refuse_elsewhere(self, edge: int | None, client: int | None) -> None:
+        """Refuse a model of which a part is with its owner, and say who that is."""
+        away = [part for part in measured_parts(self.scheme) if self.scheme.parts[part].scope in self.elsewhere]
+        if not away:
+            return
+        part = max(away, key=lambda part: self.scheme.parts[part].scope == "client")  # a client is sent all others
+        scope = self.scheme.parts[part].scope
+        who = f"every {scope}" if edge is None or scope == "client" else f"edge-{edge}"
+        edge_of = {number: int(m) for site in self.sites for number, m in zip(site.clients, site.edge_N, strict=True)}
+        if client is not None and client in edge_of:
+            m = edge_of[client]
+            mine = [number for number, at in edge_of.items() if at == m]
+            who = f"edge-{m}-client-{mine.index(client)}" if scope == "client" else f"edge-{m}"
+        raise ConfigError(
+            f"model: part {part!r} of {who} never leaves it; take the model from its own kit, where it runs: "
+            "fedbac model KIT"
+        )
+
 
 def models_of(
-    experiment: Experiment, federation: Assembled, state: State, records: Sequence[Mapping[str, Any]]
+    experiment: Experiment,
+    federation: Assembled,
+    state: State,
+    records: Sequence[Mapping[str, Any]],
+    elsewhere: frozenset[Scope] = frozenset(),
 ) -> Models:
-    """Return the models of a run after its last complete round."""
+    """Return the models of a run after its last complete round; ``elsewhere`` are owners that keep their parts."""
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
     state = judged(experiment, members, as_judged(experiment, state, records))
-    parts = judged_parts(scheme)
+    parts = with_leaders(scheme, measured_parts(scheme))
     held = members.site_rows(scheme.parts, state.label_N)
     return Models(
         scheme=scheme,
         network=federation.network,
-        parts={part: stack for part, stack in predicting(scheme, state.parts).items() if part in parts},
+        parts={part: state.parts[part] for part in parts},
         rows=[{part: own[part].owner_R[own[part].row_N] for part in parts} for own in held],
         sites=federation.sites,
         own=by_clients(experiment.method),
         normalization=federation.normalization,
         example=federation.example,
+        round=state.round,
+        elsewhere=elsewhere,
     )
 
 
@@ -140,6 +183,43 @@ def as_judged(experiment: Experiment, state: State, records: Sequence[Mapping[st
         label_N=np.array(records[-1]["assignment"], dtype=state.label_N.dtype),
         used_K=np.isin(np.arange(state.num_clusters), sorted(used)),
     )
+
+
+def save(model: Predictor, example: Tensor, path: Path) -> Path:
+    """Write a model into a file whose suffix says how; an example of the data is to trace it with."""
+    ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+    if path.suffix not in ways:
+        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
+    write_whole(path, ways[path.suffix](model, example))
+    return path
+
+
+def _weights(model: Predictor, example: Tensor) -> bytes:
+    return to_safetensors({name: value.contiguous() for name, value in model.state_dict().items()})
+
+
+def _program(model: Predictor, example: Tensor) -> bytes:
+    several = torch.cat([example, example])  # a dimension of 1 would be taken for fixed
+    program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    return bytes(content.getvalue())
+
+
+def _onnx(model: Predictor, example: Tensor) -> bytes:
+    try:
+        import onnx  # noqa: F401 (torch needs it)
+    except ImportError as error:
+        raise ConfigError("ONNX needs a package that is not installed: pip install onnx") from error
+    content: Any = io.BytesIO()  # torch says that it wants a path
+    axes = {"examples": {0: "batch"}, "logits": {0: "batch"}}
+    with warnings.catch_warnings():  # of torch, about its own exporters
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model, (example,), content, dynamo=False,
+            input_names=["examples"], output_names=["logits"], dynamic_axes=axes,
+        )  # fmt: skip
+    return bytes(content.getvalue())
 
 
 def _load(network: nn.Module, params: Params) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
-from fedbac.core.parts import judged_parts
+from fedbac.core.parts import Scope
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State
 from fedbac.engines import Prefetching, check_room, connect
@@ -130,8 +130,7 @@ def conduct(
         edges.close()
         if tracking is not None:
             tracking.close()
-    kept = {experiment.method.personalization.parts[p].scope for p in judged_parts(experiment.method.personalization)}
-    models = None if kept & edges.keeps else models_of(experiment, federation, state, records)
+    models = models_of(experiment, federation, state, records, edges.keeps)
     return Run(folder.path if folder else None, config, records, summary, models)
 
 
@@ -192,10 +191,15 @@ def finish(playing: Generator[Record, None, Run]) -> Run:
             return run
 
 
-def saved_models(folder: RunFolder, inputs: Inputs = Inputs()) -> Models:  # noqa: B008 (frozen)
-    """Return the models of the run in a folder, from its last checkpoint."""
+def saved_models(
+    folder: RunFolder,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    federation: Assembled | None = None,
+    elsewhere: frozenset[Scope] = frozenset(),
+) -> Models:
+    """Return the models of the run in a folder, from its last checkpoint; ``elsewhere`` as of ``models_of``."""
     experiment, _ = experiment_in(folder, with_data=inputs.dataset is not None)
-    federation = assemble(experiment, **vars(inputs))
+    federation = federation or assemble(experiment, **vars(inputs))
     template = start(experiment, federation.build, federation.sites)
     records, state = folder.last(template, _frozen(experiment, federation, inputs.dataset is not None))
-    return models_of(experiment, federation, state, records)
+    return models_of(experiment, federation, state, records, elsewhere)

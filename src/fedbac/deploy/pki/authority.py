@@ -1,6 +1,7 @@
 """A federation's certificate authority: it issues, renews and revokes; and what certificates and its list say."""
 
 import datetime as dt
+import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,13 @@ from typing import Annotated, NamedTuple, Self
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from filelock import FileLock, Timeout
 from pydantic import AwareDatetime, Field
 
 from fedbac.deploy.settings import SITE_DAYS, Configuration, Role, parse_settings
-from fedbac.errors import DeployError
+from fedbac.errors import DeployError, quoted
 from fedbac.files import make_folder, read_json, why, write_whole
 
 AUTHORITY_DAYS = 3652
@@ -28,11 +29,18 @@ ONLY_OWNER, FOLDER_OF_OWNER = 0o600, 0o700
 PATIENCE = 10
 """Seconds to wait for another command that is changing the same federation."""
 
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+STRONG = "EC with 256 bits, or RSA with 2048, at least"
+LONGEST_CHAIN = 10
+"""Certificates between a site's and the authority that is believed, at most."""
+
 KEY_FILE, CERTIFICATE_FILE, LIST_FILE = "ca.key", "ca.crt", "revoked.crl"
+SERVER_AUTH, CLIENT_AUTH = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 USAGES = {
-    "cloud": [ExtendedKeyUsageOID.SERVER_AUTH],
-    "edge": [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
-    "client": [ExtendedKeyUsageOID.CLIENT_AUTH],
+    "cloud": [SERVER_AUTH],
+    "edge": [SERVER_AUTH, CLIENT_AUTH],
+    "client": [CLIENT_AUTH],
 }
 """Who may be dialled, and who may dial: a client's certificate cannot stand in for a server."""
 
@@ -41,8 +49,10 @@ class Identity(NamedTuple):
     """Whose certificate it is, and for how long."""
 
     name: str
-    federation: str
+    federation: str | None
+    """None in a certificate of an external authority."""
     serial: int
+    """By which it is revoked."""
     begins: dt.datetime
     expires: dt.datetime
 
@@ -64,6 +74,14 @@ class Pair(NamedTuple):
         return "Pair(...)"
 
 
+class Asked(NamedTuple):
+    """What a request asks for: a certificate for a key, in the name of a site."""
+
+    name: str
+    federation: str
+    key: PublicKey
+
+
 class Issued(Configuration):
     """One certificate that the authority has issued."""
 
@@ -75,6 +93,8 @@ class Issued(Configuration):
     """When it ends."""
     revoked: AwareDatetime | None = None
     """When it was revoked, if it was."""
+    key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Hash of its public key; null where only the name was revoked, and in the records of earlier versions."""
 
     def days_left(self, now: dt.datetime) -> int:
         """Return the days until it expires, a begun one for a whole; negative ones since it did."""
@@ -93,7 +113,7 @@ class Book(Configuration):
 class Authority:
     """The folder ``authority`` of a federation: the one place that has the authority's private key."""
 
-    def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
+    def __init__(self, folder: Path, key: PrivateKey, certificate: x509.Certificate) -> None:
         self.folder, self._key, self._certificate = folder, key, certificate
         self.pem = _pem(certificate)
         """Its certificate, which every site has."""
@@ -102,18 +122,17 @@ class Authority:
     def create(cls, folder: Path, federation: str) -> Self:
         """Make an authority with a new key, and its first list, on which there is nobody."""
         make_folder(folder).chmod(FOLDER_OF_OWNER)
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = _subject(f"{federation} authority", federation)
+        key = new_key()
+        name = subject_of(f"{federation} authority", federation)
         now = _now()
         usage = _key_usage(key_cert_sign=True, crl_sign=True)
         builder = _builder(name, name, key.public_key(), now - BACKDATED, now + dt.timedelta(days=AUTHORITY_DAYS))
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
-        write_whole(folder / KEY_FILE, _key_pem(key), mode=ONLY_OWNER)
+        write_whole(folder / KEY_FILE, key_pem(key), mode=ONLY_OWNER)
         write_whole(folder / CERTIFICATE_FILE, _pem(certificate))
         made = cls(folder, key, certificate)
-        made._record(Book())
-        made._sign_list(Book())
+        made._publish(Book())
         return made
 
     @classmethod
@@ -129,32 +148,63 @@ class Authority:
     def issue(
         self, roles: Mapping[str, Role], days: int = SITE_DAYS, begin: dt.datetime | None = None
     ) -> dict[str, Pair]:
-        """Return new keys and certificates for sites, by their names; they are on record before anyone has them."""
+        """Return new keys and certificates for sites, by their names. Whoever calls this holds the keys of others."""
+        keys = {name: new_key() for name in roles}
+        asked = {name: (role, keys[name].public_key()) for name, role in roles.items()}
+        certificates = self.certify(asked, days, begin, replace=True)
+        return {name: Pair(key_pem(keys[name]), certificates[name]) for name in roles}
+
+    def certify(
+        self,
+        keys: Mapping[str, tuple[Role, PublicKey]],
+        days: int = SITE_DAYS,
+        begin: dt.datetime | None = None,
+        *,
+        replace: bool = False,
+    ) -> dict[str, bytes]:
+        """Return new certificates for the keys of sites, by their names; they are on record before anyone has them.
+
+        Another key than a site's last one, or any for a site that was revoked, only with ``replace``.
+        """
         begin = begin or _now()
         expires = min(begin + dt.timedelta(days=days), self._certificate.not_valid_after_utc)
         if expires <= begin:
             raise DeployError(f"{self.folder / CERTIFICATE_FILE}: the authority has expired; make a new federation")
-        pairs, issued = {}, []
-        for name, role in roles.items():
-            key = ec.generate_private_key(ec.SECP256R1())
-            certificate = self._certify(name, role, key.public_key(), begin, expires)
-            pairs[name] = Pair(_key_pem(key), _pem(certificate))
-            issued.append(Issued(name=name, serial=f"{certificate.serial_number:x}", expires=expires))
+        made, issued = {}, []
         with self._changing() as book:
+            last = {entry.name: entry for entry in book.certificates}
+            of_key = {entry.key: entry for entry in book.certificates if entry.key is not None}
+            for name, (role, key) in keys.items():
+                digest = key_hash(key)
+                _refuse_key(name, digest, of_key.get(digest), None if replace else last.get(name))
+                certificate = self._certify(name, role, key, begin, expires)
+                made[name] = _pem(certificate)
+                entry = Issued(name=name, serial=f"{certificate.serial_number:x}", expires=expires, key=digest)
+                of_key[digest] = entry
+                issued.append(entry)
             self._record(book.model_copy(update={"certificates": (*book.certificates, *issued)}))
-        return pairs
+        return made
 
-    def revoke(self, name: str) -> RevokedList:
-        """Put all certificates that a site was ever issued on a new list."""
+    def revoke(self, name: str, external: bool = False) -> RevokedList:
+        """Put all certificates that a site was ever issued on a new list; its name, if an external authority did."""
         with self._changing() as book:
+            entries = book.certificates
+            if external and all(int(entry.serial, 16) != serial_of_name(name) for entry in entries):
+                end = self._certificate.not_valid_after_utc
+                entries = (*entries, Issued(name=name, serial=f"{serial_of_name(name):x}", expires=end))
             listed = tuple(
                 entry.model_copy(update={"revoked": _now()}) if entry.name == name and not entry.revoked else entry
-                for entry in book.certificates
+                for entry in entries
             )
-            book = Book(number=book.number + 1, certificates=listed)
-            self._record(book)
-            self._sign_list(book)
+            self._publish(Book(number=book.number + 1, certificates=listed))
         return self.revoked()
+
+    def take_back(self, name: str) -> None:
+        """Believe the certificates of a site's external authority again."""
+        with self._changing() as book:
+            kept = tuple(one for one in book.certificates if int(one.serial, 16) != serial_of_name(name))
+            if kept != book.certificates:
+                self._publish(Book(number=book.number + 1, certificates=kept))
 
     def issued(self) -> dict[str, Issued]:
         """Return the last certificate of every site that was ever issued one."""
@@ -169,11 +219,9 @@ class Authority:
         """The signed list, which cloud and edges have a copy of."""
         return self.folder / LIST_FILE
 
-    def _certify(
-        self, name: str, role: Role, key: ec.EllipticCurvePublicKey, begin: dt.datetime, end: dt.datetime
-    ) -> x509.Certificate:
+    def _certify(self, name: str, role: Role, key: PublicKey, begin: dt.datetime, end: dt.datetime) -> x509.Certificate:
         issuer = self._certificate.subject
-        subject = _subject(name, str(issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value))
+        subject = subject_of(name, str(issuer.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value))
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             _builder(subject, issuer, key, begin - BACKDATED, end)
@@ -204,7 +252,9 @@ class Authority:
     def _record(self, book: Book) -> None:
         write_whole(self.folder / "issued.json", book.model_dump_json(indent=1), mode=ONLY_OWNER)
 
-    def _sign_list(self, book: Book) -> None:
+    def _publish(self, book: Book) -> None:
+        """Record a book and sign its list."""
+        self._record(book)
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self._certificate.subject)
@@ -220,29 +270,129 @@ class Authority:
         write_whole(self.list_file, signed.public_bytes(serialization.Encoding.PEM))
 
 
+def _refuse_key(name: str, key: str, before: Issued | None, last: Issued | None) -> None:
+    """Refuse a key whose last certificate is another site's or revoked, and one that is not that of the site's last."""
+    if before is not None and before.name != name:
+        raise DeployError(f"{name}: the key is that of {before.name}; every site makes its own")
+    if before is not None and before.revoked:
+        raise DeployError(
+            f"{name}: the key was revoked on {before.revoked:%Y-%m-%d}; have the site make another: "
+            "fedbac federation request KIT --new-key"
+        )
+    if last is not None and last.revoked:
+        raise DeployError(f"{name}: it was revoked on {last.revoked:%Y-%m-%d}; to take it back, sign with --replace")
+    if last is not None and last.key != key:
+        raise DeployError(
+            f"{name}: it has a certificate for another key, good until {last.expires:%Y-%m-%d}; if the site says that "
+            "it made a new one, sign with --replace"
+        )
+
+
 def read_identity(pem: bytes, source: str) -> Identity:
     """Return whose certificate it is; ``source`` says where it came from, for the message. Nothing is verified."""
-    with _readable(source, "certificate"):
+    with readable(source, "certificate"):
         certificate = x509.load_pem_x509_certificate(pem)
-        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        federations = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-        if len(names) != 1 or len(federations) != 1:
-            raise DeployError(f"{source}: the certificate names no one site of a federation; use one of a kit")
+        name, federation = named(certificate.subject, source)
         return Identity(
-            str(names[0].value),
-            str(federations[0].value),
+            name,
+            federation,
             certificate.serial_number,
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
         )
 
 
-def is_signed_by(pem: bytes, authority: bytes, source: str) -> bool:
-    """Whether a certificate is signed by an authority."""
-    with _readable(source, "certificate"):
-        issuer = x509.load_pem_x509_certificate(authority)
-        issuer.public_key()  # one that cannot be used is no answer
-        certificate = x509.load_pem_x509_certificate(pem)
+def make_request(key: PrivateKey, name: str, federation: str) -> bytes:
+    """Return a request for a certificate, as PEM; its signature shows that whoever made it has the key."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject_of(name, federation))
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def read_request(pem: bytes, source: str) -> Asked:
+    """Return what a request asks for, if whoever made it has the key and that is strong; no other wish is granted."""
+    again = "have the site make it again: fedbac federation request KIT"
+    with readable(source, "certificate request", again):
+        found = x509.load_pem_x509_csr(pem)
+        key, digest = found.public_key(), found.signature_hash_algorithm
+        if not isinstance(key, PublicKey) or not is_strong(key):
+            raise DeployError(f"{source}: the key is too weak or of a kind that sites do not use ({STRONG}); {again}")
+        if not isinstance(digest, hashes.SHA256 | hashes.SHA384 | hashes.SHA512) or not found.is_signature_valid:
+            raise DeployError(f"{source}: the request is not signed with its key and SHA-256 or better; {again}")
+        return Asked(*named(found.subject, source), key)
+
+
+def public_key_of(pem: bytes, source: str) -> PublicKey:
+    """Return the key that a certificate is for."""
+    with readable(source, "certificate"):
+        key = x509.load_pem_x509_certificate(pem).public_key()
+        assert isinstance(key, PublicKey)
+        return key
+
+
+def refuse_useless(pem: bytes, role: Role, source: str) -> None:
+    """Refuse a certificate that is not for what its site does: to be dialled, to dial, or both."""
+    with readable(source, "certificate"):
+        try:
+            found = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        except x509.ExtensionNotFound:  # it is for anything
+            return
+        if not {*USAGES[role]} <= {*found.value}:
+            wanted = " and ".join("serverAuth" if one == SERVER_AUTH else "clientAuth" for one in USAGES[role])
+            raise DeployError(
+                f"{source}: the certificate is not for {wanted}, as that of a site of role {role} must be"
+            )
+
+
+def read_external(pem: bytes, site: str, name: str, source: str) -> Identity:
+    """Return a site's identity, if the first certificate is for the name by which its external authority knows it.
+
+    That is one of the DNS names of its SAN, or its CN if it has no SAN. Nothing is verified.
+    """
+    with readable(source, "certificate"):
+        chain = x509.load_pem_x509_certificates(pem)
+        found = {str(one.value) for one in chain[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)}
+        try:
+            alternative = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            found = set(alternative.get_values_for_type(x509.DNSName))
+        except x509.ExtensionNotFound:
+            pass
+        if name.lower() not in {one.lower() for one in found}:
+            raise DeployError(
+                f"{source}: the certificate is for {quoted(sorted(found))}, but external_ca of federation.yaml says "
+                f"{quoted(name)} for {site}; correct that, or ask for another certificate"
+            )
+        begins, expires = [one.not_valid_before_utc for one in chain], [one.not_valid_after_utc for one in chain]
+        return Identity(site, None, serial_of_name(site), max(begins), min(expires))
+
+
+def serial_of_name(site: str) -> int:
+    """Return the number that stands for a site on the list, where serial numbers are another authority's."""
+    return int.from_bytes(hashlib.sha256(b"site " + site.encode()).digest()[:16], "big")
+
+
+def is_signed_by(pem: bytes, authority: bytes, source: str, whose: str | None = None) -> bool:
+    """Whether a certificate is signed by an authority, or by one that follows it and that the authority signed.
+
+    Messages name the ``source`` of the certificate, and ``whose`` the authority's is.
+    """
+    with readable(whose or source, "certificate"):
+        anchors = x509.load_pem_x509_certificates(authority)
+        for anchor in anchors:
+            anchor.public_key()  # one that cannot be used is no answer
+    with readable(source, "certificate"):
+        last, *between = x509.load_pem_x509_certificates(pem)[:LONGEST_CHAIN]
+        for _ in range(LONGEST_CHAIN):
+            if any(_signed(last, anchor) for anchor in anchors):
+                return True
+            above = next((one for one in between if _is_authority(one) and _signed(last, one)), None)
+            if above is None:
+                return False
+            last = above
+    return False
+
+
+def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):  # another name, another kind of key, another signature
@@ -250,15 +400,64 @@ def is_signed_by(pem: bytes, authority: bytes, source: str) -> bool:
     return True
 
 
-def fits(key: ec.EllipticCurvePrivateKey, pem: bytes, source: str) -> bool:
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def named(subject: x509.Name, source: str) -> tuple[str, str]:
+    """Return the site and the federation that a certificate or a request is for."""
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    federations = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    if len(names) != 1 or len(federations) != 1:
+        raise DeployError(f"{source}: it names no one site of a federation; use one of a kit")
+    return str(names[0].value), str(federations[0].value)
+
+
+def fits(key: PrivateKey, pem: bytes, source: str) -> bool:
     """Whether a private key is that of a certificate."""
-    with _readable(source, "certificate"):
+    with readable(source, "certificate"):
         return key.public_key() == x509.load_pem_x509_certificate(pem).public_key()
+
+
+def sign(key: PrivateKey, content: bytes) -> bytes:
+    """Return the signature of a site's key, with SHA-256."""
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(content, padding.PKCS1v15(), hashes.SHA256())
+    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signature(signature: bytes, content: bytes, pem: bytes) -> bool:
+    """Whether the key of a certificate made a signature."""
+    key = public_key_of(pem, "certificate")
+    try:
+        if isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, content, padding.PKCS1v15(), hashes.SHA256())
+        else:
+            key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def is_strong(key: object) -> bool:
+    """Whether a public key is of a kind that sites may have."""
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.key_size >= 2048
+    return isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in ("secp256r1", "secp384r1", "secp521r1")
+
+
+def key_hash(key: PublicKey) -> str:
+    """Return the sha256 of a public key, by which people and records know it."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def read_revoked(pem: bytes, authority: bytes, source: str) -> RevokedList:
     """Return what a list says, if it bears the authority's signature; ``source`` is named in the message."""
-    with _readable(source, "list of revoked certificates"):
+    with readable(source, "list of revoked certificates"):
         found = x509.load_pem_x509_crl(pem)
         key = x509.load_pem_x509_certificate(authority).public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
@@ -270,17 +469,17 @@ def read_revoked(pem: bytes, authority: bytes, source: str) -> RevokedList:
 
 
 @contextmanager
-def _readable(source: str, what: str) -> Iterator[None]:
+def readable(source: str, what: str, fix: str = "copy it from the federation again") -> Iterator[None]:
     """Make one sentence of whatever the library lets out on strange bytes; it is more than it names, and often late."""
     try:
         yield
     except DeployError:
         raise
     except Exception as error:
-        raise DeployError(f"{source}: it is no {what}; copy it from the federation again") from error
+        raise DeployError(f"{source}: it is no {what}; {fix}") from error
 
 
-def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> PrivateKey:
     """Return the private key in a file that nobody but its owner may read."""
     pem = read(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -288,23 +487,28 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return as_key(pem, str(path))
 
 
-def as_key(pem: bytes, source: str) -> ec.EllipticCurvePrivateKey:
+def as_key(pem: bytes, source: str) -> PrivateKey:
     """Return a private key; ``source`` is named in the message."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeployError(f"{source}: it is no private key of a federation; copy the file again")
+    if not isinstance(key, PrivateKey) or not is_strong(key.public_key()):
+        raise DeployError(f"{source}: it is no private key of a federation ({STRONG}); make one, or copy it again")
     return key
 
 
-def read(path: Path) -> bytes:
-    """Return what is in a file of a federation."""
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """Return a new private key, as sites have it."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def read(path: Path, fix: str = "copy it from the federation's folder again") -> bytes:
+    """Return what is in a file of a federation; ``fix`` says what to do if it is missing."""
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise DeployError(f"{path}: the file is missing; copy it from the federation's folder again") from error
+        raise DeployError(f"{path}: the file is missing; {fix}") from error
     except OSError as error:
         raise DeployError(f"{path}: the file cannot be read ({why(error)}); mend that") from error
 
@@ -313,14 +517,23 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC).replace(microsecond=0)
 
 
-def _subject(name: str, federation: str) -> x509.Name:
+def read_certificates(path: Path, fix: str = "copy it from the federation's folder again") -> bytes:
+    """Return what is in a file of certificates, which may go anywhere."""
+    pem = read(path, fix)
+    if b"PRIVATE KEY" in pem:
+        raise DeployError(f"{path}: there is a private key in this file; leave only the certificates in it")
+    return pem
+
+
+def subject_of(name: str, federation: str) -> x509.Name:
+    """Return how a certificate names a site."""
     return x509.Name(
         [x509.NameAttribute(NameOID.COMMON_NAME, name), x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation)]
     )
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, begin: dt.datetime, end: dt.datetime
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, begin: dt.datetime, end: dt.datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -352,7 +565,8 @@ def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_pem(key: PrivateKey) -> bytes:
+    """Return a private key as its file holds it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -2,13 +2,34 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from fedbac.deploy.pki.authority import Identity, as_key, fits, is_signed_by, read, read_revoked
+from fedbac.deploy.pki.authority import (
+    Identity,
+    RevokedList,
+    as_key,
+    fits,
+    is_signed_by,
+    read,
+    read_external,
+    read_identity,
+    read_revoked,
+)
 from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
+
+
+class External(NamedTuple):
+    """How an external authority proves a site."""
+
+    authority: Path
+    """Its certificate."""
+    name: str
+    """The site's name in certificates of this authority."""
 
 
 @dataclass(frozen=True)
@@ -20,19 +41,50 @@ class Credentials:
     authority: Path
     revoked: Path | None = None
     """List of revoked certificates, signed by the authority; for those that others dial."""
+    external: Mapping[str, External] = field(default_factory=dict)
+    """The sites that other authorities prove, by their names; our authority does not prove them."""
+    site: str = ""
+    """The site itself."""
+    peers: tuple[str, ...] = ()
+    """Who is believed: the parent, or the children."""
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Return key, certificate and the authority's certificate, as PEM."""
-        return read(self.key), read(self.certificate), read(self.authority)
+        """Return key, certificate and the certificates of the authorities that prove the peers, as PEM."""
+        roots = dict.fromkeys(self.authority_of(peer) for peer in self.peers or ("",))
+        return read(self.key), read(self.certificate), b"".join(map(read, roots))
 
     def read_matching(self) -> tuple[bytes, bytes, bytes]:
         """Return the same if the files belong together; while a kit is copied they do not."""
-        key, certificate, authority = found = self.read()
+        key, certificate, roots = self.read()
         if not fits(as_key(key, str(self.key)), certificate, str(self.certificate)):
             raise DeployError(f"{self.key}: the key does not fit {self.certificate.name}; copy both again")
-        if not is_signed_by(certificate, authority, str(self.authority)):
-            raise DeployError(f"{self.certificate}: {self.authority.name} did not sign it; copy both again")
-        return found
+        self._refuse_unsigned(self.site, certificate, str(self.certificate))
+        return key, certificate, roots
+
+    def authority_of(self, site: str) -> Path:
+        """Return the certificate of the authority that proves a site."""
+        return self.external[site].authority if site in self.external else self.authority
+
+    def name_of(self, site: str) -> str:
+        """Return the name that a site's certificate has."""
+        return self.external[site].name if site in self.external else site
+
+    def identify(self, site: str, pem: bytes, source: str) -> Identity:
+        """Return whose certificate the first one is, if the authority that proves the site signed it.
+
+        Our own authority may have signed it for another site, which the identity tells.
+        """
+        if site in self.external:
+            identity = read_external(pem, site, self.external[site].name, source)
+        else:
+            identity = read_identity(pem, source)
+        self._refuse_unsigned(site, pem, source)
+        return identity
+
+    def _refuse_unsigned(self, site: str, pem: bytes, source: str) -> None:
+        path = self.authority_of(site)
+        if not is_signed_by(pem, read(path), source, str(path)):
+            raise DeployError(f"{source}: {path.name} did not sign it; copy both again")
 
 
 class Revoked:
@@ -44,15 +96,14 @@ class Revoked:
     def __init__(self, credentials: Credentials) -> None:
         self._path, self._authority = credentials.revoked, credentials.authority
         self._stamp = self._now()
-        self._serials = self._read()
-        self._told: frozenset[int] = frozenset()
+        self._newest = self._read()
 
     def __contains__(self, identity: Identity) -> bool:
-        return identity.serial in self._serials or identity.serial in self._told
+        return identity.serial in self._newest.serials
 
     def take(self, pem: bytes) -> None:
         """Believe a list that a parent passed on, also where the file cannot be written."""
-        self._told |= read_revoked(pem, read(self._authority), "the list of revoked certificates that arrived").serials
+        self._believe(read_revoked(pem, read(self._authority), "the list of revoked certificates that arrived"))
 
     def refresh(self) -> None:
         """Read the file again if it changed."""
@@ -61,7 +112,7 @@ class Revoked:
             return
         self._stamp = stamp
         try:
-            self._serials = self._read()
+            self._believe(self._read())
         except DeployError as error:
             log.error("%s; the list read before stays in force", error)
 
@@ -73,7 +124,11 @@ class Revoked:
             return None
         return found and (found.st_mtime_ns, found.st_size, found.st_ino)
 
-    def _read(self) -> frozenset[int]:
+    def _believe(self, found: RevokedList) -> None:
+        if found.number >= self._newest.number:  # a newer list may take a site back, an older one never
+            self._newest = found
+
+    def _read(self) -> RevokedList:
         if self._path is None:
-            return frozenset()
-        return read_revoked(read(self._path), read(self._authority), str(self._path)).serials
+            return RevokedList(-1, frozenset())
+        return read_revoked(read(self._path), read(self._authority), str(self._path))

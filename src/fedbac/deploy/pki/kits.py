@@ -2,7 +2,7 @@
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -10,11 +10,14 @@ from typing import Self
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import ONLY_OWNER, Authority, Identity, Pair, RevokedList
-from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, SiteConfig, read_settings
+from fedbac.deploy.pki.credentials import Credentials, External
+from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, Role, SiteConfig, read_settings
 from fedbac.errors import DeployError, OutputError, quoted, unknown
 from fedbac.files import make_folder, remove, write_whole
 
 SITE_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE = "site.yaml", "site.key", "site.crt", "ca.crt"
+NEXT_KEY_FILE = "next.key"
+"""A new key, beside the one in use until its certificate is installed."""
 LIST_FILE, EXPERIMENT_FILE = "revoked.crl", "experiment.yaml"
 NEW_KIT = "ask whoever keeps the authority for a new kit (fedbac federation renew)"
 FROM_FEDERATION = "# Made from federation.yaml. Change it there, then run: fedbac federation renew\n"
@@ -49,25 +52,17 @@ class Kit:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Return the kit in a folder; a DeployError names the file that is wrong and what to do."""
-        if not folder.is_dir():
-            raise DeployError(
-                f"{folder}: there is no such kit; name a folder of kits/ that fedbac federation init made"
-            )
-        if not (folder / SITE_FILE).exists():
-            raise DeployError(f"{folder / SITE_FILE}: the file is missing; name a folder of kits/, or copy it again")
-        site = read_settings(SiteConfig, folder / SITE_FILE)
-        source = folder / CERTIFICATE_FILE
-        pem, trusted = authority.read(source), authority.read(folder / AUTHORITY_FILE)
-        identity = authority.read_identity(pem, str(source))
-        _refuse_foreign(site, identity, source)
-        if not authority.is_signed_by(pem, trusted, str(folder / AUTHORITY_FILE)):
-            raise DeployError(f"{source}: {AUTHORITY_FILE} did not sign it; copy both from the federation again")
-        _refuse_untimely(identity, source)
-        if not authority.fits(authority.read_key(folder / KEY_FILE), pem, str(source)):
-            raise DeployError(
-                f"{folder / KEY_FILE}: the key does not fit {CERTIFICATE_FILE}; copy both from the federation again"
-            )
-        kit = cls(folder, site, identity, pem, trusted, authority.read(folder / KEY_FILE))
+        site = read_site(folder)
+        key_file, source = folder / KEY_FILE, folder / CERTIFICATE_FILE
+        authority.read(key_file, f"make it at the site: fedbac federation request {folder}")
+        pem = authority.read_certificates(
+            source, f"have {site.name}.csr signed, then run: fedbac federation install {folder} FILE"
+        )
+        trusted = authority.read(folder / AUTHORITY_FILE)
+        identity = identified(folder, site, pem, source)
+        if not authority.fits(authority.read_key(key_file), pem, str(source)):
+            raise DeployError(f"{key_file}: the key does not fit {CERTIFICATE_FILE}; copy both again")
+        kit = cls(folder, site, identity, pem, trusted, authority.read(key_file))
         if site.role == "cloud":
             authority.read(kit.experiment_file)
         if site.role != "client" and identity.serial in kit.revoked().serials:
@@ -94,8 +89,44 @@ class Kit:
         return True
 
 
+def read_site(folder: Path) -> SiteConfig:
+    """Return what a kit tells its site."""
+    if not folder.is_dir():
+        raise DeployError(f"{folder}: there is no such kit; name a folder of kits/ that fedbac federation init made")
+    if not (folder / SITE_FILE).exists():
+        raise DeployError(f"{folder / SITE_FILE}: the file is missing; name a folder of kits/, or copy it again")
+    return read_settings(SiteConfig, folder / SITE_FILE)
+
+
+def credentials_of(folder: Path, site: SiteConfig, *peers: str) -> Credentials:
+    """Return where a kit has what proves its site and these peers."""
+    external = {
+        name: External(folder / one.certificates, known)
+        for one in site.external_ca
+        for name, known in one.sites.items()
+    }
+    return Credentials(
+        folder / KEY_FILE,
+        folder / CERTIFICATE_FILE,
+        folder / AUTHORITY_FILE,
+        None if site.role == "client" else folder / LIST_FILE,
+        external,
+        site.name,
+        peers,
+    )
+
+
+def identified(folder: Path, site: SiteConfig, pem: bytes, source: Path) -> Identity:
+    """Return whose certificate it is, if the site of a kit can use it."""
+    identity = credentials_of(folder, site).identify(site.name, pem, str(source))
+    _refuse_foreign(site, identity, source)
+    _refuse_untimely(identity, source)
+    authority.refuse_useless(pem, site.role, str(source))
+    return identity
+
+
 def _refuse_foreign(site: SiteConfig, identity: Identity, source: Path) -> None:
-    if (identity.name, identity.federation) != (site.name, site.federation):
+    if (identity.name, identity.federation or site.federation) != (site.name, site.federation):
         raise DeployError(
             f"{source}: the certificate is that of {quoted(identity.name)} of {quoted(identity.federation)}, but "
             f"{SITE_FILE} says {quoted(site.name)} of {quoted(site.federation)}; copy the whole kit again"
@@ -110,7 +141,10 @@ def _refuse_untimely(identity: Identity, source: Path) -> None:
             f"{now:%Y-%m-%d %H:%M}; set the clock"
         )
     if now >= identity.expires:
-        raise DeployError(f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; {NEW_KIT}")
+        raise DeployError(
+            f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; have it renewed (fedbac "
+            "federation renew), and install it or copy the new kit"
+        )
 
 
 class FederationFolder:
@@ -120,13 +154,16 @@ class FederationFolder:
         self.path, self.config, self.authority = path, config, authority
 
     @classmethod
-    def init(cls, path: Path, config: FederationConfig, days: int = SITE_DAYS) -> Self:
-        """Make a federation with a new authority and all kits, in a new or empty folder; all of it or nothing."""
+    def init(cls, path: Path, config: FederationConfig, days: int = SITE_DAYS, keys: bool = True) -> Self:
+        """Make a federation with a new authority and all kits, in a new or empty folder; all of it or nothing.
+
+        Without ``keys``, sites make them, and send requests for their certificates.
+        """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise DeployError(f"{path}: it exists and is not empty; remove it, or choose another folder")
         try:
             made = cls(make_folder(path), config, Authority.create(path / "authority", config.name))
-            made.renew(days=days)
+            made.renew(days=days, keys=keys)
             tree = config.model_dump(mode="json")
             write_whole(path / "federation.yaml", to_yaml(tree))  # the last file: with it the folder is a federation
         except BaseException:
@@ -154,10 +191,12 @@ class FederationFolder:
         """Return the folder of a site's kit."""
         return self.path / "kits" / name
 
-    def renew(self, names: Sequence[str] = (), days: int = SITE_DAYS) -> list[str]:
-        """Make kits with new keys and certificates, for these sites or for all that are not revoked; return whose.
+    def renew(self, names: Sequence[str] = (), days: int = SITE_DAYS, keys: bool = False) -> list[str]:
+        """Make kits again with new certificates, for these sites or for all that are not revoked; return whose.
 
-        A revoked site comes back only when it is named. Certificates issued before stay good until they expire.
+        A site whose request was signed keeps its key. The key of another is made again if it was made here, or with
+        ``keys``; without, the site must ask for a certificate. A revoked site comes back only when it is named.
+        Certificates issued before stay good until they expire.
         """
         sites = self.config.sites()
         for name in names:
@@ -165,21 +204,66 @@ class FederationFolder:
                 raise DeployError(f"{self.path}: {unknown('site', name, sites)}")
         revoked = self.revoked()
         chosen = list(dict.fromkeys(names)) or [name for name in sites if name not in revoked]
-        pairs = self.authority.issue({name: sites[name].role for name in chosen}, days)
-        for name, pair in pairs.items():
-            self._write_kit(sites[name], pair)
+        external = self.external()
+        ours = [name for name in chosen if name not in external]
+        kept = {name: self.certificate(name) for name in ours if not keys and self.certificate(name).exists()}
+        made = [name for name in ours if keys or (name not in kept and (self.kit(name) / KEY_FILE).exists())]
+        public = {name: authority.public_key_of(authority.read(path), str(path)) for name, path in kept.items()}
+        self._certify({name: (sites[name].role, key) for name, key in public.items()}, days)
+        pairs = self.authority.issue({name: sites[name].role for name in made}, days)
+        for name in chosen:
+            if name in external:
+                self.authority.take_back(name)
+            self._write_kit(sites[name], pairs.get(name))
         return chosen
+
+    def sign(self, files: Sequence[Path], days: int = SITE_DAYS, replace: bool = False) -> dict[str, str]:
+        """Sign requests of sites, all or none, each into a file to send back; return the keys' hashes, by site.
+
+        Another key than a site's last one, or any for a revoked site, only with ``replace``.
+        """
+        sites, external, asked = self.config.sites(), self.external(), dict[str, authority.Asked]()
+        for file in files:
+            found = authority.read_request(authority.read(file, "give the path of a request"), str(file))
+            if found.federation != self.config.name:
+                raise DeployError(
+                    f"{file}: the request is for {quoted(found.federation)}, and this federation is "
+                    f"{quoted(self.config.name)}; have it made from a kit of this one"
+                )
+            if found.name not in sites:
+                raise DeployError(f"{file}: {unknown('site', found.name, sites)}")
+            if found.name in external:
+                raise DeployError(f"{file}: external_ca says that {found.name} has another authority; ask that to sign")
+            if found.name in asked:
+                raise DeployError(f"{file}: another request is for {found.name} too; give one of them")
+            asked[found.name] = found
+        self._certify({name: (sites[name].role, found.key) for name, found in asked.items()}, days, replace)
+        return {name: authority.key_hash(found.key) for name, found in asked.items()}
+
+    def external(self) -> set[str]:
+        """Return the sites that other authorities prove."""
+        return {name for one in self.config.external_ca for name in one.sites}
+
+    def certificate(self, name: str) -> Path:
+        """Return where the certificate is that answers a site's last request."""
+        return self.path / "certificates" / f"{name}.crt"
+
+    def _certify(self, keys: Mapping[str, tuple[Role, authority.PublicKey]], days: int, replace: bool = False) -> None:
+        for name, pem in self.authority.certify(keys, days, replace=replace).items():
+            make_folder(self.certificate(name).parent)
+            write_whole(self.certificate(name), pem)
 
     def revoke(self, name: str) -> list[Path]:
         """Revoke a site; return the kits that have the new list, which must reach the cloud and the edges."""
-        issued = self.authority.issued()
-        if name not in issued:
-            raise DeployError(f"{self.path}: {unknown('site', name, issued)}")
+        external = self.external()
+        known = {*self.authority.issued(), *external}
+        if name not in known:
+            raise DeployError(f"{self.path}: {unknown('site', name, known)}")
         if name == CLOUD:
             raise DeployError(
                 f"{self.path}: edges cannot tell that the cloud was revoked; make a new federation instead"
             )
-        self.authority.revoke(name)
+        self.authority.revoke(name, name in external)
         parents = (self.kit(site.name) for site in self.config.sites().values() if site.role != "client")
         kits = [kit for kit in parents if kit.is_dir()]  # whoever moved one elsewhere copies the list there
         for kit in kits:
@@ -190,12 +274,15 @@ class FederationFolder:
         """Return the sites whose last certificate was revoked."""
         return [name for name, last in self.authority.issued().items() if last.revoked]
 
-    def _write_kit(self, site: SiteConfig, pair: Pair) -> None:
+    def _write_kit(self, site: SiteConfig, pair: Pair | None) -> None:
         kit = make_folder(self.kit(site.name))
         write_whole(kit / SITE_FILE, FROM_FEDERATION + to_yaml(site.model_dump(mode="json")))
-        write_whole(kit / KEY_FILE, pair.key, mode=ONLY_OWNER)
-        write_whole(kit / CERTIFICATE_FILE, pair.certificate)
+        if pair is not None:
+            write_whole(kit / KEY_FILE, pair.key, mode=ONLY_OWNER)
+            write_whole(kit / CERTIFICATE_FILE, pair.certificate)
         write_whole(kit / AUTHORITY_FILE, self.authority.pem)
+        for one in site.external_ca:
+            write_whole(kit / one.certificates, authority.read_certificates(self.path / one.certificates))
         if site.role != "client":
             self._write_list(kit)
         if site.role == "cloud":

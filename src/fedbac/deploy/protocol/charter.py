@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,35 +18,46 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.core import trees
 from fedbac.core.codecs import Chain, Codec
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
-from fedbac.data.datasets import normalization_of
+from fedbac.core.settings import IntArray
+from fedbac.core.state import flatten
 from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import WireError
+from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
-from fedbac.rounds.messages import Site
+from fedbac.rounds.messages import Site, Wanted
 
 MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
-MOST_EXAMPLES = 2**40
+MOST_EXAMPLES = 10**8
+"""Of one site, which holds them in memory."""
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
-RUN = re.compile("[0-9a-f]{16}")
+RUN, HASH = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}")
 Whole = Field(ge=0, le=MOST_EXAMPLES)
 
 
-class Facts(BaseModel):
-    """What a client, or an edge with test data, says of its data: numbers, never an example."""
+class Held(BaseModel):
+    """How many examples a site holds, and their hash: a site whose data have changed takes no part."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     train: int = Whole
     validation: int = Whole
     test: int = Whole
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Facts(Held):
+    """What a client, or an edge with test data, says of its data: numbers, never an example."""
+
     shape: list[int] = Field(max_length=8)
     dtype: str
     classes: list[int] = Field(max_length=MOST_CLASSES)
@@ -53,7 +65,18 @@ class Facts(BaseModel):
     sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
     """Per channel of images the sum, the sum of squares and the number of pixels, of training and validation data."""
     largest_token: int | None = Field(ge=0, le=MOST_TOKENS)
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Holding(Held):
+    """What a run knows of one site's data. The cloud, the site and its edge have it; all others its commitment."""
+
+    salt: str = Field(pattern=r"^[0-9a-f]{32}$", default_factory=lambda: secrets.token_hex(16))
+    """Random, so that nobody finds the numbers by trying."""
+
+    @property
+    def commitment(self) -> str:
+        """The hash that binds the cloud to these numbers, for those who may not know them."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,11 @@ class Owners:
 
 @dataclass(frozen=True)
 class Charter:
-    """The terms of a run, the same for everybody. Sites know it by its hash, and work under no other."""
+    """The terms of a run, the same for everybody. Sites know it by its hash, and work under no other.
+
+    Of each site's data the terms hold a commitment. A site is handed what is behind its own, an edge also behind those
+    of its clients, and checks it.
+    """
 
     run: str
     """Which run: what owners keep of one is of no use to another."""
@@ -82,24 +109,39 @@ class Charter:
     dtype: str
     num_classes: int
     largest_token: int | None
-    sums: tuple[tuple[int, ...], ...] | None
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None
+    """Per channel, mean and deviation of all training images; of sums, a site would learn how many others hold."""
     clients: tuple[tuple[int, ...], ...]
     """Per edge, the numbers of its clients."""
-    size_N: tuple[int, ...]
-    validation_N: tuple[int, ...]
-    test_N: tuple[int, ...]
-    """Test examples of each client."""
-    test_M: tuple[int, ...]
-    """Test examples that each edge itself holds; 0 where its clients do."""
-    fingerprints: Mapping[str, str]
-    """By the name of a site, the hash of its data: a site whose data have changed takes no part."""
+    commitments: Mapping[str, str]
+    """Of every client, and of every edge that holds test data itself, by name."""
+    holdings: Mapping[str, Holding]
+    """Those that are known here; no part of the terms."""
 
     @cached_property
     def text(self) -> str:
-        """The charter as it travels."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "experiment"}
-        plain["experiment"] = self.experiment.model_dump(mode="json")
-        return json.dumps(plain, sort_keys=True)
+        """The terms as they travel."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "holdings"}
+        return json.dumps(plain | {"experiment": self.experiment.model_dump(mode="json")}, sort_keys=True)
+
+    def known_to(self, site: str) -> dict[str, Any]:
+        """Return the holdings that a site is handed, as they travel: its own and those of its clients."""
+        mine = (name for name in self.holdings if name == site or name.startswith(f"{site}-"))
+        return {name: self.holdings[name].model_dump() for name in mine}
+
+    def held(self, split: Split) -> list[int]:
+        """Return how many examples of a split each client holds; 0 where that is not known here."""
+        names = [client_name(m, n) for m, own in enumerate(self.clients) for n in range(len(own))]
+        return [getattr(self.holdings[name], split) if name in self.holdings else 0 for name in names]
+
+    def edge_tests(self, edge: int) -> int:
+        """Return how many test examples an edge itself holds; 0 where its clients do, or it is not known here."""
+        return self.holdings[edge_name(edge)].test if edge_name(edge) in self.holdings else 0
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of clients, by their numbers."""
+        return tuple(client_name(m, n) for m, clients in enumerate(self.clients) for n in range(len(clients)))
 
     @cached_property
     def id(self) -> str:
@@ -124,7 +166,10 @@ class Charter:
     @cached_property
     def normalization(self) -> Normalization:
         """Per-channel mean and deviation of all training images, whoever holds them."""
-        return None if self.sums is None else normalization_of(np.array(self.sums))
+        if self.pixels is None:
+            return None
+        mean_C, deviation_C = (np.array(each_C, dtype=np.float32) for each_C in self.pixels)
+        return mean_C, deviation_C
 
     @cached_property
     def build(self) -> models.Build:
@@ -157,8 +202,8 @@ class Charter:
                 Site(
                     index=index,
                     clients=tuple(members),
-                    size_N=np.array(self.size_N)[members],
-                    validation_N=np.array(self.validation_N)[members],
+                    size_N=np.array(self.held("train"))[members],
+                    validation_N=np.array(self.held("validation"))[members],
                     num_classes=self.num_classes,
                     edge_N=np.repeat(edges, [len(self.clients[edge]) for edge in edges]),
                 )
@@ -186,10 +231,38 @@ class Charter:
             self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
         )
 
-    def holds(self, site: Site) -> dict[Split, int]:
-        """Return how many examples there are at a site, by split."""
-        tests = sum(self.test_M[edge] for edge in site.edges) + sum(self.test_N[client] for client in site.clients)
-        return {"train": site.size, "validation": int(site.validation_N.sum()), "test": tests}
+    def longest_answer(self, request: str) -> int:
+        """Return the bytes that an answer to a kind of request may have: networks, where there are some, and the rest.
+
+        The rest grows with clients and clusters: what selection remembers, and numbers of every model and client.
+        """
+        most = max(len(site.clients) for site in self.sites)
+        clusters = max((trees.count(params) for params in self.owners.only(self.first, "cluster").values()), default=0)
+        memory = flatten(self.experiment.method.selection.init(most)).values()
+        rest = ROOM + 4 * sum(value.nbytes for value in memory) + 64 * most * (clusters + 1)
+        update = rest + self._bytes("client_up", "cloud", "cluster", "edge")
+        if request == "train":  # with the update of every client, where clustering asks for them
+            of_clusters = (min(clusters, most) + most) * self._bytes("cloud_up", "cluster")
+            return rest + self._bytes("cloud_up", "cloud") + of_clusters
+        return {"fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(request, rest)
+
+    def _bytes(self, link: str, *scopes: Scope) -> int:
+        """Return what a row of each part of some owners takes on a link, packed or as it is."""
+        total, codec = 0, self.codec(link)
+        for params in self.owners.only(self.template, *scopes).values():
+            for value in params.values():
+                pieces = {} if codec is None else codec.layout(value[0].numel())
+                total += max(value.nbytes, sum(dtype.itemsize * count for dtype, count in pieces.values()))
+        return total
+
+    def groups(self, wanted: Wanted, site: Site) -> IntArray:
+        """Return how many examples there are in each group of a site on which models are measured."""
+        held_N = np.array(self.held(wanted.split))
+        if wanted.by in ("each", "client"):
+            return held_N[list(site.clients)]
+        own = self.edge_tests if wanted.split == "test" else lambda edge: 0
+        each_M = [own(edge) + held_N[list(self.clients[edge])].sum() for edge in site.edges]
+        return np.array(each_M if wanted.by == "edge" else [sum(each_M)])
 
     def epochs(self, phases: tuple[int, ...] | None) -> int:
         """Return how many epochs clients train in some phases; in all, when not given."""
@@ -223,8 +296,8 @@ class Charter:
         return found
 
 
-def read_charter(text: str) -> Charter:
-    """Return the charter that a parent hands over."""
+def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
+    """Return the charter that a parent hands over, and what it tells of those whose data the site may know."""
     try:
         plain = json.loads(text)
         experiment = parse(Experiment, plain.pop("experiment"))
@@ -235,13 +308,10 @@ def read_charter(text: str) -> Charter:
             dtype=str(plain["dtype"]),
             num_classes=int(plain["num_classes"]),
             largest_token=plain["largest_token"],
-            sums=None if plain["sums"] is None else tuple(tuple(map(int, row)) for row in plain["sums"]),
+            pixels=None if plain["pixels"] is None else _two(tuple(map(float, row)) for row in plain["pixels"]),
             clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
-            size_N=tuple(map(int, plain["size_N"])),
-            validation_N=tuple(map(int, plain["validation_N"])),
-            test_N=tuple(map(int, plain["test_N"])),
-            test_M=tuple(map(int, plain["test_M"])),
-            fingerprints=dict(plain["fingerprints"]),
+            commitments=dict(plain["commitments"]),
+            holdings={name: Holding.model_validate(said) for name, said in known.items()},
         )
         if not _possible(charter):
             raise ValueError
@@ -252,24 +322,37 @@ def read_charter(text: str) -> Charter:
         raise WireError("begin: it holds no charter") from error
 
 
+def _two(rows: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    first, second = rows
+    return first, second
+
+
 def _possible(charter: Charter) -> bool:
     """Whether a federation of this kind can be; the name of a run becomes that of a folder."""
-    counts = (*charter.size_N, *charter.validation_N, *charter.test_N, *charter.test_M)
     members = [client for clients in charter.clients for client in clients]
-    tokens, sums = charter.largest_token, charter.sums
+    tokens, pixels = charter.largest_token, charter.pixels
+    edges = {edge_name(m) for m in range(len(charter.clients))}
+    clients = {client_name(m, n) for m, own in enumerate(charter.clients) for n in range(len(own))}
     return (
         RUN.fullmatch(charter.run) is not None
         and charter.dtype in NUMBERS
         and are_sides(charter.shape)
         and 0 < charter.num_classes <= MOST_CLASSES
         and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
-        and (sums is None or (are_sums(sums) and len(sums) == charter.shape[0]))
+        and (pixels is None or _are_pixels(pixels, charter.shape[0]))
         and members == list(range(len(members)))
         and tuple(map(len, charter.clients)) == charter.experiment.task.clients()
-        and len(charter.size_N) == len(charter.validation_N) == len(charter.test_N) == len(members)
-        and len(charter.test_M) == len(charter.clients)
-        and all(0 <= count <= MOST_EXAMPLES for count in counts)
+        and clients <= charter.commitments.keys() <= clients | edges
+        and all(isinstance(one, str) and HASH.fullmatch(one) for one in charter.commitments.values())
+        and all(charter.commitments.get(name) == held.commitment for name, held in charter.holdings.items())
     )
+
+
+def _are_pixels(pixels: tuple[tuple[float, ...], tuple[float, ...]], channels: int) -> bool:
+    """Whether these can be means and deviations of pixels divided by 255."""
+    mean_C, deviation_C = pixels
+    good = all(0 <= mean <= 1 for mean in mean_C) and all(0 < deviation <= 1 for deviation in deviation_C)
+    return good and len(mean_C) == len(deviation_C) == channels
 
 
 def are_sides(shape: Sequence[int]) -> bool:

@@ -15,6 +15,8 @@ from typing import Self
 from fedbac.errors import DeployError, visible
 
 ITS_LOG = "; its log says why"
+BROKE_DOWN = "training broke down"
+"""So begin reasons that are no reason to wait: the networks, or who sends them, are to blame."""
 
 
 class Failure(Enum):
@@ -34,7 +36,12 @@ class Failure(Enum):
     ENDED = "the process that trains ended (exit status {}); it is started again when needed"
     FEW_PRESENT = "{} of {} clients are there and deploy.min_clients is {}"
     FEW_TRAINED = "{} of {} chosen clients trained and deploy.min_clients is {}"
+    NOT_SOUND = BROKE_DOWN + ": {} of {} chosen clients sent what is not finite, or too large"
+    RESTING = BROKE_DOWN + ": {} of {} clients sit out this round, and deploy.min_clients is {}"
     NONE_MEASURED = "nobody who holds data answered when clients were asked to measure a model"
+    OUTLIER = "its update changes {:,} times as much as is allowed (deploy.outlier_factor)"
+    LATE = "it gave no answer in time"
+    UNUSABLE = "what it said cannot be used; the log of the site above it says why"
     NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
     CLIENT_STATE = "client {}: the run continues after round {}, but the state it has kept is of round {}"
     EDGE_STATE = "edge {}: the run continues after round {}, but the state it has kept is of round {}"

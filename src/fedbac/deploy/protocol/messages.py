@@ -26,7 +26,7 @@ from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
 from fedbac.deploy.protocol.wire import Message, WireError, encode
-from fedbac.errors import quoted
+from fedbac.errors import LONGEST_QUOTE, quoted, visible
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
 Names = AnyNumber[tuple[str, ...]]
@@ -47,11 +47,11 @@ class Expected:
 Expectations = Mapping[str, Expected]
 """By the number of a client, and of the site itself under ``edge``."""
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
-    # How a run begins. An edge tells the classes and sums of all its clients together.
+    # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings.
     "enroll": {"experiment": Json},
     "facts": {"facts": Json},
     "roster": {"clients": Mapping[str, Json], "edge": Json | None, "together": Json, "reasons": Mapping[str, str]},
-    "begin": {"charter": str},
+    "begin": {"charter": str, "known": Mapping[str, Json]},
     "ready": {},
     "revoked": {"list": str},
     # A child does not know the charter, does not have the networks whose changes it was sent, or cannot take part.
@@ -76,6 +76,14 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     "update": {"trained": Trained},
     "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...], "expected": Expected},
     "evaluation": {"measured": Measured},
+    # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
+    # then with the parts that the site owns, and with the text of the charter instead of its hash.
+    "model": {
+        "charter": str,
+        "round": int,
+        "bank": Some[AnyNumber[Parts]],
+        "row_N": Some[AnyNumber[Mapping[str, IntArray]]],
+    },
     # What an owner keeps for itself, on its own disk.
     "version": {
         "parts": Unchecked[Parts],
@@ -86,6 +94,8 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
 }
 """By kind, what a message holds."""
 MOST_MODELS = 1_000_000
+LEAST_LOSS, MOST_LOSS = -1e-3, 1e4
+"""Of a mean cross-entropy, which is 0 at least but for rounding. Beyond the most, training broke down."""
 T = TypeVar("T")
 EVERY_LINK = Ledger(dict.fromkeys(product(TIERS, DIRECTIONS, PURPOSES), 0))
 
@@ -129,13 +139,21 @@ def _order(found: TrainOrder, like: TrainOrder) -> str | None:
 def _trained(found: Trained, like: Trained) -> str | None:
     told = [values for values in (found.square_C, found.epoch_CE) if values is not None]
     good = not np.isfinite(found.loss_C).all() or all((np.isfinite(one) & (one >= 0)).all() for one in told)
+    if (found.loss_C < LEAST_LOSS).any():
+        return "has a loss below 0"
     return None if good else "has a finite loss, but not the statistics that were asked for"
 
 
 def _measured(found: Measured, like: Measured) -> str | None:
     shares, good_G = found.accuracy_VG[:, found.count_G > 0], (found.count_G >= 0) & (found.count_G <= like.count_G)
-    good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all()
-    return None if good else "has accuracies or numbers of examples that cannot be"
+    good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all() and not (found.loss_VG < LEAST_LOSS).any()
+    return None if good else "has losses, accuracies or numbers of examples that cannot be"
+
+
+def _possible(losses: Any) -> bool:
+    """Whether numbers are losses that a site may tell; NaN is that of nobody."""
+    told = np.asarray(losses)
+    return bool((np.isnan(told) | ((told >= LEAST_LOSS) & (told <= MOST_LOSS))).all())
 
 
 CHECKS.update({Teachers: _teachers, TrainOrder: _order, Trained: _trained, Measured: _measured})
@@ -194,18 +212,24 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
     bank, some = charter.owners.without(order.bank, "edge", "client"), site.clients
     like = replace(lost, bank=bank, traffic=EVERY_LINK, absent=False)
-    like = replace(like, selected=some, failed=some, dropped=some, late=some)
+    reasons = dict.fromkeys((charter.names[client] for client in some), "")
+    like = replace(like, selected=some, failed=some, dropped=some, late=some, reasons=reasons)
     if order.wants_updates:
         like = replace(like, updates=charter.owners.only(bank, "cluster"))
     whole = unpacked(message, "report/bank", charter.codec("cloud_up"), bank)
     report = _one(whole, "report", like)
     for part, weight_R in report.weight.items():
-        if weight_R.sum() > site.size:
+        if max(weight_R.max(), weight_R.sum()) > site.size:  # of very many large numbers the sum may be negative
             raise WireError(f"trained: report/weight/{part} counts more examples than the edge has")
+    losses = {query.name: told_N for query, told_N in report.statistic_N.items()}
+    squares = np.sqrt(losses.pop("square", np.zeros(0)))
+    if not all(map(_possible, (report.loss, report.readings, squares, *losses.values()))):
+        raise WireError("trained: report tells losses that cannot be")
     healthy = int(np.isfinite(report.statistic_N[Statistic("loss")]).sum())
     if any(trees.count(params) != healthy for params in report.updates.values()):
         raise WireError(f"trained: report/updates must be of the {healthy} clients whose loss is finite")
-    return replace(report, bank=dict(order.bank) | report.bank)
+    reasons = {name: visible(why[:LONGEST_QUOTE]) for name, why in report.reasons.items()}
+    return replace(report, bank=dict(order.bank) | report.bank, reasons=reasons)
 
 
 def read_measure_request(
@@ -223,8 +247,11 @@ def read_measured(
 ) -> MeasureReport:
     """Return an edge's measurements if they can be those of this order."""
     each = zip(lost.readings, order.wanted, strict=True)
-    most = [replace(one, count_G=np.full_like(one.count_G, charter.holds(site)[two.split])) for one, two in each]
-    return _one(message, "report", MeasureReport(tuple(most), EVERY_LINK))
+    most = [replace(one, count_G=charter.groups(two, site)) for one, two in each]
+    report = _one(message, "report", MeasureReport(tuple(most), EVERY_LINK))
+    if not all(_possible(reading.loss_VG) for reading in report.readings):
+        raise WireError("measured: report tells losses that cannot be")
+    return report
 
 
 # ----------------------------------------------------------------------------------------- sites and clients
@@ -264,7 +291,10 @@ def read_update(message: Message, lost: Trained, passing: Collection[str], codec
     parts = {part: params for part, params in lost.parts_C.items() if part in passing}
     whole = unpacked(message, "trained/parts_C", codec, parts)
     trained = _one(whole, "trained", replace(lost, parts_C=parts))
-    return replace(trained, parts_C=lost.parts_C | trained.parts_C)
+    told = (trained.loss_C, trained.epoch_CE, None if trained.square_C is None else np.sqrt(trained.square_C))
+    sound = all(_possible(losses) for losses in told if losses is not None)
+    loss_C = trained.loss_C if sound else lost.loss_C
+    return replace(trained, parts_C=lost.parts_C | trained.parts_C, loss_C=loss_C)
 
 
 def evaluate_request(
@@ -288,5 +318,6 @@ def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tup
 
 
 def read_evaluation(message: Message, lost: Measured, most: int) -> Measured:
-    """Return what one owner measured, who has at most so many examples."""
-    return _one(message, "measured", replace(lost, count_G=np.array([most])))
+    """Return what one owner measured, who has at most so many examples; losses beyond the most are the most."""
+    found = _one(message, "measured", replace(lost, count_G=np.array([most])))
+    return replace(found, loss_VG=np.minimum(found.loss_VG, MOST_LOSS))

@@ -1,7 +1,9 @@
 """A parent's questions to its children, all of whom must know the charter first."""
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
@@ -9,11 +11,13 @@ from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.base import NO_ANSWER, Children, kind_of
 
 log = logging.getLogger("fedbac")
 SHORT = 1024
 """Bytes: an answer without tensors is shorter."""
+SLACK = 4
+"""Times as long as it took before, a child has for an answer."""
 STRANGER = sent("stranger")
 """The answer of a child that does not know the charter, as after a restart."""
 FORGOTTEN = sent("forgotten")
@@ -42,8 +46,10 @@ def ask_with_retry(
 class Caller:
     """The children of a run: each is handed the charter before its first question, and again once it forgot it."""
 
-    def __init__(self, children: Children, charter: Charter) -> None:
-        self.children, self.charter = children, charter
+    def __init__(self, children: Children, charter: Charter, min_deadline: float = math.inf) -> None:
+        self.children, self.charter, self.min_deadline = children, charter, min_deadline
+        self.took: dict[tuple[str, str], float] = {}
+        """By kind of request and child, the seconds after which it had answered, or had not."""
         self._lock = threading.Lock()
         """Guards all below: children rejoin in the transport's threads."""
         self._informed: set[str] = set()
@@ -76,8 +82,9 @@ class Caller:
         with self._lock:
             new = [name for name in names if name not in self._informed and name not in self._unfit]
             self._rejoined -= set(new)
-        begin = sent("begin", charter=self.charter.text)
-        answers, reasons = self.children.call(dict.fromkeys(new, begin), deadline) if new else ({}, {})
+        charter = self.charter
+        begin = {name: sent("begin", charter=charter.text, known=charter.known_to(name)) for name in new}
+        answers, reasons = self.children.call(begin, deadline) if new else ({}, {})
         for name, answer in answers.items():
             try:
                 decode(answer, ("ready",))
@@ -104,7 +111,20 @@ class Caller:
         self, messages: Mapping[str, bytes], without: Collection[str], deadline: float
     ) -> tuple[dict[str, bytes], dict[str, str]]:
         left = {name: message for name, message in messages.items() if name not in without}
-        return self.children.call(left, deadline) if left else ({}, {})
+        if not left:
+            return {}, {}
+        kind, began = kind_of(next(iter(left.values()))), time.monotonic()
+        deadline = self._deadline(kind, left, deadline)
+        answers, reasons = self.children.call(left, deadline, self.charter.longest_answer(kind))
+        late = [name for name, why in reasons.items() if NO_ANSWER in why]
+        self.took |= dict.fromkeys([(kind, name) for name in late or answers], time.monotonic() - began)
+        return answers, reasons
+
+    def _deadline(self, kind: str, names: Collection[str], most: float) -> float:
+        """Return how long children have: some times what the slowest of them took; of a new one, what others took."""
+        peers = [took for (other, _), took in self.took.items() if other == kind]
+        longest = max((self.took.get((kind, name), max(peers)) for name in names) if peers else [math.inf])
+        return min(most, max(self.min_deadline, SLACK * longest))
 
 
 class Silences:

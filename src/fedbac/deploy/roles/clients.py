@@ -18,6 +18,7 @@ from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
+    MOST_LOSS,
     Expectations,
     Expected,
     evaluate_request,
@@ -28,6 +29,7 @@ from fedbac.deploy.protocol.messages import (
 )
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import ask_with_retry
+from fedbac.deploy.roles.standing import Change, Standing
 
 log = logging.getLogger("fedbac")
 
@@ -58,13 +60,15 @@ class Reach(Protocol):
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
-    def __init__(self, charter: Charter, reach: Reach) -> None:
-        self.charter, self.reach = charter, reach
+    def __init__(self, charter: Charter, reach: Reach, outlier_factor: float = 0.0) -> None:
+        self.charter, self.reach, self.standing = charter, reach, Standing(outlier_factor)
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
         self.expected: Expectations = {}
         """What they must have kept."""
+        self.broken: set[int] = set()
+        """Clients whose answers to the last training do not count."""
 
     def average(self, request: Average) -> Averaged:
         """Have clients train, and average what they come back with; one that does not has failed."""
@@ -73,8 +77,11 @@ class Clients:
         self.before = (train.round, train.edge_round + 1)
         sent = self.owners.without(train.bank, "client")
         average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
-        for one in results:
+        for place, one in enumerate(results):
             average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
+            results[place] = replace(one, parts_C={part: one.parts_C[part] for part in request.keep})
+        del one
+        self.broken &= {client for client, good in zip(train.clients, average.healthy_C, strict=True) if not good}
         squares = [one.square_C for one in results if one.square_C is not None]
         epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
         counted_C = np.where(average.healthy_C, request.size_C, 0)
@@ -113,24 +120,42 @@ class Clients:
             if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
                 made[same] = fit_request(train, place, self.charter, same[1], broadcast)
             messages[client] = made[same]
+        messages = self._without_resting(messages)
 
         def whole(client: int) -> bytes:
             return fit_request(train, train.clients.index(client), self.charter, self._expected(client))
 
         answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
-        num_epochs = self.charter.epochs(train.phases)
-        results = []
-        for place, client in enumerate(train.clients):
-            found = _lost_update(train, place, num_epochs)
-            if client in answers:
-                try:
-                    found = read_update(decode(answers[client], ("update",)), found, up, codec)
-                    found = replace(found, parts_C=link.with_twins(found.parts_C))
-                except WireError as error:
-                    reasons[client] = str(error)
-            results.append(found)
+        self.standing.strike_late(reasons, self.charter.names.__getitem__)
+        num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
+        usual_size = np.median([size for size in sizes if size] or [1])
+        lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
+        results, changes = dict(lost), dict[int, Change]()
+        for client in [client for client in lost if client in answers]:
+            try:
+                found = read_update(decode(answers.pop(client), ("update",)), lost[client], up, codec)
+                results[client] = replace(found, parts_C=link.with_twins(found.parts_C))
+            except WireError as error:
+                reasons[client] = self.standing.strike(names[client], Failure.UNUSABLE, detail=str(error))
+                continue
+            unit = train.learning_rate * max(1.0, sizes[client] / usual_size)
+            change = Change.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
+            changes |= {} if change is None else {client: change}
+        self.broken = {client for client in lost if results[client] is not lost[client]}
+        named = {names[client]: change for client, change in changes.items()}
+        far = self.standing.outliers(train.phases, named)
+        for client in changes:
+            if names[client] in far:
+                results[client] = lost[client]
+                reasons[client] = self.standing.strike(names[client], Failure.OUTLIER, far[names[client]])
+            else:
+                self.standing.trust(names[client])
         self._note(reasons)
-        return results
+        return list(results.values())
+
+    def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        resting = self.standing.back
+        return {client: message for client, message in messages.items() if self.charter.names[client] not in resting}
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         made: dict[tuple[int, Expected], bytes] = {}
@@ -140,25 +165,27 @@ class Clients:
             if same not in made:
                 made[same] = self._asked(request, *same)
             messages[owner] = made[same]
-        answers, reasons = self.reach.ask(messages)
-        num_models = 1 if request.paired else request.num_models
-        by_split = {"train": self.charter.size_N, "validation": self.charter.validation_N, "test": self.charter.test_N}
-        held = by_split[request.split]
-        found = []
-        for owner in request.owners:
-            measured = _lost_evaluation(num_models)
-            if owner in answers:
-                try:
-                    measured = read_evaluation(decode(answers[owner], ("evaluation",)), measured, held[owner])
-                except WireError as error:
-                    reasons[owner] = str(error)
-            found.append(measured)
+        answers, reasons = self.reach.ask(self._without_resting(messages))
+        self.standing.strike_late(reasons, self.charter.names.__getitem__)
+        lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
+        found: dict[int, Measured] = {}
+        for owner, answer in answers.items():
+            try:
+                found[owner] = read_evaluation(decode(answer, ("evaluation",)), lost, held_N[owner])
+            except WireError as error:
+                reasons[owner] = str(error)
+        if not request.paired and found:  # a model that has a loss for most has one for all
+            sound_O = {owner: one.loss_VG[:, 0] < MOST_LOSS for owner, one in found.items() if one.count_G.any()}
+            sound_V = np.mean(list(sound_O.values()), axis=0) >= 0.5 if sound_O else np.zeros(0, dtype=bool)
+            reasons |= {
+                o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
+            }
         self._note(reasons)
-        return found
+        return [found[owner] if owner in found and owner not in reasons else lost for owner in request.owners]
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
         """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
-        holders = [edge for edge in request.owners if self.charter.test_M[edge]]
+        holders = [edge for edge in request.owners if self.charter.edge_tests(edge)]
         others = [edge for edge in request.owners if edge not in holders]
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
         answers, lost = (
@@ -173,7 +200,7 @@ class Clients:
                     found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
-                    found.append(read_evaluation(message, nothing, self.charter.test_M[edge]))
+                    found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge)))
             except (KeyError, WireError) as error:
                 missed += 1
                 log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,10 +11,11 @@ from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.deploy.metrics import METRICS
+from fedbac.deploy.models import cloud_models
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import sent
-from fedbac.deploy.roles.edges import Interruption, RemoteClients, RemoteEdges
+from fedbac.deploy.roles.edges import BrokenRoundError, Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import quorum
@@ -22,11 +23,17 @@ from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
 from fedbac.errors import DeployError, Error
 from fedbac.files import make_folder
-from fedbac.runs.checkpoints import newest
+from fedbac.rounds.messages import Edges
+from fedbac.runs import checkpoints
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, differences
+
+LINKS_BACK = 3
+"""Heartbeats in which edges have dialled again, where the cloud of a finished run is started once more."""
+SECONDS_APART = 600.0
+"""Between two times that models are handed out before the run ends."""
 
 log = logging.getLogger("fedbac")
 
@@ -61,7 +68,7 @@ class Cloud:
         ):
             self._board = board
             self._show_metrics(children)
-            played = 0 if before is None else newest(self.folder.checkpoints)
+            played = 0 if before is None else checkpoints.newest(self.folder.checkpoints)
             run = str(self.folder.path)
             board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
             try:
@@ -70,16 +77,9 @@ class Cloud:
                 enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
                 board.say(doing="playing")
                 enrolled.save(self.folder.path)
-                playing = conduct(
-                    experiment,
-                    enrolled,
-                    self._connect(enrolled, children),
-                    self.runtime,
-                    folder=self.folder,
-                    overwrite=self.overwrite,
-                    stop=self.stop,
-                )
-                return (yield from self._followed(playing, board, children))
+                connect = partial(self._connect, enrolled, children)
+                playing = play_soundly(enrolled, connect, self.runtime, self.folder, self.overwrite, self.stop)
+                return (yield from self._followed(playing, board, children, enrolled))
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
@@ -88,25 +88,34 @@ class Cloud:
                 raise
 
     def _followed(
-        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
+        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children, enrolled: Enrolled
     ) -> Generator[dict[str, Any], None, Run]:
         self._pass_list_on(children)
+        handed = time.monotonic()
         while True:
             try:
                 record = next(playing)
             except StopIteration as done:
                 run: Run = done.value
+                if self.remote is not None and run.models.round:
+                    self.remote.hand_out(run.models, patience=LINKS_BACK * self.kit.site.deploy.heartbeat)
                 board.say(doing="finished" if not self.stop.wanted else "stopped")
                 return run
             METRICS.round(record["seconds"])
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
             self._pass_list_on(children)
+            if self.remote is not None and time.monotonic() - handed >= SECONDS_APART:
+                self.remote.hand_out(cloud_models(self.folder.path, enrolled))
+                handed = time.monotonic()
             yield record
 
     def _show_metrics(self, children: Children) -> None:
         site = self.kit.site
-        benched = lambda: 0 if self.remote is None else len(self.remote.caller.unfit)  # noqa: E731
-        METRICS.watch_children(len(site.children), lambda: len(children.present()), benched)
+
+        def left_out() -> int:
+            return 0 if self.remote is None else len(self.remote.caller.unfit | self.remote.left_out)
+
+        METRICS.watch_children(len(site.children), lambda: len(children.present()), left_out)
         METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
@@ -144,6 +153,7 @@ class Cloud:
             "edges": edges,
             "clients": clients,
             "spoke": spoke,
+            "left_out": {} if self.remote is None else self.remote.left_out,
             "traffic": children.traffic(),
         }
 
@@ -156,6 +166,35 @@ class Cloud:
         _, reasons = children.call(dict.fromkeys(children.present(), message), self.kit.site.deploy.deadline)
         if not reasons:
             self.list_sent = pem
+
+
+def play_soundly(
+    enrolled: Enrolled,
+    connect: Callable[[], Edges],
+    runtime: Runtime,
+    folder: RunFolder,
+    overwrite: bool = False,
+    stop: Stop | None = None,
+) -> Generator[dict[str, Any], None, Run]:
+    """Play a run; from a round that cannot be played, go back to an older checkpoint, but to none a second time."""
+    tried: set[int] = set()
+    while True:
+        playing = conduct(enrolled.charter.experiment, enrolled, connect(), runtime, False, folder, overwrite, stop)
+        try:
+            return (yield from playing)
+        except BrokenRoundError as error:
+            with folder.locked():
+                older = checkpoints.sound_before_newest(folder.checkpoints)
+                if older is None or older in tried:
+                    raise DeployError(
+                        f"{error}. No older checkpoint is left to go back to. {folder.path} is kept as it is. Find the "
+                        "site that sends garbage (the logs name sites that were left out), then start the cloud again "
+                        "to resume, or with --overwrite to start over"
+                    ) from error
+                log.warning("%s; going back to round %d", error, older)
+                checkpoints.tidy(folder.checkpoints, older)
+            overwrite = False
+            tried.add(older)
 
 
 def run_folder(kit: Kit, out: Path | None) -> RunFolder:

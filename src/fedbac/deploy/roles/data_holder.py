@@ -33,6 +33,7 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
+from fedbac.deploy.roles.models import read_models
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, DeployError
 from fedbac.files import make_folder, remove, write_whole
@@ -128,7 +129,7 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-KINDS = ("enroll", "begin", "fit", "evaluate")
+KINDS = ("enroll", "begin", "fit", "evaluate", "model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +164,8 @@ class DataHolder:
             return self._begin(message)
         if self.charter is None or message.head.get("charter") != self.charter.id:
             return STRANGER  # whoever asks hands over the charter first, and asks again
+        if message.kind == "model":
+            return self._model(message)
         with one_thread():
             if message.kind == "evaluate":
                 return self._evaluate(message)
@@ -176,16 +179,17 @@ class DataHolder:
         data = self._held_out(experiment)
         counted = ("train", "validation") if self.is_client else ("test",)
         return Facts(
-            train=data.size("train") if self.is_client else 0,
-            validation=data.size("validation") if self.is_client else 0,
-            test=data.size("test"),
+            **self._held(data),
             shape=list(data.example.shape[1:]),
             dtype=str(data.example.dtype),
             classes=data.classes(*counted),
             sums=data.sums() if self.is_client else None,
             largest_token=data.largest_token,
-            fingerprint=data.fingerprint,
         )
+
+    def _held(self, data: LocalData) -> dict[str, Any]:
+        learned = {split: data.size(split) if self.is_client else 0 for split in ("train", "validation")}
+        return {**learned, "test": data.size("test"), "fingerprint": data.fingerprint}
 
     def _held_out(self, experiment: Experiment) -> LocalData:
         if not self.is_client:
@@ -200,11 +204,12 @@ class DataHolder:
         return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
-        charter = read_charter(received(message)["charter"])
+        begin = received(message)
+        charter = read_charter(begin["charter"], begin["known"])
         if self.charter is not None and self.charter.id == charter.id:
             return sent("ready")
-        data = self._held_out(charter.experiment)
-        if charter.fingerprints.get(self.name) != data.fingerprint:
+        data, held = self._held_out(charter.experiment), charter.holdings.get(self.name)
+        if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
@@ -304,6 +309,13 @@ class DataHolder:
         check_rows(request.row_V, request.bank)
         (measured,) = self.trainer.evaluate([request])
         return sent("evaluation", measured=measured)
+
+    def _model(self, message: Message) -> bytes:
+        """Keep the client's model of a round, with what it owned then."""
+        models = read_models(message, self.terms, (self.number,), "client")
+        _, kept = self.local_state.before((models.round + 1, 0))
+        models.with_own("client", self.number, (kept or NOTHING)["parts"]).keep(self.state)
+        return sent("ready")
 
     def _at_rest(self, bank: Parts) -> Parts:
         """Return momentum of zero, for what is trained."""

@@ -36,8 +36,10 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
 from fedbac.deploy.roles.history import EDGE
+from fedbac.deploy.roles.models import read_models
+from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
-from fedbac.deploy.settings import SiteConfig, quorum
+from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.deploy.transports.connect import children_of, parent_of
 from fedbac.errors import quoted
@@ -53,13 +55,15 @@ OF_SITES = ("client_down", "cloud_up")
 class OrderHandler:
     """A site at work. What it owns stays here; what clients own stays with them."""
 
-    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, min_clients: int | None) -> None:
-        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, min_clients
-        self.clients = Clients(charter, reach)
+    def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, deploy: DeploySettings) -> None:
+        self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
+        self.clients = Clients(charter, reach, deploy.outlier_factor)
         self.local_state = LocalState(state / charter.run)
         self.expected: Expectations = {}
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
+        self.asked = 0
+        """The round that was asked for last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
@@ -85,7 +89,11 @@ class OrderHandler:
         return self.trained[1] if self.trained[0] == round_ else {}
 
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
-        """Run a round with the clients that are there."""
+        """Run a round with the clients that are there, and have not to sit it out."""
+        if order.round < self.asked:  # the cloud went back, and what was learned since then counts no more
+            self.clients.standing = Standing(self.clients.standing.factor)
+        self.asked = order.round
+        self.clients.standing.begin()
         present_N = self._present()
         self.clients.before = (order.round, 0)
         parts = self.charter.experiment.method.personalization.parts
@@ -97,11 +105,13 @@ class OrderHandler:
         chosen = len(report.selected)
         came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
         if came < min(least, chosen):
+            if self.clients.broken:
+                raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), chosen)
             raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
-        return report
+        return replace(report, reasons=dict(self.clients.standing.news))
 
     def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
         """Measure models after a round."""
@@ -126,11 +136,13 @@ class OrderHandler:
         return Remembered(memory.with_({"client_down": order.bank}), held)
 
     def _present(self) -> BoolArray:
-        here = self.reach.clients()
-        present_N = np.array([client in here for client in self.site.clients])
+        here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
+        present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         holds_N = self.site.size_N > 0
         count, least = int((present_N & holds_N).sum()), quorum(self.min_clients, int(holds_N.sum()))
         if count < least:
+            if resting:
+                raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
         return present_N
 
@@ -153,9 +165,8 @@ class OrderHandler:
                 return report
 
 
-KINDS = ("enroll", "begin", "train", "measure", "relay", "revoked")
+KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
 
-UNUSABLE = "what it said cannot be used; the log of its edge says why"
 
 log = logging.getLogger("fedbac")
 
@@ -166,7 +177,7 @@ class EdgeReach:
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
         self.children, self.holder = children, holder
-        self.caller, self.silences = Caller(children, charter), Silences()
+        self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
         self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
@@ -240,6 +251,8 @@ class Edge:
             return STRANGER
         if message.kind == "relay":
             return self._relay(message, reach)
+        if message.kind == "model":
+            return self._model(message, handler, reach)
         try:
             said = (
                 self._train(message, handler, gone)
@@ -256,6 +269,11 @@ class Edge:
 
     def _present(self) -> tuple[str, ...]:
         return tuple(sorted(self.clients.present() - set(self.unfit)))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Clients that sit rounds out, and why."""
+        return {} if self.handler is None else dict(self.handler.clients.standing.news)
 
     @property
     def unfit(self) -> dict[str, str]:
@@ -280,23 +298,29 @@ class Edge:
             own = received(decode(self.holder.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
-        reasons |= dict.fromkeys(unusable, UNUSABLE)  # an error quotes one client; the cloud hears of all together
+        reasons |= dict.fromkeys(
+            unusable, Failure.UNUSABLE.value
+        )  # an error quotes one client; the cloud hears of all together
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
         return sent("roster", clients=plain, edge=own, together=_together(list(facts_of.values())), reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
-        charter = read_charter(received(message)["charter"])
+        begin = received(message)
+        charter = read_charter(begin["charter"], begin["known"])
         if self.handler is not None and self.handler.charter.id == charter.id:  # after a link was lost for a moment
             return sent("ready")
         assert self.site.edge is not None
         if len(charter.clients[self.site.edge]) != len(self.site.children):
             raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
-        if self.holder is not None and self.site.name in charter.fingerprints:
+        mine = {self.site.name, *self.site.children} & charter.commitments.keys()
+        if untold := sorted(mine - charter.holdings.keys()):
+            raise WireError(f"begin: it does not tell what {', '.join(untold)} hold")
+        if self.holder is not None and self.site.name in mine:
             self.holder.answer(payload)
         reach = EdgeReach(charter, self.site, self.clients, self.holder)
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach
-        self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy.min_clients)
+        self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy)
         log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
         return sent("ready")
 
@@ -336,6 +360,17 @@ class Edge:
         for wanted in order.wanted:
             check_rows(wanted.row_V, order.bank, order.kept)
         return sent("measured", report=handler.measure(order, round_, gone), present=self._present())
+
+    def _model(self, message: Message, handler: OrderHandler, reach: EdgeReach) -> bytes:
+        """Keep the models of a round, and pass on to every client its own."""
+        charter = handler.charter
+        models = read_models(message, charter, charter.clients[reach.edge], "edge", "client")
+        _, kept = handler.local_state.before((models.round + 1, 0))
+        models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
+        models.keep(self.state)
+        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in models.clients})
+        reach.note(reasons)
+        return sent("ready")
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
         """Pass messages of a cloud without tiers on to clients, and to the edge's own test data; and answers back."""
@@ -385,12 +420,15 @@ def run_edge(
             "site": site.name,
             "clients": sorted(children.present()),
             "unfit": edge.unfit,
+            "left_out": edge.left_out,
             "traffic": children.traffic(),
         }
 
     with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
-        METRICS.watch_children(len(site.children), lambda: len(children.present()), lambda: len(edge.unfit))
+        METRICS.watch_children(
+            len(site.children), lambda: len(children.present()), lambda: len(edge.unfit | edge.left_out)
+        )
         board.say(doing="serving")
         try:
             said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)

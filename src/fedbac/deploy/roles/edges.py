@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +14,26 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.links import Ledger
-from fedbac.core.parts import Scope, running_phases
+from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
-from fedbac.deploy.protocol.failures import SiteError
+from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
+from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
+from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Children
-from fedbac.errors import TooFewSitesError, quoted
+from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.runs.models import Models
 
+LOOK = 0.1
 AGAIN, LONGEST = 0.5, 10.0
 """Seconds between two looks at who is there, and before a round is played again: longer each time that it fails."""
 REQUESTS = 4
@@ -45,11 +49,15 @@ class Interruption(Exception):  # noqa: N818 (no error)
     """The operator wants to stop while the cloud waits for sites."""
 
 
+class BrokenRoundError(DeployError):
+    """A round could not be played from the networks that there are, however often it was tried."""
+
+
 class Remote:
     """What both kinds of federations have in common: who is there, and waiting for more."""
 
     device = torch.device("cpu")
-    keeps: frozenset[Scope] = frozenset({"edge", "client"})
+    keeps = ELSEWHERE
 
     def __init__(
         self,
@@ -67,8 +75,12 @@ class Remote:
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
         self.min_edges = quorum(deploy.min_edges, len(charter.clients))
+        self.standing = Standing(deploy.outlier_factor)
+        """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
+        self.left_out: dict[str, str] = {}
+        """Why clients and edges take no part in this round."""
         self.round = 0
-        self.pause = AGAIN
+        self.pause, self.repeats = AGAIN, 0
         self.present: dict[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
         self.spoke: dict[str, float] = {}
@@ -79,6 +91,13 @@ class Remote:
     def patience(self) -> float:
         """Seconds that an edge has for an order."""
         return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
+
+    def begin(self, round_: int, enough: Callable[[], str | None]) -> None:
+        """Begin a round once nothing is missing."""
+        self.wait(enough)
+        self.history.begin(round_)
+        if round_ != self.round:
+            self.round, self.pause, self.repeats = round_, AGAIN, 0
 
     def wait(self, enough: Callable[[], str | None]) -> None:
         """Wait until nothing is missing, and say what is."""
@@ -94,6 +113,12 @@ class Remote:
 
     def again(self, reason: str) -> TooFewSitesError:
         """Say why the round does not count, and wait a little; return what has it played again."""
+        self.repeats += BROKE_DOWN in reason
+        if self.repeats > self.deploy.max_repeats:
+            raise BrokenRoundError(
+                f"round {self.round} was repeated {self.deploy.max_repeats} times (deploy.max_repeats) and still "
+                f"cannot be played: {reason}"
+            )
         what = f"round {self.round} is played again: {reason}"
         self.waiting(what)
         if self.stopped():
@@ -109,11 +134,29 @@ class Remote:
             self.present[name], self.spoke[name] = found, time.time()
 
     def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
-        """Note who has trained."""
+        """Note who has trained, note and log who is left out, as the sites report it; return the reports."""
         missing = {client for one in reports for client in (*one.failed, *one.dropped, *one.late)}
         absent = {site for site, one in enumerate(reports) if one.absent}
         self.history.note(self.round, [one.selected for one in reports], missing, absent)
+        before, self.left_out = self.left_out, {name: why for one in reports for name, why in one.reasons.items()}
+        for name, why in self.left_out.items():
+            if before.get(name) != why:
+                log.warning("round %d: %s: %s", self.round, name, why)
         return reports
+
+    def hand_out(self, models: Models, patience: float = 0.0) -> None:
+        """Give every edge its models, for itself and its clients to keep; who is not there in time gets none."""
+        over = time.monotonic() + patience
+        while len(self.children.present()) < len(self.charter.clients) and time.monotonic() < over:
+            if self.stopped():
+                break
+            time.sleep(LOOK)
+        messages = {
+            edge_name(m): models_of_edge(models, self.charter, m).message(self.charter.id)
+            for m in range(len(self.charter.clients))
+        }
+        _, reasons = self.caller.ask(messages, self.patience)
+        self.silences.note(messages, reasons, f"the models of round {models.round}: ")
 
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
@@ -124,22 +167,48 @@ class RemoteEdges(Remote):
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; too few answers make no round."""
-        self.wait(self._too_few)
-        self.round = orders[0].round
-        self.history.begin(self.round)
+        self.begin(orders[0].round, self._too_few)
+        self.standing.begin()
+        method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
+        phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
         expected = {name: self.history.expected(order.site) for name, order in named.items()}
-        messages = {name: train_request(order, self.charter, expected[name]) for name, order in named.items()}
-        method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
-        num_epochs = self.charter.epochs(running_phases(method.personalization, moment))
+        asked = {name: order for name, order in named.items() if name not in resting}
+        messages = {name: train_request(order, self.charter, expected[name]) for name, order in asked.items()}
 
         def whole(name: str) -> bytes:
             return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
-            return lost_report(order, site, num_epochs)
+            return lost_report(order, site, self.charter.epochs(phases))
 
-        return self.noted(self._reports(orders, self._ask(messages, "trained", whole), read_trained, lost))
+        found = resting | self._ask(messages, "trained", whole)
+        reports, reasons = self._read(orders, found, read_trained, lost)
+        good = {name: report for name, report in reports.items() if name not in reasons}
+        for name, times in self.standing.outliers(phases, self._changes(named, good)).items():
+            reasons[name] = self.standing.strike(name, Failure.OUTLIER, times)
+        for name in good:
+            if name not in reasons:
+                self.standing.trust(name)
+        for name in self.standing.news:
+            left = lost(named[name], self.charter.sites[named[name].site])
+            reports[name] = replace(left, reasons={name: self.standing.news[name]})
+        self._count(reports, reasons)
+        return self.noted(list(reports.values()))
+
+    def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Change]:
+        """Return how far the edges at which somebody trained have moved what they were sent."""
+        task = self.charter.experiment.task
+        found = {
+            name: Change.of(
+                self.charter.owners.without(report.bank, "edge", "client"),
+                orders[name].bank,
+                task.training.rate(self.round, task.rounds),
+            )
+            for name, report in reports.items()
+            if any(weight_R.any() for weight_R in report.weight.values())
+        }
+        return {name: change for name, change in found.items() if change is not None}
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy."""
@@ -149,31 +218,34 @@ class RemoteEdges(Remote):
             said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
             message = sent("measure", charter=charter.id, round=self.round, **said)
             messages[edge_name(order.site)] = message
-        found = self._ask(messages, "measured", messages.__getitem__)
-        return self._reports(orders, found, read_measured, lost_measurements)
+        resting = self.standing.news
+        asked = {name: message for name, message in messages.items() if name not in resting}
+        found = resting | self._ask(asked, "measured", messages.__getitem__)
+        reports, reasons = self._read(orders, found, read_measured, lost_measurements)
+        self._count(reports, reasons)
+        return list(reports.values())
 
-    def _reports(
+    def _read(
         self,
         orders: Sequence[SomeOrder],
         found: Mapping[str, Message | str],
         read: Callable[[Message, SomeReport, SomeOrder, Site, Charter], SomeReport],
         lost: Callable[[SomeOrder, Site], SomeReport],
-    ) -> list[SomeReport]:
-        """Return every edge's report, or what stands for it; too few of them are none."""
-        reports, reasons = [], {}
+    ) -> tuple[dict[str, SomeReport], dict[str, str]]:
+        """Return every edge's report, or what stands for it; and of the latter why there is none."""
+        reports, reasons = {}, {}
         for order in orders:
             name, site = edge_name(order.site), self.charter.sites[order.site]
-            answer, report = found.get(name, "it was not there"), lost(order, site)
-            if isinstance(answer, Message):
-                try:
-                    reports.append(read(answer, report, order, site, self.charter))
-                    continue
-                except WireError as error:
-                    answer = str(error)
-            reasons[name] = answer
-            reports.append(report)
-        self._count([edge_name(order.site) for order in orders], reasons)
-        return reports
+            answer, reports[name] = found.get(name, "it was not there"), lost(order, site)
+            if isinstance(answer, str):
+                reasons[name] = answer
+                continue
+            try:
+                reports[name] = read(answer, reports[name], order, site, self.charter)
+            except WireError as error:
+                reasons[name] = self.standing.strike(name, Failure.UNUSABLE, detail=str(error))
+        self.standing.strike_late(reasons, str)
+        return reports, reasons
 
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
@@ -202,14 +274,15 @@ class RemoteEdges(Remote):
             f"missing: {', '.join(missing)}"
         )
 
-    def _count(self, asked: Sequence[str], reasons: Mapping[str, str]) -> None:
+    def _count(self, asked: Collection[str], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
         for reason in reasons.values():
             self.history.refuse(reason)
         answered = len(asked) - len(reasons)
         if answered < self.min_edges:
-            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}")
-        self.pause = AGAIN
+            broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
+            more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}{more}")
 
 
 def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
@@ -272,8 +345,9 @@ class RelayReach:
 
     def note(self, reasons: Mapping[int, str]) -> None:
         """Log who gives no answer that can be used, and who does again."""
-        named = {f"client {client}": reason for client, reason in reasons.items()}
-        self.remote.silences.note([f"client {client}" for client in self.asked], named)
+        names = self.charter.names
+        named = {names[client]: reason for client, reason in reasons.items()}
+        self.remote.silences.note([names[client] for client in self.asked], named)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
@@ -315,14 +389,12 @@ class RemoteClients(Remote):
 
     def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
         super().__init__(charter, *rest)
-        self.handler = OrderHandler(charter, charter.sites[0], RelayReach(self), state, self.deploy.min_clients)
+        self.handler = OrderHandler(charter, charter.sites[0], RelayReach(self), state, self.deploy)
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Run the order here, with clients elsewhere."""
         (order,) = orders
-        self.wait(self._too_few)
-        self.round = order.round
-        self.history.begin(self.round)
+        self.begin(order.round, self._too_few)
         self.handler.expect(self.history.expected(0))
         with self._heard():
             own = self.handler.own((order.round, 0), order.bank)

@@ -14,7 +14,17 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
-from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
+from fedbac.data.datasets import normalization_of
+from fedbac.deploy.protocol.charter import (
+    Charter,
+    Facts,
+    Held,
+    Holding,
+    added_up,
+    read_charter,
+    read_facts,
+    read_together,
+)
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.settings import client_name, edge_name
@@ -24,6 +34,8 @@ from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
 
 FILE = "charter.json"
+FORMER = ("size_N", "validation_N", "test_N", "test_M", "fingerprints", "sums")
+"""What charters said of everybody's data before there were commitments."""
 AGAIN = 1.0
 """Seconds before those who are missing are asked again."""
 
@@ -55,7 +67,8 @@ class Enrolled:
     @property
     def fingerprint(self) -> str:
         """The hash of everybody's data: of the hashes that they sent."""
-        return hashlib.sha256(json.dumps(dict(sorted(self.charter.fingerprints.items()))).encode()).hexdigest()
+        each = {name: held.fingerprint for name, held in sorted(self.charter.holdings.items())}
+        return hashlib.sha256(json.dumps(each).encode()).hexdigest()
 
     @property
     def source_sha256(self) -> str | None:
@@ -81,7 +94,9 @@ class Enrolled:
 
     def save(self, folder: Path) -> None:
         """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
-        write_whole(folder / FILE, json.dumps({"charter": self.charter.text, "classes": self.classes_ME}))
+        known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
+        told = {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
+        write_whole(folder / FILE, json.dumps(told))
 
 
 def stored(folder: Path) -> Enrolled | None:
@@ -91,10 +106,32 @@ def stored(folder: Path) -> Enrolled | None:
         return None
     try:
         said = read_json(path)
-        charter = read_charter(said["charter"])
+        charter = read_charter(
+            *(_updated(said["charter"]) if "known" not in said else (said["charter"], said["known"]))
+        )
         return Enrolled(charter, tuple(tuple(map(int, row)) for row in said["classes"]))
     except (OSError, ValueError, KeyError, TypeError, WireError) as error:
         raise DeployError(f"{path}: it cannot be read ({error}); start anew with --overwrite") from error
+
+
+def _updated(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a charter and its holdings as they are now, from one that told everybody's numbers."""
+    plain = json.loads(text)
+    size_N, validation_N, test_N, test_M, hashes, sums = map(plain.pop, FORMER)
+    names = [client_name(m, n) for m, own in enumerate(plain["clients"]) for n in range(len(own))]
+    counts = dict(zip(names, zip(size_N, validation_N, test_N, strict=True), strict=True))
+    counts |= {edge_name(m): (0, 0, test) for m, test in enumerate(test_M) if test}
+    known = {
+        name: Holding(train=train, validation=validation, test=test, fingerprint=hashes[name])
+        for name, (train, validation, test) in counts.items()
+    }
+    plain |= {"pixels": _pixels(sums), "commitments": {name: held.commitment for name, held in known.items()}}
+    return json.dumps(plain), {name: held.model_dump() for name, held in known.items()}
+
+
+def _pixels(sums: Any) -> Any:
+    """Return mean and deviation of each channel; None where there are no images."""
+    return None if sums is None else tuple(tuple(each_C.tolist()) for each_C in normalization_of(np.array(sums)))
 
 
 @dataclass
@@ -172,6 +209,10 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
                 f"{name} has examples of {facts.dtype} {facts.shape}, and {names[0]} of {first.dtype} {first.shape}; "
                 "all must be alike"
             )
+    total = sum(facts.train for facts in roll.clients.values())
+    for name, facts in roll.clients.items():
+        if len(names) > 2 and 2 * facts.train > total:
+            log.warning("%s says that it holds %d of all %d examples, and counts as much", name, facts.train, total)
     counts = [*roll.classes.values(), *(facts.classes for facts in roll.edges.values())]
     tokens = [facts.largest_token for facts in everybody.values() if facts.largest_token is not None]
     sums = [rows for rows in roll.sums.values() if rows is not None]
@@ -179,6 +220,7 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
     for clients in expected.values():
         numbers.append(tuple(range(begin, begin + len(clients))))
         begin += len(clients)
+    holdings = {name: Holding(**facts.model_dump(include=set(Held.model_fields))) for name, facts in everybody.items()}
     charter = Charter(
         run=uuid.uuid4().hex[:16],
         experiment=experiment,
@@ -186,16 +228,13 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
         dtype=first.dtype,
         num_classes=max(len(classes) for classes in counts),
         largest_token=max(tokens) if tokens else None,
-        sums=added_up(sums),
+        pixels=_pixels(added_up(sums)),
         clients=tuple(numbers),
-        size_N=tuple(roll.clients[name].train for name in names),
-        validation_N=tuple(roll.clients[name].validation for name in names),
-        test_N=tuple(roll.clients[name].test for name in names),
-        test_M=tuple(roll.edges[m].test if m in roll.edges else 0 for m in range(len(expected))),
-        fingerprints={name: facts.fingerprint for name, facts in everybody.items()},
+        commitments={name: held.commitment for name, held in holdings.items()},
+        holdings=holdings,
     )
     for m, (edge, clients) in enumerate(expected.items()):
-        if not charter.test_M[m] and not any(roll.clients[name].test for name in clients):
+        if not charter.edge_tests(m) and not any(roll.clients[name].test for name in clients):
             raise DeployError(
                 f"{edge} has no test data, so its accuracy is undefined; give x_test and y_test to its clients, or "
                 "to the edge (fedbac edge KIT --data ...)"

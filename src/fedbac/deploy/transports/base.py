@@ -28,6 +28,14 @@ Answer = Callable[[bytes, threading.Event], bytes]
 """Takes a request and an event; returns the answer. The event is set once nobody waits for the answer any more."""
 
 
+ROOM = 2**23
+"""Bytes that a message may have which holds no networks, and that others may have besides them."""
+
+
+NO_ANSWER = "gave no answer within"
+"""So begins the reason of a child that passed its deadline."""
+
+
 class Children(Protocol):
     """A parent's end of the links to its children."""
 
@@ -39,11 +47,13 @@ class Children(Protocol):
         """Return the seconds since the last sign of life, for everyone who was ever there."""
         ...
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none.
 
-        Never raises for a lost child. One that is not present, dies, falls silent or passes the deadline (in seconds)
-        is a reason at once.
+        An answer may have ``limit`` bytes. Never raises for a lost child: one that is not present, dies, falls silent
+        or passes the deadline (in seconds) is a reason at once.
         """
         ...
 
@@ -78,9 +88,9 @@ class Parent(Protocol):
 class Call:
     """One request to one child, and what became of it."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes, limit: int) -> None:
         self.number = secrets.randbits(63)  # as a signed number of 64 bits has room for
-        self.message = message
+        self.message, self.limit = message, limit
         self.answer: bytes | None = None
         self.reason: str | None = None
 
@@ -95,7 +105,7 @@ LOOKED_AT = 256
 """Bytes at the beginning of a message, within which it says its kind."""
 KINDS = {
     *("enroll", "facts", "roster", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
-    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation"),
+    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation", "model"),
 }
 """Those that are told apart: a child cannot make its parent remember others."""
 
@@ -122,10 +132,12 @@ class Counted:
         """Return the seconds since the last sign of life, for everyone who was ever there."""
         return self._children.seen()
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none."""
         here = self._children.present()
-        answers, reasons = self._children.call(messages, deadline)
+        answers, reasons = self._children.call(messages, deadline, limit)
         sent = [message for name, message in messages.items() if name in here]
         self._moved(sum(map(len, sent)), sum(map(len, answers.values())))
         with self._lock:

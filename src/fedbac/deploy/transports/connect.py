@@ -3,8 +3,7 @@
 from functools import partial
 
 from fedbac.deploy.metrics import METRICS
-from fedbac.deploy.pki.credentials import Credentials
-from fedbac.deploy.pki.kits import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Kit
+from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, credentials_of
 from fedbac.deploy.transports.base import Counted, Handshake, Parent
 
 MIB = 2**20
@@ -17,7 +16,7 @@ def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Co
         from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
         from fedbac.deploy.transports.nvflare.parent import here
 
-        trust, heartbeat = Trust(_credentials(kit)), kit.site.deploy.heartbeat
+        trust, heartbeat = Trust(credentials_of(kit.folder, kit.site, *kit.site.children)), kit.site.deploy.heartbeat
         return Counted(NvflareChildren(here(), kit.site.children, handshake, trust, heartbeat=heartbeat), moved)
     from fedbac.deploy.transports.grpc import GrpcChildren  # an extra, imported only when needed
 
@@ -25,7 +24,7 @@ def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Co
     assert address is not None
     children = GrpcChildren(
         address,
-        _credentials(kit),
+        credentials_of(kit.folder, kit.site, *kit.site.children),
         kit.site.children,
         handshake,
         heartbeat=kit.site.deploy.heartbeat,
@@ -45,18 +44,8 @@ def parent_of(kit: Kit, address: str | None = None) -> Parent:
     to = address or kit.site.parent_address
     assert to is not None
     assert kit.site.parent is not None
-    return GrpcParent(
-        to, kit.site.parent, kit.site.name, _credentials(kit), heartbeat=kit.site.deploy.heartbeat, limit=_limit(kit)
-    )
-
-
-def _credentials(kit: Kit) -> Credentials:
-    return Credentials(
-        kit.folder / KEY_FILE,
-        kit.folder / CERTIFICATE_FILE,
-        kit.folder / AUTHORITY_FILE,
-        None if kit.site.role == "client" else kit.list_file,
-    )
+    proof = credentials_of(kit.folder, kit.site, kit.site.parent)
+    return GrpcParent(to, kit.site.parent, kit.site.name, proof, heartbeat=kit.site.deploy.heartbeat, limit=_limit(kit))
 
 
 def _limit(kit: Kit) -> int:

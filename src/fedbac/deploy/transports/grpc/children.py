@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import grpc
 
-from fedbac.deploy.pki.authority import Identity, read_identity
+from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import Call, Handshake, Refusal
+from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
@@ -47,13 +47,13 @@ class Connection:
         self.context = context
         self._lock = lock
         self.outbox = Outbox(heartbeat)
-        limits = {
+        self.limits = {
             Kind.PING: 0,
             Kind.HELLO: min(limit, LARGEST_HELLO),
             Kind.ANSWER: limit,
             Kind.FAILED: LONGEST_FAILURE,
         }
-        self.inbox = Assembler(limits, self._admit)
+        self.inbox = Assembler(self.limits, self._admit)
         self.heard = time.monotonic()
         self.said_hello = False
         self.welcomed = False
@@ -72,7 +72,7 @@ class Connection:
     def start(self, exchange: Call) -> None:
         """Send a request now, or as soon as the child is free."""
         if self.current is None:
-            self.current = exchange
+            self.current, self.limits[Kind.ANSWER] = exchange, exchange.limit
             self.outbox.put(Kind.REQUEST, exchange.number, exchange.message)
             exchange.message = b""  # a child may keep its request long after the caller has given up
         else:
@@ -121,7 +121,7 @@ class GrpcChildren:
         self._children = frozenset(children)
         self._shake_hands = handshake
         self._heartbeat, self._limit = heartbeat, limit
-        self._revoked = Revoked(credentials)
+        self._credentials, self._revoked = credentials, Revoked(credentials)
         self._changed = threading.Condition()
         """Guards all below, and every link's fields."""
         self._handshaking = threading.Lock()
@@ -152,14 +152,16 @@ class GrpcChildren:
         now = time.monotonic()
         return {name: max(0.0, now - when) for name, when in heard.items()}
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none.
 
         A child that is still busy with a request that passed its deadline has one heartbeat to become free.
         """
         now = time.monotonic()
         last, patience = now + deadline, now + min(deadline, self._heartbeat)
-        exchanges = {name: Call(message) for name, message in messages.items()}
+        exchanges = {name: Call(message, min(limit, self._limit)) for name, message in messages.items()}
         with self._changed:
             for name, exchange in exchanges.items():
                 link = self._links.get(name)
@@ -180,7 +182,7 @@ class GrpcChildren:
             self._await(exchanges, last)
             late = [name for name, exchange in exchanges.items() if not exchange.done]
             for name in late:
-                exchanges[name].reason = f"gave no answer within {deadline:g} s"
+                exchanges[name].reason = f"{NO_ANSWER} {deadline:g} s"
                 self._abandon(self._links[name])
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
@@ -257,9 +259,10 @@ class GrpcChildren:
 
     def _admitted(self, context: Any) -> Connection:
         """Return the link of a child that may join; a newer one takes the place of an older."""
-        identity = read_identity(context.auth_context()["x509_pem_cert"][0], context.peer())
+        proof, claimed = context.auth_context(), dict(context.invocation_metadata()).get(SITE)
+        chain = b"".join((*proof["x509_pem_cert"], *proof.get("x509_pem_cert_chain", ())))
+        identity = self._credentials.identify(claimed or "", chain, context.peer())
         name = identity.name
-        claimed = dict(context.invocation_metadata()).get(SITE)
         if claimed != name:
             raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}", "name")
         if name not in self._children:

@@ -19,7 +19,7 @@ LONGEST_LINE = 400
 """Characters of what a peer says that are logged or sent on."""
 LONGEST_FAILURE = 4 * LONGEST_LINE
 """Bytes of a FAILED message, which is such a line in UTF-8."""
-LARGEST_HELLO = 16 * 1024 * 1024
+LARGEST_HELLO = 64 * 1024
 LET_GO = grpc.StatusCode.ABORTED
 """By this a parent that stops ends links; gRPC itself never does."""
 

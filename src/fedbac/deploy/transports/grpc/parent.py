@@ -208,7 +208,7 @@ class GrpcParent:
             grpc.ssl_channel_credentials(authority, key, certificate),
             options=[
                 *options(self._heartbeat),
-                ("grpc.ssl_target_name_override", self._parent),
+                ("grpc.ssl_target_name_override", self._credentials.name_of(self._parent)),
                 ("grpc.use_local_subchannel_pool", 1),  # or a new attempt would wait as long as those before it
                 ("grpc.enable_retries", 0),
             ],

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedbac.deploy.pki.authority import Identity, is_signed_by, read, read_identity
+from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import Call, Handshake, Refusal
+from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
 from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
@@ -19,8 +19,7 @@ class Trust:
     """Takes certificates that the federation's authority signed and did not revoke."""
 
     def __init__(self, credentials: Credentials) -> None:
-        self._authority = read(credentials.authority)
-        self.revoked = Revoked(credentials)
+        self._credentials, self.revoked = credentials, Revoked(credentials)
 
     def take(self, name: str, said: bytes) -> tuple[Identity, bytes]:
         """Return who a child is and its hello; a Refusal says why it is not believed."""
@@ -28,11 +27,10 @@ class Trust:
         if not end:
             raise Refusal("it brought no certificate; install the same version of fedbac at both sites", "certificate")
         try:
-            identity = read_identity(pem, name)
-            genuine = is_signed_by(pem, self._authority, name)
+            identity = self._credentials.identify(name, pem, name)
         except DeployError as error:
             raise Refusal(str(error), "certificate") from error
-        if not genuine or identity.name != name:
+        if identity.name != name:
             text = f"{name} brought a certificate of {quoted(identity.name)} that is not its own; copy its kit"
             raise Refusal(text, "certificate")
         self.check(identity)
@@ -120,16 +118,18 @@ class NvflareChildren:
         with self._changed:
             return {name: now - child.heard for name, child in self._children.items() if child.heard is not None}
 
-    def call(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none."""
-        exchanges = {name: Call(message) for name, message in messages.items()}
+        exchanges = {name: Call(message, min(limit, self._post.limit)) for name, message in messages.items()}
         with self._changed:
             for name, exchange in exchanges.items():
                 self._start(self._children.get(name), exchange, deadline)
             self._changed.wait_for(lambda: all(exchange.done for exchange in exchanges.values()), deadline + LATE)
             for name, exchange in exchanges.items():
                 if not exchange.done:
-                    exchange.reason = f"gave no answer within {deadline:g} s"
+                    exchange.reason = f"{NO_ANSWER} {deadline:g} s"
                     self._abandon(self._children[name], exchange)
         answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
         return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
@@ -158,9 +158,11 @@ class NvflareChildren:
         """Wait for NVFlare's answer, which may come after everybody else has given the child up."""
         answer, reason = None, None
         try:
-            answer = child.call("ask", deadline, exchange.number, exchange.message)
-            if len(answer) > self._post.limit:
-                answer, reason = None, f"it sent more than {self._post.limit:,} bytes (max_message_mib)"
+            said = child.call("ask", deadline, exchange.number, exchange.message)
+            if len(said) > exchange.limit:
+                reason = f"it sent {len(said):,} bytes, where {exchange.limit:,} are allowed"
+            else:
+                answer = said
         except DeployError as error:
             reason = str(error)
         with self._changed:

@@ -1,0 +1,116 @@
+"""What a parent thinks of its children: how much their updates usually change, and who is left out for a while."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from fedbac.core.parts import Parts
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.transports.base import NO_ANSWER
+
+ENOUGH = 3
+"""Norms that must be known before one of them can be called far from the others."""
+REMEMBERED = 64
+"""Norms of earlier rounds that count beside those of this one."""
+SMALL = 0.01
+"""Of the norm of what was sent: a change that is usual is taken to be so large at least."""
+ENORMOUS = 1e6
+"""Times the norm of what was sent: a change that large is refused, even where nothing is known yet."""
+LONGEST_REST = 32
+"""Rounds."""
+
+Child = TypeVar("Child")
+log = logging.getLogger("fedbac")
+
+
+@dataclass(frozen=True)
+class Change:
+    """How far a child has moved the networks that it was sent."""
+
+    norm: float
+    sent: float
+    """The norm of what it was sent."""
+    unit: float = 1.0
+    """What norms are compared by: the learning rate, and more where there are more examples than usual."""
+
+    @classmethod
+    def of(cls, after: Parts, before: Parts, unit: float = 1.0) -> "Change | None":
+        """Measure a change; None if it is not finite, which has consequences of its own."""
+        pairs = [(after[part][name], value) for part in after for name, value in before[part].items()]
+        pairs = [(one, other) for one, other in pairs if one.is_floating_point()]
+        if not all(bool(torch.isfinite(one).all()) for one, _ in pairs):
+            return None
+        moved = [torch.linalg.vector_norm(one.double() - other, dtype=torch.float64) for one, other in pairs]
+        sent = [torch.linalg.vector_norm(other, dtype=torch.float64) for _, other in pairs]
+        return cls(float(np.linalg.norm(moved)), float(np.linalg.norm(sent)), unit or 1.0)
+
+
+@dataclass
+class Standing:
+    """The standing of children, by their names."""
+
+    factor: float
+    """As ``deploy.outlier_factor``."""
+    turn: int = 0
+    """Rounds that were tried so far; one that is played again counts again, or nobody would come back."""
+    strikes: dict[str, int] = field(default_factory=dict)
+    back: dict[str, int] = field(default_factory=dict)
+    """The last turn without a child."""
+    news: dict[str, str] = field(default_factory=dict)
+    """By child, why it takes no part in this round."""
+    known: dict[Hashable, deque[float]] = field(default_factory=dict)
+    """By what was trained, the norms of accepted changes per unit."""
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self.turn += 1
+        for name in [name for name, last in self.back.items() if last < self.turn]:
+            del self.back[name]
+            log.info("%s may take part again", name)
+        self.news = {name: why for name, why in self.news.items() if name in self.back}
+
+    def strike(self, name: str, failure: Failure, *numbers: int, detail: str = "") -> str:
+        """Leave a child out of the next rounds, of twice as many each time; return what may be told of it."""
+        self.strikes[name] = self.strikes.get(name, 0) + 1
+        rest = min(2 ** (self.strikes[name] - 1), LONGEST_REST)
+        self.back[name] = self.turn + rest
+        error = SiteError(failure, *numbers, detail=detail)
+        self.news[name] = f"{error.public}; it sits out {rest} round{'s' * (rest > 1)}"
+        log.warning("%s is left out, and sits out %d round(s): %s", name, rest, error)
+        return self.news[name]
+
+    def strike_late(self, reasons: dict[Child, str], names: Callable[[Child], str]) -> None:
+        """Leave out those whose reason is that they were late."""
+        for child, why in reasons.items():
+            if NO_ANSWER in why or Failure.BUSY.value in why:
+                reasons[child] = self.strike(names(child), Failure.LATE, detail=why)
+
+    def trust(self, name: str) -> None:
+        """Note that a child did well, which makes up for one time that it did not."""
+        self.strikes[name] = max(self.strikes.get(name, 0) - 1, 0)
+
+    def outliers(self, of: Hashable, changes: Mapping[str, Change]) -> dict[str, int]:
+        """Return whose changes are far from the usual, and how many times as large as is allowed; remember the others.
+
+        Usual is the median of this round, where it is one, or of it and earlier rounds, whichever is larger.
+        """
+        if not self.factor:
+            return {}
+        before = self.known.setdefault(of, deque(maxlen=REMEMBERED))
+        now = [change.norm / change.unit for change in changes.values()]
+        medians = [float(np.median(values)) for values in (now, [*before, *now]) if len(values) >= ENOUGH]
+        far: dict[str, int] = {}
+        for name, change in changes.items():
+            most = ENORMOUS * max(change.sent, 1.0)
+            if medians:
+                most = self.factor * max(max(medians) * change.unit, SMALL * change.sent)
+            if change.norm > most:
+                far[name] = int(min(np.ceil(change.norm / max(most, 1e-300)), 1e9))
+            else:
+                before.append(change.norm / change.unit)
+        return far
