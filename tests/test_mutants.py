@@ -33,6 +33,9 @@ PAIRED = "tests/test_report.py::test_a_leader_is_ahead_by_twice_what_the_gap_var
 UNPAIRED = "tests/test_report.py::test_a_leader_of_other_seeds_is_ahead_by_both_spreads"
 CLOUD_SECONDS = "tests/unit/test_world.py::test_a_round_also_takes_what_the_links_to_the_cloud_take"
 REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rejoined_does_not_count"
+ROLLBACK = "tests/deploy/test_rollback.py"
+OLD_BACKUP = "test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing"
+LOST_STATE = "test_a_site_that_lost_its_state_stops_the_run_until_it_is_back"
 NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
 MUTANTS = {
@@ -74,6 +77,12 @@ MUTANTS = {
     ),
     "unfit before it rejoined": Mutant("deploy/roles/calls.py", " if name not in self._rejoined}", "}", REJOINED),
     "rejoined for ever": Mutant("deploy/roles/calls.py", "self._rejoined -= set(new)", "pass", REJOINED),
+    "an old backup of the cloud": Mutant(
+        "deploy/roles/data_holder.py", "newest[0] > last + ROUNDS_BACK or found", "found", f"{ROLLBACK}::{OLD_BACKUP}"
+    ),
+    "a state that was lost": Mutant(
+        "deploy/roles/data_holder.py", " or found < expected.trained", "", f"{ROLLBACK}::{LOST_STATE}"
+    ),
 }  # fmt: skip
 
 

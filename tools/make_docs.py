@@ -354,7 +354,7 @@ def texts() -> dict[Path, str]:
             DOCS / "rivals.md", rivals.best_points(TUNED), rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl")
         ),
         DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
-        DOCS / "deploy.md": deployed.filled(DOCS / "deploy.md", RESULTS / "deploy"),
+        DOCS / "deploy-operations.md": deployed.filled(DOCS / "deploy-operations.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

@@ -1,4 +1,4 @@
-"""What attacks on a federation of processes came to, and what one costs, as tables of docs/deploy.md.
+"""What attacks on a federation of processes came to, and what one costs, as tables of docs/deploy-operations.md.
 
 python benchmarks/soak.py --only federation --kills 100 --json results/deploy/soak.json
 python benchmarks/deploy.py --json results/deploy/bench.json

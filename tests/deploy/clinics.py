@@ -69,7 +69,7 @@ def make_clinic(folder: Path, transport: Literal["grpc", "nvflare"], method: str
         name="clinic",
         cloud=CloudPlace(**cloud),
         edges=tuple(EdgePlace(**edge, clients=count) for edge, count in zip(edges, COUNTS, strict=True)),
-        deploy=DeploySettings(heartbeat=1, deadline=60, transport=transport),
+        deploy=DeploySettings(heartbeat=1, deadline=60, min_edges=1, min_clients=1, transport=transport),
         experiment=experiment.model_dump(mode="json"),
     )
     return Clinic(FederationFolder.init(folder / "clinic", config), folder / "data", experiment)

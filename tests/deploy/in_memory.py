@@ -78,6 +78,7 @@ class MemoryFederation:
     shops: dict[str, DataHolder] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
+    accept_rollback: bool = False
     most_said: int = 3
     """The operator stops the cloud once it has said so much."""
     waited: Callable[[str], None] = lambda text: None
@@ -138,9 +139,10 @@ class MemoryFederation:
     def _stopped(self) -> bool:
         return len(self.said) > self.most_said
 
-    def connect(self, enrolled: Enrolled) -> RemoteEdges | RemoteClients:
-        """Return the edges as the round loop sees them."""
-        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
+    def connect(self, enrolled: Enrolled, folder: Path | None = None) -> RemoteEdges | RemoteClients:
+        """Return the edges as the round loop sees them; those of a run in a folder know its records."""
+        records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
+        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, self.accept_rollback)
         if self.experiment.method.topology.tiers == 2:
             return RemoteClients(self.folder / "state" / "cloud", *rest)
         return RemoteEdges(*rest)
@@ -153,7 +155,7 @@ class MemoryFederation:
     ) -> Generator[dict[str, Any], None, Run]:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
-        edges = remote or self.connect(enrolled)
+        edges = remote or self.connect(enrolled, folder)
         if folder is None:
             return conduct(self.experiment, enrolled, edges, ELSEWHERE)
         folder.mkdir(exist_ok=True)
@@ -168,7 +170,7 @@ class MemoryFederation:
     ) -> Run:
         """Play the whole run, and hand out its models."""
         enrolled = enrolled or self.enrol()
-        remote = remote or self.connect(enrolled)
+        remote = remote or self.connect(enrolled, folder)
         run = finish(self.play(folder, enrolled, remote))
         remote.hand_out(run.models)
         return run

@@ -46,8 +46,9 @@ class Small:
             return finish(play(self.experiment, runtime=CPU, inputs=inputs))
 
     def federation(self, folder: Path, **deploy: Any) -> MemoryFederation:
-        """Return the sites, each with its own data."""
-        return MemoryFederation(self.experiment, folder, self.sites, DeploySettings(**deploy))
+        """Return the sites, each with its own data; a round counts with whoever is there, unless told otherwise."""
+        settings = DeploySettings(**({"min_edges": 1, "min_clients": 1} | deploy))
+        return MemoryFederation(self.experiment, folder, self.sites, settings)
 
     @contextmanager
     def _own_test_data(self) -> Iterator[None]:

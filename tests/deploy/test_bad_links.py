@@ -42,7 +42,7 @@ def federation(identities: Identities, folder: Path, heartbeat: float = HEARTBEA
     task = tiny_task(clients_per_edge=len(CHILDREN), rounds=20)
     experiment = configure("hierfavg", task, inputs=Inputs(dataset=dataset))
     sites = cut(dataset, assemble(experiment, dataset=dataset).shards)
-    made = MemoryFederation(experiment, folder, sites, DeploySettings(deadline=DEADLINE))
+    made = MemoryFederation(experiment, folder, sites, DeploySettings(deadline=DEADLINE, min_edges=1, min_clients=1))
     with ExitStack() as stack:
         parent = stack.enter_context(edge(identities, heartbeat=heartbeat))
         link = stack.enter_context(proxy(parent.children.port))

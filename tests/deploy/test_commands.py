@@ -35,7 +35,10 @@ from tests.deploy.in_memory import MemoryChildren
 from tests.test_cli import SMALL, Shell
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "docs" / name for name in ("deploy.md", "deploy-data.md", "deploy-keys.md", "threat-model.md")]
+PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("deploy", "deploy-data", "deploy-keys", "deploy-operations", "threat-model")
+]
 NOW = 1_000_000.0
 CLOUD_STATUS: dict[str, Any] = {
     "site": "cloud",

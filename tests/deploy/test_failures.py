@@ -20,7 +20,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.pki.kits import FederationFolder, Kit
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.handshake import welcome
+from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.wire import WireError, decode, encode
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.roles.enrolment import enrol
@@ -280,7 +280,7 @@ def test_a_loader_that_fails_while_the_federation_runs_tells_the_row_to_nobody_b
         subprocess.Popen(
             [*command, "--idle", "0.1"], cwd=tmp_path, stdout=errors, stderr=errors, env=_environment()
         ) as client,
-        closing(children_of(Kit.load(federation.kit("cloud")), lambda name, said: welcome("cloud"))) as children,
+        closing(children_of(Kit.load(federation.kit("cloud")), lambda name, said: hello("cloud"))) as children,
     ):
         edge_kit = Kit.load(federation.kit(EDGE))
         serving = threading.Thread(target=run_edge, args=(edge_kit, None, stop, Runtime(device="cpu")))

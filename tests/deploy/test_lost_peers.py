@@ -212,9 +212,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-QUORUMS: dict[str, tuple[str, dict[str, int], dict[str, set[str]]]] = {
+QUORUMS: dict[str, tuple[str, dict[str, int | None], dict[str, set[str]]]] = {
     "edges": ("fed-bac", {"min_edges": 2}, {"cloud": {"edge-1"}}),
     "clients": ("fed-bac", {"min_edges": 2, "min_clients": 2}, {"edge-0": {FIRST}}),
+    "a majority of edges": ("fed-bac", {"min_edges": None}, {"cloud": {"edge-1"}}),
+    "a majority of clients": ("fed-bac", {"min_edges": 2, "min_clients": None}, {"edge-0": {FIRST}}),
     "clients of a cloud without edges": ("fedavg", {"min_clients": 2}, {"cloud": {"edge-1"}, "edge-0": {FIRST}}),
 }
 
@@ -246,7 +248,17 @@ def test_below_a_quorum_nothing_is_written_until_they_are_back(of: str, tmp_path
     assert len(seen) >= 3
     assert record["round"] == 2
     assert without([record]) == without(expected[1:])
-    assert ("missing: edge-1" if of == "edges" else "round 2 is played again") in federation.said[0]
+    assert (
+        "missing: edge-1" if of in ("edges", "a majority of edges") else "round 2 is played again"
+    ) in federation.said[0]
+
+
+def test_a_majority_is_enough(tmp_path: Path) -> None:
+    """Two of the three clients of edge 1 are; of its two, edge 0 needs both."""
+    federation, enrolled = begun(tmp_path, "hierfavg", rounds=1, min_edges=None, min_clients=None)
+    federation.children("edge-1").lost = {"edge-1-client-0"}
+    (record,) = played(federation, enrolled)
+    assert (record["selected"], record["absent"]) == ([[0, 1], [3, 4]], [])
 
 
 def test_an_operator_may_stop_a_cloud_that_waits(tmp_path: Path) -> None:
@@ -289,7 +301,9 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
     "negative bytes": (lambda m: report(m, traffic={"entries": {"client-up-train": -1}}), "client-up-train is -1"),
     "bytes of no link": (lambda m: report(m, traffic={"entries": {"moon-up-train": 1}}), "traffic/entries holds"),
-    "no losses": (lambda m: again(m, report__statistic_N__loss=None), "report/statistic_N holds []; it must hold ['loss']"),
+    "no losses": (
+        lambda m: again(m, report__statistic_N__loss=None), "report/statistic_N holds []; it must hold ['loss']",
+    ),
     "updates that nobody wanted": (
         lambda m: again(m, report__updates__cluster__x=np.zeros((1, 1), dtype=np.float32)), "report/updates holds",
     ),

@@ -275,18 +275,6 @@ def test_what_is_kept_of_old_rounds_goes(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
-def test_a_keepsake_that_cannot_be_read_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    federation = small("ditto", rounds=3).federation(tmp_path)
-    enrolled = federation.enrol()
-    playing = federation.play(enrolled=enrolled)
-    next(playing)
-    next(playing)
-    newest = max((tmp_path / "state" / "edge-0-client-0" / enrolled.charter.run).iterdir())
-    newest.write_bytes(newest.read_bytes()[:100])
-    assert len(finish(playing).records) == 3
-    assert "going back to the version before it" in caplog.text
-
-
 def test_settings_of_a_federation_are_those_of_its_sites(tmp_path: Path) -> None:
     federation = small("fed-bac").federation(tmp_path, min_clients=2)
-    assert {site.deploy for site in federation.sites.values()} == {DeploySettings(min_clients=2)}
+    assert {site.deploy for site in federation.sites.values()} == {DeploySettings(min_clients=2, min_edges=1)}

@@ -1,4 +1,4 @@
-"""The tables of docs/deploy.md."""
+"""The tables of docs/deploy-operations.md."""
 
 import json
 from pathlib import Path

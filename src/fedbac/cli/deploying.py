@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +20,7 @@ from fedbac.errors import ConfigError, DeployError, visible
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.kits import Kit
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.runs.store import RunFolder
 
 
@@ -53,6 +55,24 @@ ParentOption = Annotated[
         callback=_address("--parent", lowest=1),
     ),
 ]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Serve numbers for Prometheus at /metrics of this loopback address. Default: not.",
+        callback=_address("--metrics", lowest=1),
+    ),
+]
+HealthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        help="Serve gRPC's health service at this loopback address. Default: not.",
+        callback=_address("--health", lowest=1),
+    ),
+]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
@@ -66,21 +86,31 @@ def cloud(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder. Default: run in the kit.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     listen: ListenOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     overwrite: OverwriteOption = False,
+    accept_rollback: Annotated[
+        bool,
+        typer.Option(
+            "--accept-rollback", help="Go on with the state that sites have, where it is not that of the run."
+        ),
+    ] = False,
     track: TrackOption = None,
 ) -> None:
     """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.roles.cloud import Cloud, run_folder
+    from fedbac.deploy.transports.nvflare.files import SiteOrder
 
     runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
-    if _run_by_nvflare(kit, listen=listen):
-        return _hosted_cloud(kit, place, rounds, state, overwrite, track)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite, state)
-    with _logged(kit), run.stop.caught():
+    if _run_by_nvflare(kit, metrics, health, listen=listen):
+        order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
+        return _hosted_cloud(kit, place, order, state)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, state)
+    with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
         playing = run.play()
         while True:
             try:
@@ -106,21 +136,17 @@ def _say_stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def _hosted_cloud(
-    kit: "Kit", place: "RunFolder", rounds: int | None, state: Path | None, overwrite: bool, track: str | None
-) -> None:
+def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Path | None) -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
-    from fedbac.deploy.transports.nvflare.files import SiteOrder
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
     from fedbac.runs.configure import configure
     from fedbac.runs.stopping import Stop
 
-    stop, counts = Stop(), configure(kit.experiment_file, rounds=rounds).task.clients()
-    out_path = str(place.path.resolve())
-    order = SiteOrder(state=_in_full(state), out=out_path, rounds=rounds, overwrite=overwrite, track=track)
+    stop, counts = Stop(), configure(kit.experiment_file, rounds=order.rounds).task.clients()
+    order = replace(order, state=_in_full(state), out=str(place.path.resolve()))
     with _logged(kit), stop.caught():
-        outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not overwrite)
+        outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not order.overwrite)
     if outcome.ended != "finished":
         _say_stopped()
     conclude([place.read()], place.path)
@@ -139,13 +165,17 @@ def _in_full(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _run_by_nvflare(kit: "Kit", **addresses: str | None) -> bool:
+def _run_by_nvflare(kit: "Kit", metrics: str | None, health: str | None, **addresses: str | None) -> bool:
     """Whether NVFlare runs the site; addresses are then those that it was given with its startup folder."""
     if kit.site.deploy.transport != "nvflare":
         return False
     from fedbac.deploy.transports import nvflare
 
     nvflare.require()
+    if metrics or health:
+        raise ConfigError(
+            f"--{'metrics' if metrics else 'health'}: NVFlare runs and watches its own processes; leave it out"
+        )
     for name, address in addresses.items():
         if address is not None:
             raise ConfigError(
@@ -162,6 +192,8 @@ def edge(
     ] = None,
     listen: ListenOption = None,
     parent: ParentOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     device: DeviceOption = "auto",
 ) -> None:
@@ -170,10 +202,11 @@ def edge(
     from fedbac.deploy.roles.edge import run_edge
 
     with _logged(kit), _until_stopped() as stop:
-        if _run_by_nvflare(kit, listen=listen, parent=parent):
+        if _run_by_nvflare(kit, metrics, health, listen=listen, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            run_edge(kit, data, stop, changed(device=device), listen=listen, address=parent, state=state)
+            with _monitored(kit, metrics, health):
+                run_edge(kit, data, stop, changed(device=device, workers=1), listen=listen, address=parent, state=state)
 
 
 def client(
@@ -182,6 +215,8 @@ def client(
         str, typer.Option("--data", help="The client's own data: .npz, folder, or package.module:function.")
     ],
     parent: ParentOption = None,
+    metrics: MetricsOption = None,
+    health: HealthOption = None,
     state: StateOption = None,
     device: DeviceOption = "cpu",
     idle: Annotated[
@@ -193,10 +228,11 @@ def client(
     from fedbac.deploy.roles.client import run_client
 
     with _logged(kit), _until_stopped() as stop:
-        if _run_by_nvflare(kit, parent=parent):
+        if _run_by_nvflare(kit, metrics, health, parent=parent):
             _host(kit, data, state, device, stop)
         else:
-            run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
+            with _monitored(kit, metrics, health):
+                run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
 
 
 def status(
@@ -228,7 +264,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     age, doing = now - float(found.get("at", 0)), found.get("doing", "")
     over = doing in OVER or age > STALE
     gone = f" (not running: last heard {_ago(age)})" if over and doing not in OVER else ""
-    lines = [f"{found.get('site', 'site')}: {doing}{gone}"]
+    why = f": {visible(str(found['why']))}" if "why" in found else ""
+    lines = [f"{found.get('site', 'site')}: {doing}{gone}{why}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
         lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")
@@ -253,7 +290,7 @@ def _ago(seconds: float) -> str:
 
 def _kit(folder: Path, role: str) -> "Kit":
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.kits import Kit
+        from fedbac.deploy.pki.kits import NEW_KIT, Kit
     kit = Kit.load(folder)
     if kit.site.role != role:
         raise ConfigError(
@@ -262,7 +299,7 @@ def _kit(folder: Path, role: str) -> "Kit":
     left = kit.identity.expires.timestamp() - time.time()
     if left < 7 * 86400:
         say(
-            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; renew it: fedbac federation renew",
+            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; {NEW_KIT}",
             err,
         )
     return kit
@@ -278,15 +315,26 @@ class _Lines(logging.Formatter):
 @contextmanager
 def _logged(kit: "Kit") -> Iterator[None]:
     """Log to stderr with time and name, as a service does."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(f"%(asctime)s {kit.site.name} %(levelname)s %(message)s"))
-    root = logging.getLogger()
-    before, root.handlers = root.handlers, [handler]
-    logging.getLogger("fedbac").setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.handlers = before
+    from fedbac.deploy.transports.handshakes import explained
+
+    listens = kit.site.role != "client" and kit.site.deploy.transport == "grpc"
+    with explained() if listens else nullcontext():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Lines(f"%(asctime)s {kit.site.name} %(levelname)s %(message)s"))
+        root = logging.getLogger()
+        before, root.handlers = root.handlers, [handler]
+        logging.getLogger("fedbac").setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            root.handlers = before
+
+
+def _monitored(kit: "Kit", metrics: str | None, health: str | None) -> AbstractContextManager[None]:
+    from fedbac.deploy.metrics import monitored
+    from fedbac.deploy.pki.kits import CERTIFICATE_FILE
+
+    return monitored(metrics, health, kit.folder / CERTIFICATE_FILE)
 
 
 @contextmanager

@@ -25,6 +25,11 @@ Role = Literal["cloud", "edge", "client"]
 C = TypeVar("C", bound="Configuration")
 
 
+def quorum(minimum: int | None, count: int) -> int:
+    """Return how many of so many must be there: what is set, else a majority."""
+    return count // 2 + 1 if minimum is None else minimum
+
+
 def edge_name(edge: int) -> str:
     """Return the name of an edge by its number, from 0."""
     return f"edge-{edge}"
@@ -74,11 +79,11 @@ class Configuration(BaseModel):
 class DeploySettings(Configuration):
     """How long sites wait for each other, and who must be there: ``deploy`` of federation.yaml and site.yaml."""
 
-    min_clients: Count = 1
+    min_clients: Count | None = None
     """Clients that must be connected for their edge to take part in a round. As many of the selected clients must
-    finish, or all if fewer were selected."""
-    min_edges: Count = 1
-    """Edges that must answer for a round to count."""
+    finish, or all if fewer were selected. Null: a majority, of the edge's clients and of the selected."""
+    min_edges: Count | None = None
+    """Edges that must answer for a round to count. Null: a majority."""
     deadline: Seconds = 300.0
     """Time limit for a client to answer one request, in seconds."""
     min_deadline: Seconds = 30.0
@@ -201,11 +206,11 @@ class FederationConfig(Configuration):
     @model_validator(mode="after")
     def _can_run(self) -> Self:
         fewest = min(edge.clients for edge in self.edges)
-        if self.deploy.min_clients > fewest:
+        if quorum(self.deploy.min_clients, fewest) > fewest:
             raise ValueError(
                 f"deploy.min_clients: an edge has only {fewest} clients and would wait for ever; give at most {fewest}"
             )
-        if self.deploy.min_edges > len(self.edges):
+        if quorum(self.deploy.min_edges, len(self.edges)) > len(self.edges):
             raise ValueError(f"deploy.min_edges: there are only {len(self.edges)} edges; give at most as many")
         sites = 1 + sum(1 + edge.clients for edge in self.edges)
         if sites > MOST_SITES:

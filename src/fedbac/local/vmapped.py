@@ -51,7 +51,7 @@ class VmapTrainer:
         if any(True for _ in network.buffers()):
             raise ConfigError(
                 "network: one with buffers (such as batch normalization) cannot be trained for many clients at once; "
-                "use runtime.device=cpu, or group normalization"
+                "use --device cpu, or group normalization"
             )
         self.path = f"torch-vmap-{device.type}" + ("" if precision == "float32" else f"-{precision}")
         self.examples = examples

@@ -82,8 +82,9 @@ def record_in(line: bytes) -> Record | None:
 class Writer:
     """Adds records to a file that nobody else may touch meanwhile, and notices if somebody does."""
 
-    def __init__(self, file: Path, log: Log, root: Callable[[], str]) -> None:
-        self.file = file
+    def __init__(self, file: Path, log: Log, root: Callable[[], str], resume: str) -> None:
+        """``resume`` is the command that resumes the run."""
+        self.file, self.resume = file, resume
         self.check = log.checks[-1] if log.checks else None
         self.signed = log.signed or not log.records
         self._root = root
@@ -122,7 +123,7 @@ class Writer:
         if not os.path.samestat(ours, there) or ours.st_size != self._size:
             raise RunFolderError(
                 f"{self.file}: somebody else changed it during the run, so no more rounds are added to it; see what "
-                f"it is, then resume with: fedbac resume {self.file.parent}"
+                f"it is, then resume with: {self.resume}"
             )
 
     def _put_back(self) -> str:
@@ -130,7 +131,7 @@ class Writer:
             write_whole(self.file, os.pread(self._handle, self._size, 0))
         except OutputError as error:
             return f"its folder is gone too, or cannot be written ({error})"
-        return f"all rounds that were in it have been put back, resume with: fedbac resume {self.file.parent}"
+        return f"all rounds that were in it have been put back, resume with: {self.resume}"
 
 
 def _parse(line: bytes, number: int, previous: str) -> tuple[Record, str]:

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State
-from fedbac.errors import CheckpointError, ConfigError, OutputError, RunFolderError, RunInUseError
+from fedbac.errors import CheckpointError, ConfigError, Error, OutputError, RunFolderError, RunInUseError
 from fedbac.files import read_json, remove, remove_empty, remove_partial, why, write_whole
 from fedbac.runs import checkpoints
 from fedbac.runs.folders import refuse_strangers, usable
@@ -64,8 +64,9 @@ class Run:
 class RunFolder:
     """Writes a run's folder, and reads it back."""
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = usable(path)
+    def __init__(self, path: Path | str, resume: str | None = None) -> None:
+        """``resume`` is the command by which a person resumes the run, where that is not fedbac resume."""
+        self.path, self._resume = usable(path), resume
         self.config_file = self.path / "config.yaml"
         self.rounds_file = self.path / "rounds.jsonl"
         self.summary_file = self.path / "summary.json"
@@ -190,7 +191,7 @@ class RunFolder:
             pass
         raise RunFolderError(
             f"{self.lock_file}: it was deleted during the run, so another process may be writing here too. What was "
-            f"saved before is safe; resume with: fedbac resume {self.path}"
+            f"saved before is safe; resume with: {self.resume}"
         )
 
     @contextmanager
@@ -203,10 +204,19 @@ class RunFolder:
                 raise RunFolderError(f"{self.path}: the folder was removed during the run") from error
             raise RunFolderError(
                 f"{self.path}: it cannot be written ({why(cause) if isinstance(cause, OSError) else cause}). What "
-                f"was saved before is safe; mend that, then resume with: fedbac resume {self.path}"
+                f"was saved before is safe; mend that, then resume with: {self.resume}"
             ) from error
 
     # ------------------------------------------------------------------------------------------- reading
+
+    @property
+    def resume(self) -> str:
+        """The command that resumes the run; that of a federation is resumed by its cloud."""
+        try:
+            federation = read_config(self.config_file).get("runtime", {}).get("engine") == "federation"
+        except (Error, AttributeError):
+            federation = False
+        return self._resume or ("fedbac cloud KIT" if federation else f"fedbac resume {self.path}")
 
     def read_config(self) -> dict[str, Any]:
         """Return the configuration."""
@@ -259,7 +269,7 @@ class RunFolder:
     def _mend(self) -> str:
         return (
             "it was changed after it was written. Restore it, or go back to the last checkpoint that matches with: "
-            f"fedbac resume {self.path}"
+            f"{self.resume}"
         )
 
     def _read_log(self, config: Mapping[str, Any]) -> Log:
@@ -360,7 +370,8 @@ class RunFolder:
                 remove(self.summary_file)
             self._cut(count)
             kept = Log(found.records[:count], found.checks[:count], found.signed)
-            self._writer = Writer(self.rounds_file, kept, lambda: root_of(self.read_config(), self.config_file))
+            root = lambda: root_of(self.read_config(), self.config_file)  # noqa: E731
+            self._writer = Writer(self.rounds_file, kept, root, self.resume)
         return kept.records
 
     def _cut(self, count: int) -> None:

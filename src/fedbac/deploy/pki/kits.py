@@ -19,6 +19,7 @@ SITE_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE = "site.yaml", "site.key",
 NEXT_KEY_FILE = "next.key"
 """A new key, beside the one in use until its certificate is installed."""
 LIST_FILE, EXPERIMENT_FILE = "revoked.crl", "experiment.yaml"
+NEW_KIT = "ask whoever keeps the authority for a new kit (fedbac federation renew)"
 FROM_FEDERATION = "# Made from federation.yaml. Change it there, then run: fedbac federation renew\n"
 
 log = logging.getLogger("fedbac")
@@ -65,7 +66,7 @@ class Kit:
         if site.role == "cloud":
             authority.read(kit.experiment_file)
         if site.role != "client" and identity.serial in kit.revoked().serials:
-            raise DeployError(f"{source}: {site.name} was revoked; ask for a new kit (fedbac federation renew)")
+            raise DeployError(f"{source}: {site.name} was revoked; {NEW_KIT}")
         return kit
 
     def revoked(self) -> RevokedList:

@@ -153,6 +153,12 @@ class Charter:
         """Who owns which part."""
         return Owners({part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()})
 
+    def keeps(self, scope: Scope) -> bool:
+        """Whether owners of a kind keep something from round to round."""
+        own = any(spec.scope == scope for spec in self.experiment.method.personalization.parts.values())
+        persists = self.experiment.task.training.momentum_state == "persist"
+        return own or (scope == "client" and (persists or self.codec("client_up") is not None))
+
     def codec(self, link: str) -> Codec | None:
         """Return how a link packs changes."""
         return self.experiment.method.links.chains.get(link, Chain()).codec

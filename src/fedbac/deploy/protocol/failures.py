@@ -6,6 +6,7 @@ that travels, by which the operators of both sites find it.
 """
 
 import json
+import re
 import secrets
 from enum import Enum
 from operator import index
@@ -42,6 +43,8 @@ class Failure(Enum):
     LATE = "it gave no answer in time"
     UNUSABLE = "what it said cannot be used; the log of the site above it says why"
     NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
+    CLIENT_STATE = "client {}: the run continues after round {}, but the state it has kept is of round {}"
+    EDGE_STATE = "edge {}: the run continues after round {}, but the state it has kept is of round {}"
 
 
 class SiteError(DeployError):
@@ -58,6 +61,15 @@ class SiteError(DeployError):
         if isinstance(error, SiteError):
             return error
         return SiteError(Failure.UNNAMED, 100_000 + secrets.randbelow(900_000), detail=_described(error))
+
+    @classmethod
+    def found(cls, reason: str, *failures: Failure) -> "SiteError | None":
+        """Return the first of these failures that a site has told of, from what was made of its text on the way."""
+        for failure in failures:
+            numbers = re.search(re.escape(failure.value).replace(r"\{\}", "([0-9]{1,12})"), reason)
+            if numbers:
+                return SiteError(failure, *map(int, numbers.groups()))
+        return None
 
     def encoded(self) -> bytes:
         """Return it without its detail."""

@@ -1,7 +1,10 @@
 """The first words between a child and its parent: versions that fit, and names."""
 
 import json
+import logging
 import platform
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from fedbac.deploy.transports.base import Refusal
@@ -13,36 +16,54 @@ SPEAKS = 2
 MOST = 4096
 """Bytes of a first word."""
 
+log = logging.getLogger("fedbac")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return what this site runs; torch is not imported for that."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # as where somebody built it under another name
+        torch = "unknown"
+    return {"protocol": str(SPEAKS), "fedbac": __version__, "torch": torch, "Python": platform.python_version()}
+
 
 def hello(name: str) -> bytes:
-    """Return what a child says first."""
-    return _said({"name": name, "speaks": SPEAKS, "fedbac": __version__, "python": platform.python_version()})
-
-
-def welcome(name: str) -> bytes:
-    """Return what a parent answers."""
-    return _said({"name": name, "speaks": SPEAKS, "fedbac": __version__})
+    """Return what a site says first, be it a child or its parent."""
+    return json.dumps({"name": name, "speaks": SPEAKS, "versions": versions()}).encode()
 
 
 def check_hello(name: str, data: bytes) -> None:
-    """Turn a child away that speaks another version, or under another name than its certificate's."""
+    """Turn a site away whose versions do not fit, or under another name than its certificate's.
+
+    Another protocol is not understood; another fedbac, and another release of torch, may compute other numbers. All
+    other differences are logged. Both ends compare, so both say it.
+    """
     said = _read(data)
-    if said.get("speaks") != SPEAKS:
-        raise Refusal(
-            f"{name} has fedbac {quoted(said.get('fedbac'))} and this site {__version__}, which do not understand each "
-            "other; install the same version"
-        )
+    told = said.get("versions")
+    theirs = {**dict.fromkeys(versions()), **(told if isinstance(told, dict) else {"fedbac": said.get("fedbac")})}
+    other = [what for what, ours in versions().items() if theirs[what] != ours]
+    if other:
+        their, our = (", ".join(f"{what} {_plain(of[what])}" for what in other) for of in (theirs, versions()))
+        if any(_part(what, theirs[what]) != _part(what, versions()[what]) for what in other):
+            raise Refusal(f"{name} has {their}; its peer has {our}; install the same versions at both", "version")
+        log.warning("%s has %s; this site has %s", name, their, our)
     if said.get("name") != name:
-        raise Refusal(f"the certificate is of {name}, but it says that it is {quoted(said.get('name'))}")
+        raise Refusal(f"the certificate is of {name}, but it says that it is {quoted(said.get('name'))}", "name")
 
 
-def check_welcome(name: str, data: bytes) -> None:
-    """Refuse a parent of another version."""
-    check_hello(name, data)
+def _part(what: str, version: object) -> object:
+    """Return what of a version must be the same at all sites."""
+    return {"torch": str(version).split(".")[:2], "Python": None}.get(what, version)
 
 
-def _said(words: dict[str, Any]) -> bytes:
-    return json.dumps(words).encode()
+def _plain(version: object) -> str:
+    return (
+        version
+        if isinstance(version, str) and version.isascii() and version.isprintable() and len(version) < 40
+        else quoted(version)
+    )
 
 
 def _read(data: bytes) -> dict[str, Any]:
@@ -51,5 +72,5 @@ def _read(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise Refusal("its first words cannot be read; install the same version of fedbac at both sites")
+        raise Refusal("its first words cannot be read; install the same version of fedbac at both sites", "version")
     return said

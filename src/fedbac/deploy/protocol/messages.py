@@ -7,7 +7,7 @@ answer must be like the one that stands for it when it is lost.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeVar, cast
 
@@ -32,6 +32,20 @@ from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder
 Names = AnyNumber[tuple[str, ...]]
 Had = Mapping[str, Names]
 """By part, the hashes of the networks whose changes are sent."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an owner must have kept, as far as the records of the run tell."""
+
+    trained: int = 0
+    """The last round in which it trained; 0 if there was none."""
+    anyway: bool = False
+    """Whether it is to go on with what it has if that is something else."""
+
+
+Expectations = Mapping[str, Expected]
+"""By the number of a client, and of the site itself under ``edge``."""
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
     # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings.
     "enroll": {"experiment": Json},
@@ -45,9 +59,9 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     "forgotten": {},
     "absent": {"reason": str, "present": Names},
     # Between cloud and edges: orders, and reports with the names of the clients that are there.
-    "train": {"charter": str, "order": TrainOrder, "had": Had},
+    "train": {"charter": str, "order": TrainOrder, "had": Had, "expected": Expectations},
     "trained": {"report": TrainReport, "present": Names},
-    "measure": {"charter": str, "round": int, "order": MeasureOrder, "kept": Names},
+    "measure": {"charter": str, "round": int, "order": MeasureOrder, "kept": Names, "expected": Expectations},
     "measured": {"report": MeasureReport, "present": Names},
     # Messages of a cloud without tiers to clients, and to the test data of edges; what several get travels once.
     "relay": {"charter": str, "to": Mapping[str, str], "payload": Unchecked[Mapping[str, bytes]]},
@@ -58,9 +72,9 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
         "numbers": Some[tuple[int, ...]],
     },
     # Between sites and clients. ``before`` is when what a client owns was trained at the latest.
-    "fit": {"charter": str, "train": Train, "had": Had},
+    "fit": {"charter": str, "train": Train, "had": Had, "expected": Expected},
     "update": {"trained": Trained},
-    "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...]},
+    "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...], "expected": Expected},
     "evaluation": {"measured": Measured},
     # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
     # then with the parts that the site owns, and with the text of the charter instead of its hash.
@@ -173,22 +187,25 @@ def _taught(charter: Charter, count: int) -> Teachers | None:
 # ------------------------------------------------------------------------------------------- cloud and edges
 
 
-def train_request(order: TrainOrder, charter: Charter) -> bytes:
+def train_request(order: TrainOrder, charter: Charter, expected: Expectations) -> bytes:
     """Return an order to an edge; what the edge and its clients own is not in it."""
     bank, broadcast = charter.owners.without(order.bank, "edge", "client"), order.broadcast
     had = stamps(broadcast, {part: range(trees.count(params)) for part, params in bank.items()})
     changes = None if broadcast is None else broadcast.changes
     order = replace(order, bank=bank, owner_R={part: order.owner_R[part] for part in bank})
-    return sent("train", changes, "order/bank", charter=charter.id, order=order, had=had)
+    return sent("train", changes, "order/bank", charter=charter.id, order=order, had=had, expected=expected)
 
 
-def read_train_request(message: Message, charter: Charter, site: Site, selection: Any, shelf: Shelf) -> TrainOrder:
-    """Return an order as an edge receives it, without what it and its clients own."""
+def read_train_request(
+    message: Message, charter: Charter, site: Site, selection: Any, shelf: Shelf
+) -> tuple[TrainOrder, Expectations]:
+    """Return an order as an edge receives it, without what it and its clients own; and what they must have."""
     bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
     whole = unpacked(message, "order/bank", charter.codec("cloud_down"), _had(message, bank, shelf))
-    return _one(whole, "order", replace(like, teachers=_taught(charter, count)))
+    found = received(whole, order=replace(like, teachers=_taught(charter, count)))
+    return found["order"], found["expected"]
 
 
 def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: Site, charter: Charter) -> TrainReport:
@@ -217,12 +234,12 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
 
 def read_measure_request(
     message: Message, charter: Charter, site: Site, selection: Any
-) -> tuple[MeasureOrder, int, tuple[str, ...]]:
-    """Return an order as an edge receives it, without what it owns; the round; and what it must have of it."""
+) -> tuple[MeasureOrder, int, tuple[str, ...], Expectations]:
+    """Return an order as an edge receives it, without what it owns; the round; and what must be there of it."""
     bank, wanted = charter.owners.without(charter.template, "edge", "client"), Wanted(_rows(charter, 1), "test")
     like = MeasureOrder(site.index, bank, (wanted,), selection=selection, selected=site.clients)
     found = received(message, order=like)
-    return found["order"], found["round"], found["kept"]
+    return found["order"], found["round"], found["kept"], found["expected"]
 
 
 def read_measured(
@@ -246,24 +263,27 @@ def start_of(request: Train, place: int) -> Parts:
     return {part: trees.select(params, request.row_C[part][one]) for part, params in request.bank.items()}
 
 
-def fit_request(request: Train, place: int, charter: Charter, broadcast: Broadcast | None = None) -> bytes:
+def fit_request(
+    request: Train, place: int, charter: Charter, expected: Expected, broadcast: Broadcast | None = None
+) -> bytes:
     """Return the training of one client of a request, by changes where it is known how they are sent."""
     bank = charter.owners.without(start_of(request, place), "client")
     row = {part: int(request.row_C[part][place]) for part in bank}
     had = stamps(broadcast, {part: [row] for part, row in row.items()})
     changes = None if broadcast is None else of_row(broadcast.changes, row)
     one = replace(request.part(slice(place, place + 1)), bank=bank)
-    return sent("fit", changes, "train/bank", charter=charter.id, train=one, had=had)
+    return sent("fit", changes, "train/bank", charter=charter.id, train=one, had=had, expected=expected)
 
 
-def read_fit_request(message: Message, charter: Charter, client: int, shelf: Shelf) -> Train:
-    """Return the training that a client is asked for, without the parts that it owns."""
+def read_fit_request(message: Message, charter: Charter, client: int, shelf: Shelf) -> tuple[Train, Expected]:
+    """Return the training that a client is asked for, without the parts that it owns; and what it must have kept."""
     method, bank = charter.experiment.method, charter.owners.without(charter.template, "client")
     phases = tuple(range(len(method.personalization.phases())))
     like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
     like = replace(like, edge_rounds=method.topology.edge_rounds)
     whole = unpacked(message, "train/bank", charter.codec("client_down"), _had(message, bank, shelf))
-    return _one(whole, "train", like)
+    found = received(whole, train=like)
+    return found["train"], found["expected"]
 
 
 def read_update(message: Message, lost: Trained, passing: Collection[str], codec: Codec | None) -> Trained:
@@ -277,21 +297,24 @@ def read_update(message: Message, lost: Trained, passing: Collection[str], codec
     return replace(trained, parts_C=lost.parts_C | trained.parts_C, loss_C=loss_C)
 
 
-def evaluate_request(request: Evaluate, place: int, before: tuple[int, int], charter: Charter) -> bytes:
+def evaluate_request(
+    request: Evaluate, place: int, before: tuple[int, int], charter: Charter, expected: Expected
+) -> bytes:
     """Return a request to one of its owners: all its models, or where they are paired the owner's own."""
     bank, rows = {}, {}
     for part, row_V in request.row_V.items():
         used, rows[part] = np.unique(row_V[place : place + 1] if request.paired else row_V, return_inverse=True)
         bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
     bare = replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
-    return sent("evaluate", charter=charter.id, request=bare, before=before)
+    return sent("evaluate", charter=charter.id, request=bare, before=before, expected=expected)
 
 
-def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tuple[Evaluate, tuple[int, int]]:
-    """Return what an owner is to measure, without the parts that it owns; and when these were trained at the latest."""
+def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tuple[Evaluate, tuple[int, int], Expected]:
+    """Return what an owner is to measure, without the parts that it owns; when these were trained at the latest; and
+    what it must have kept."""
     like = Evaluate(charter.owners.without(charter.template, "client"), _rows(charter, 1), "test", (owner,))
     found = received(message, request=like, before=(0, 0))
-    return found["request"], found["before"]
+    return found["request"], found["before"], found["expected"]
 
 
 def read_evaluation(message: Message, lost: Measured, most: int) -> Measured:

@@ -5,8 +5,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_welcome, hello
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.transports.connect import parent_of
 from fedbac.deploy.transports.pipes import Worker
 
@@ -37,11 +38,7 @@ def run_client(
     try:
         worker.start()
         log.info("its data can be read; dialling %s at %s", site.parent, address or site.parent_address)
-        parent_of(kit, address).serve(
-            hello=lambda: hello(site.name),
-            welcomed=lambda said: check_welcome(site.parent or "", said),
-            answer=worker.ask,
-            stop=stop,
-        )
+        said = (lambda: hello(site.name), lambda said: check_hello(site.parent or "", said), worker.ask)
+        parent_of(kit, address).serve(**METRICS.parent("edge", *said), stop=stop)
     finally:
         worker.close()

@@ -19,6 +19,8 @@ from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
     MOST_LOSS,
+    Expectations,
+    Expected,
     evaluate_request,
     fit_request,
     read_evaluation,
@@ -63,6 +65,8 @@ class Clients:
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
+        self.expected: Expectations = {}
+        """What they must have kept."""
         self.broken: set[int] = set()
         """Clients whose answers to the last training do not count."""
 
@@ -108,17 +112,18 @@ class Clients:
         codec = self.charter.codec("client_up")
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
-        made: dict[tuple[int, ...], bytes] = {}
+        made: dict[tuple[tuple[int, ...], Expected], bytes] = {}
         messages = {}
         for place, client in enumerate(train.clients):
-            same = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
+            rows = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
+            same = (rows, self._expected(client))
             if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
-                made[same] = fit_request(train, place, self.charter, broadcast)
+                made[same] = fit_request(train, place, self.charter, same[1], broadcast)
             messages[client] = made[same]
         messages = self._without_resting(messages)
 
         def whole(client: int) -> bytes:
-            return fit_request(train, train.clients.index(client), self.charter)
+            return fit_request(train, train.clients.index(client), self.charter, self._expected(client))
 
         answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
@@ -145,7 +150,7 @@ class Clients:
                 reasons[client] = self.standing.strike(names[client], Failure.OUTLIER, far[names[client]])
             else:
                 self.standing.trust(names[client])
-        self.reach.note(reasons)
+        self._note(reasons)
         return list(results.values())
 
     def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -153,10 +158,13 @@ class Clients:
         return {client: message for client, message in messages.items() if self.charter.names[client] not in resting}
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
-        if request.paired:
-            messages = {owner: self._asked(request, place) for place, owner in enumerate(request.owners)}
-        else:
-            messages = dict.fromkeys(request.owners, self._asked(request, 0))
+        made: dict[tuple[int, Expected], bytes] = {}
+        messages = {}
+        for place, owner in enumerate(request.owners):
+            same = (place if request.paired else 0, self._expected(owner))
+            if same not in made:
+                made[same] = self._asked(request, *same)
+            messages[owner] = made[same]
         answers, reasons = self.reach.ask(self._without_resting(messages))
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
@@ -172,7 +180,7 @@ class Clients:
             reasons |= {
                 o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
             }
-        self.reach.note(reasons)
+        self._note(reasons)
         return [found[owner] if owner in found and owner not in reasons else lost for owner in request.owners]
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
@@ -180,7 +188,9 @@ class Clients:
         holders = [edge for edge in request.owners if self.charter.edge_tests(edge)]
         others = [edge for edge in request.owners if edge not in holders]
         clients = tuple(client for edge in others for client in self.charter.clients[edge])
-        answers, lost = self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0))) if holders else ({}, {})
+        answers, lost = (
+            self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0, Expected()))) if holders else ({}, {})
+        )
         each = self._asked_of_clients(replace(request, owners=clients, level="client")) if clients else []
         results = dict(zip(clients, each, strict=True))
         found, missed, nothing = [], 0, _lost_evaluation(request.num_models)
@@ -199,8 +209,18 @@ class Clients:
             raise TooFewClientsError(Failure.NO_TESTS, missed)
         return _side_by_side(found)
 
-    def _asked(self, request: Evaluate, place: int) -> bytes:
-        return evaluate_request(request, place, self.before, self.charter)
+    def _asked(self, request: Evaluate, place: int, expected: Expected) -> bytes:
+        return evaluate_request(request, place, self.before, self.charter, expected)
+
+    def _expected(self, client: int) -> Expected:
+        return self.expected.get(str(client), Expected()) if self.charter.keeps("client") else Expected()
+
+    def _note(self, reasons: Mapping[int, str]) -> None:
+        """Say who gave no answer; if one has not what it should have kept, the round must not go on without it."""
+        self.reach.note(reasons)
+        for client, reason in reasons.items():
+            if lacking := SiteError.found(reason, Failure.CLIENT_STATE):
+                raise SiteError(Failure.CLIENT_STATE, client, *lacking.numbers[1:])
 
 
 _NOBODY = np.zeros(0, dtype=np.int64)

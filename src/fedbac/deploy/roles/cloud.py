@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
+from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.models import cloud_models
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_hello, welcome
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.roles.edges import BrokenRoundError, Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
 from fedbac.deploy.roles.status import Board
+from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
-from fedbac.errors import DeployError
+from fedbac.errors import DeployError, Error
 from fedbac.files import make_folder
 from fedbac.rounds.messages import Edges
 from fedbac.runs import checkpoints
@@ -46,6 +48,8 @@ class Cloud:
     rounds: int | None = None
     listen: str | None = None
     overwrite: bool = False
+    accept_rollback: bool = False
+    """Whether sites go on with what they have where they lack what the run needs of them."""
     state: Path | None = None
     """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
@@ -63,6 +67,7 @@ class Cloud:
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
             self._board = board
+            self._show_metrics(children)
             played = 0 if before is None else checkpoints.newest(self.folder.checkpoints)
             run = str(self.folder.path)
             board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
@@ -78,6 +83,9 @@ class Cloud:
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
+            except Error as error:
+                board.say(doing="stopped", why=str(error))
+                raise
 
     def _followed(
         self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children, enrolled: Enrolled
@@ -93,6 +101,7 @@ class Cloud:
                     self.remote.hand_out(run.models, patience=LINKS_BACK * self.kit.site.deploy.heartbeat)
                 board.say(doing="finished" if not self.stop.wanted else "stopped")
                 return run
+            METRICS.round(record["seconds"])
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
             self._pass_list_on(children)
             if self.remote is not None and time.monotonic() - handed >= SECONDS_APART:
@@ -100,9 +109,19 @@ class Cloud:
                 handed = time.monotonic()
             yield record
 
+    def _show_metrics(self, children: Children) -> None:
+        site = self.kit.site
+
+        def left_out() -> int:
+            return 0 if self.remote is None else len(self.remote.caller.unfit | self.remote.left_out)
+
+        METRICS.watch_children(len(site.children), lambda: len(children.present()), left_out)
+        METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
+
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
-        rest = (enrolled.charter, children, self.kit.site.deploy, missed, lambda: self.stop.wanted)
+        who = (enrolled.charter, children, self.kit.site.deploy)
+        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, self.accept_rollback)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote
@@ -115,7 +134,7 @@ class Cloud:
         check_hello(name, said)
         if self.remote is not None:
             self.remote.caller.rejoined(name)
-        return welcome(self.kit.site.name)
+        return hello(self.kit.site.name)
 
     def _waiting(self, what: str, level: int = logging.INFO) -> None:
         if self._board.said.get("doing") != what:
@@ -180,7 +199,8 @@ def play_soundly(
 
 def run_folder(kit: Kit, out: Path | None) -> RunFolder:
     """Return where the cloud writes: beside its kit, unless told otherwise."""
-    return RunFolder(out or kit.folder / "run")
+    command = f"fedbac cloud {kit.folder}" + (f" --out {out}" if out else "")
+    return RunFolder(out or kit.folder / "run", command)
 
 
 def _refuse_another(began: Experiment, now: Experiment, folder: RunFolder) -> None:

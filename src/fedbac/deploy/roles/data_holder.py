@@ -23,6 +23,7 @@ from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.protocol.charter import Charter, Facts, read_charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
+    Expected,
     check_rows,
     read_evaluate_request,
     read_fit_request,
@@ -41,6 +42,7 @@ from fedbac.local import Examples, make_trainer, one_thread
 NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
 ROUNDS_BACK = 3
 """How far a cloud may go back: it keeps two checkpoints, and may have died before it wrote one."""
+NOTHING: dict[str, Any] = {"parts": {}, "momentum": {}, "left": {}, "links": {}}
 
 log = logging.getLogger("fedbac")
 
@@ -54,24 +56,53 @@ class LocalState:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def before(self, moment: Training) -> dict[str, Any] | None:
-        """Return the newest version made before a moment, by the fields of the message; None if there is none."""
+    def before(self, moment: Training) -> tuple[int, dict[str, Any] | None]:
+        """Return the round of the newest version made before a moment, and what it holds; 0 and None if there is none.
+
+        Versions that cannot be read are passed over.
+        """
         for made, file in sorted(self._files().items(), reverse=True):
+            if made < moment and (kept := _read(file)) is not None:
+                return made[0], kept
+        return 0, None
+
+    def expected(self, moment: Training, expected: Expected, failure: Failure, number: int) -> dict[str, Any] | None:
+        """Return what was kept before a moment if it is what the records of the run tell, or a SiteError.
+
+        A cloud that was killed may go back a few rounds, to what is here; what was kept beyond is then removed. One
+        that goes back further is that of an old backup, and who lacks what it should have was robbed of its folder.
+        """
+        last, (found, kept) = moment[0] - 1, self.before(moment)
+        newest = max((made for made in self._files()), default=(0, 0))
+        if newest[0] > last + ROUNDS_BACK or found < expected.trained:
+            if not expected.anyway:
+                at_most = newest[0] if newest[0] > last else found
+                error = SiteError(failure, number, last, at_most)
+                log.error("%s: %s; restore this folder, or the newest run folder of the cloud", self.folder, error)
+                raise error
+            kept = self._adopt(moment, min(expected.trained, last))
+        for made, file in self._files().items():
             if made >= moment:
-                continue
-            try:
-                return received(decode(file.read_bytes(), ("version",)))
-            except (WireError, OSError) as error:
-                log.warning("%s cannot be read (%s); going back to the version before it", file, error)
-        return None
+                again = logging.INFO if made[0] == moment[0] else logging.WARNING
+                log.log(again, "round %d is played again; %s is removed", moment[0], file.name)
+                remove(file)
+        return kept
+
+    def _adopt(self, moment: Training, trained: int) -> dict[str, Any] | None:
+        """Take the newest version before a moment, else the first after it, else none, for that of another round."""
+        files = self._files()
+        order = [*sorted((m for m in files if m < moment), reverse=True), *sorted(m for m in files if m >= moment)]
+        made, kept = next(((m, kept) for m in order if (kept := _read(files[m])) is not None), (None, None))
+        log.warning("going on with the state of round %s instead of %d, as the cloud wants", made and made[0], trained)
+        write_whole(make_folder(self.folder) / _name((trained, 0)), sent("version", **(kept or NOTHING)), mode=0o600)
+        return kept
 
     def keep(self, moment: Training, **kept: Parts | dict[str, Parts]) -> None:
         """Write a version if there is something to keep, and remove those that nobody goes back to."""
         if not any(kept.values()):
             return
         make_folder(self.folder)
-        path = self.folder / f"own-{moment[0]:06d}-{moment[1]}.safetensors"
-        write_whole(path, sent("version", **{"parts": {}, "momentum": {}, "left": {}, "links": {}, **kept}), mode=0o600)
+        write_whole(self.folder / _name(moment), sent("version", **{**NOTHING, **kept}), mode=0o600)
         files = self._files()
         old = sorted(made for made in files if made < (moment[0] - ROUNDS_BACK, 0))
         for made in old[:-1]:  # the newest of them is what a cloud that goes back would ask for
@@ -86,9 +117,19 @@ class LocalState:
         return found
 
 
-KINDS = ("enroll", "begin", "fit", "evaluate", "model")
+def _name(moment: Training) -> str:
+    return f"own-{moment[0]:06d}-{moment[1]}.safetensors"
 
-log = logging.getLogger("fedbac")
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        return received(decode(file.read_bytes(), ("version",)))
+    except (WireError, OSError) as error:
+        log.warning("%s cannot be read (%s)", file, error)
+        return None
+
+
+KINDS = ("enroll", "begin", "fit", "evaluate", "model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +272,11 @@ class DataHolder:
     def _fit(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
         charter, experiment = self.terms, self.terms.experiment
-        request = read_fit_request(message, charter, self.number, self.shelf)
+        request, expected = read_fit_request(message, charter, self.number, self.shelf)
         if charter.codec("client_down") is not None:
             self.shelf.put(request.bank)
         scheme, at = experiment.method.personalization, (request.round, request.edge_round)
-        kept = self._kept(at)
+        kept = self._kept(at, expected)
         whole = request.bank | charter.own("client", self.number, kept["parts"], request.bank)
         bank = {part: whole[part] for part in scheme.parts}
         momentum = None
@@ -258,9 +299,10 @@ class DataHolder:
 
     def _evaluate(self, message: Message) -> bytes:
         """Measure models as asked, with what the client owns in place."""
-        request, before = read_evaluate_request(message, self.terms, self.number if self.is_client else self.edge)
+        owner = self.number if self.is_client else self.edge
+        request, before, expected = read_evaluate_request(message, self.terms, owner)
         if self.is_client:
-            own = self.terms.own("client", self.number, self._kept(before)["parts"], request.bank)
+            own = self.terms.own("client", self.number, self._kept(before, expected)["parts"], request.bank)
             own = {part: params for part, params in own.items() if part in request.row_V}
             rows = {part: np.zeros_like(request.row_V[part]) for part in own}
             request = replace(request, bank=request.bank | own, row_V={**request.row_V, **rows})
@@ -271,7 +313,8 @@ class DataHolder:
     def _model(self, message: Message) -> bytes:
         """Keep the client's model of a round, with what it owned then."""
         models = read_models(message, self.terms, (self.number,), "client")
-        models.with_own("client", self.number, self._kept((models.round + 1, 0))["parts"]).keep(self.state)
+        _, kept = self.local_state.before((models.round + 1, 0))
+        models.with_own("client", self.number, (kept or NOTHING)["parts"]).keep(self.state)
         return sent("ready")
 
     def _at_rest(self, bank: Parts) -> Parts:
@@ -289,5 +332,7 @@ class DataHolder:
         """What the client keeps of this run."""
         return LocalState(self.state / self.terms.run)
 
-    def _kept(self, before: tuple[int, int]) -> dict[str, Parts]:
-        return self.local_state.before(before) or {"parts": {}, "momentum": {}, "left": {}}
+    def _kept(self, before: Training, expected: Expected) -> dict[str, Parts]:
+        if not self.terms.keeps("client"):
+            return NOTHING
+        return self.local_state.expected(before, expected, Failure.CLIENT_STATE, self.number) or NOTHING

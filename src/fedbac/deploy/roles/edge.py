@@ -16,11 +16,14 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
+from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.handshake import check_hello, check_welcome, hello, welcome
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import (
+    Expectations,
+    Expected,
     check_rows,
     read_measure_request,
     read_train_request,
@@ -31,11 +34,12 @@ from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
 from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
-from fedbac.deploy.roles.data_holder import DataHolder, LocalState
+from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
+from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.models import read_models
 from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
-from fedbac.deploy.settings import DeploySettings, SiteConfig
+from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.deploy.transports.connect import children_of, parent_of
 from fedbac.errors import quoted
@@ -55,6 +59,7 @@ class OrderHandler:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
         self.clients = Clients(charter, reach, deploy.outlier_factor)
         self.local_state = LocalState(state / charter.run)
+        self.expected: Expectations = {}
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
         self.asked = 0
@@ -62,10 +67,17 @@ class OrderHandler:
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
+    def expect(self, expected: Expectations) -> None:
+        """Take what the site and its clients must have kept."""
+        self.expected = self.clients.expected = expected
+
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
-        kept = self.local_state.before(before) or {"parts": {}}
-        own = self.charter.own("edge", self.site.index, kept["parts"], received)
+        kept = None
+        if self.charter.keeps("edge"):
+            expected = self.expected.get(EDGE, Expected())
+            kept = self.local_state.expected(before, expected, Failure.EDGE_STATE, self.site.index)
+        own = self.charter.own("edge", self.site.index, (kept or NOTHING)["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
 
     def first_memory(self) -> Any:
@@ -90,11 +102,12 @@ class OrderHandler:
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
         report = self._drive(order, gone, present_N)
         assert isinstance(report, TrainReport)
-        came = len(report.selected) - len(report.failed)
-        if came < min(self.min_clients, len(report.selected)):
+        chosen = len(report.selected)
+        came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
+        if came < min(least, chosen):
             if self.clients.broken:
-                raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), len(report.selected))
-            raise TooFewClientsError(Failure.FEW_TRAINED, came, len(report.selected), self.min_clients)
+                raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), chosen)
+            raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
@@ -111,7 +124,7 @@ class OrderHandler:
         """Return what the links of which the site is the sender remember from before a round."""
         method = self.charter.experiment.method
         held = {part: SiteRows(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
-        kept = self.local_state.before((order.round, 0))
+        _, kept = self.local_state.before((order.round, 0))
         if kept is not None:
             names = [name for name in OF_SITES if name in remembering(method.links.chains)]
             return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
@@ -125,11 +138,12 @@ class OrderHandler:
     def _present(self) -> BoolArray:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
-        count = int((present_N & (self.site.size_N > 0)).sum())
-        if count < self.min_clients:
+        holds_N = self.site.size_N > 0
+        count, least = int((present_N & holds_N).sum()), quorum(self.min_clients, int(holds_N.sum()))
+        if count < least:
             if resting:
-                raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), self.min_clients)
-            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), self.min_clients)
+                raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
+            raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
         return present_N
 
     def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
@@ -153,8 +167,6 @@ class OrderHandler:
 
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
 
-EDGE = "edge"
-"""In a relay, the edge itself instead of a client."""
 
 log = logging.getLogger("fedbac")
 
@@ -219,7 +231,7 @@ class Edge:
         check_hello(name, said)
         if self.reach is not None:
             self.reach.caller.rejoined(name)
-        return welcome(self.site.name)
+        return hello(self.site.name)
 
     def hello(self) -> bytes:
         """Return what it says to the cloud first."""
@@ -321,7 +333,8 @@ class Edge:
 
     def _train(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
         charter = handler.charter
-        order = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
+        order, expected = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
+        handler.expect(expected)
         own = handler.own((order.round, 0), order.bank)
         here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
@@ -334,7 +347,10 @@ class Edge:
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
-        order, round_, kept = read_measure_request(message, handler.charter, handler.site, handler.first_memory())
+        order, round_, kept, expected = read_measure_request(
+            message, handler.charter, handler.site, handler.first_memory()
+        )
+        handler.expect(expected)
         own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
         if not set(kept) <= set(trained):
             raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")
@@ -349,8 +365,8 @@ class Edge:
         """Keep the models of a round, and pass on to every client its own."""
         charter = handler.charter
         models = read_models(message, charter, charter.clients[reach.edge], "edge", "client")
-        kept = handler.local_state.before((models.round + 1, 0)) or {"parts": {}}
-        models = models.with_own("edge", handler.site.index, kept["parts"])
+        _, kept = handler.local_state.before((models.round + 1, 0))
+        models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
         models.keep(self.state)
         _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in models.clients})
         reach.note(reasons)
@@ -410,13 +426,12 @@ def run_edge(
 
     with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
+        METRICS.watch_children(
+            len(site.children), lambda: len(children.present()), lambda: len(edge.unfit | edge.left_out)
+        )
         board.say(doing="serving")
         try:
-            parent_of(kit, address).serve(
-                hello=edge.hello,
-                welcomed=lambda said: check_welcome(site.parent or "", said),
-                answer=edge.answer,
-                stop=stop,
-            )
+            said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)
+            parent_of(kit, address).serve(**METRICS.parent("cloud", *said), stop=stop)
         finally:
             board.say(doing="stopped")

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +18,16 @@ from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
-from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure
+from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import Answers, TooFewClientsError
-from fedbac.deploy.roles.edge import EDGE, OrderHandler
+from fedbac.deploy.roles.edge import OrderHandler
+from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import Change, Standing
-from fedbac.deploy.settings import DeploySettings, edge_name
+from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
@@ -64,10 +66,15 @@ class Remote:
         deploy: DeploySettings,
         waiting: Callable[[str], None],
         stopped: Callable[[], bool],
+        records: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        accept_rollback: bool = False,
     ) -> None:
+        """``records`` are those of the rounds before, once the first order is given."""
+        self.history = History(charter, records, accept_rollback)
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
+        self.min_edges = quorum(deploy.min_edges, len(charter.clients))
         self.standing = Standing(deploy.outlier_factor)
         """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
         self.left_out: dict[str, str] = {}
@@ -88,6 +95,7 @@ class Remote:
     def begin(self, round_: int, enough: Callable[[], str | None]) -> None:
         """Begin a round once nothing is missing."""
         self.wait(enough)
+        self.history.begin(round_)
         if round_ != self.round:
             self.round, self.pause, self.repeats = round_, AGAIN, 0
 
@@ -126,7 +134,10 @@ class Remote:
             self.present[name], self.spoke[name] = found, time.time()
 
     def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
-        """Note and log who is left out, as the sites report it; return the reports."""
+        """Note who has trained, note and log who is left out, as the sites report it; return the reports."""
+        missing = {client for one in reports for client in (*one.failed, *one.dropped, *one.late)}
+        absent = {site for site, one in enumerate(reports) if one.absent}
+        self.history.note(self.round, [one.selected for one in reports], missing, absent)
         before, self.left_out = self.left_out, {name: why for one in reports for name, why in one.reasons.items()}
         for name, why in self.left_out.items():
             if before.get(name) != why:
@@ -161,10 +172,12 @@ class RemoteEdges(Remote):
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
         phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
-        messages = {name: train_request(one, self.charter) for name, one in named.items() if name not in resting}
+        expected = {name: self.history.expected(order.site) for name, order in named.items()}
+        asked = {name: order for name, order in named.items() if name not in resting}
+        messages = {name: train_request(order, self.charter, expected[name]) for name, order in asked.items()}
 
         def whole(name: str) -> bytes:
-            return train_request(replace(named[name], broadcast=None), self.charter)
+            return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
             return lost_report(order, site, self.charter.epochs(phases))
@@ -202,8 +215,8 @@ class RemoteEdges(Remote):
         charter, messages = self.charter, {}
         for order in orders:
             bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
-            sent_order = replace(order, bank=bank)
-            message = sent("measure", charter=charter.id, round=self.round, order=sent_order, kept=kept)
+            said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
+            message = sent("measure", charter=charter.id, round=self.round, **said)
             messages[edge_name(order.site)] = message
         resting = self.standing.news
         asked = {name: message for name, message in messages.items() if name not in resting}
@@ -253,21 +266,23 @@ class RemoteEdges(Remote):
 
     def _too_few(self) -> str | None:
         here = self.children.present()
-        if len(here) >= self.deploy.min_edges:
+        if len(here) >= self.min_edges:
             return None
         missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
         return (
-            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.deploy.min_edges}; "
+            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.min_edges}; "
             f"missing: {', '.join(missing)}"
         )
 
     def _count(self, asked: Collection[str], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
+        for reason in reasons.values():
+            self.history.refuse(reason)
         answered = len(asked) - len(reasons)
-        if answered < self.deploy.min_edges:
+        if answered < self.min_edges:
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
-            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.deploy.min_edges}{more}")
+            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}{more}")
 
 
 def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
@@ -380,25 +395,29 @@ class RemoteClients(Remote):
         """Run the order here, with clients elsewhere."""
         (order,) = orders
         self.begin(order.round, self._too_few)
-        here = replace(
-            order,
-            bank=dict(order.bank) | self.handler.own((order.round, 0), order.bank),
-            momentum=None,
-        )
-        try:
+        self.handler.expect(self.history.expected(0))
+        with self._heard():
+            own = self.handler.own((order.round, 0), order.bank)
+            here = replace(order, bank=dict(order.bank) | own, momentum=None)
             report = self.handler.train(here, threading.Event())
-        except TooFewClientsError as error:
-            raise self.again(str(error)) from error
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        report = replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)
-        return self.noted([report])
+        return self.noted([replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)])
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""
-        try:
+        with self._heard():
             return [self._measure(order) for order in orders]
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Have the round played again if too few clients answer, and end the run if one lacks what it had."""
+        try:
+            yield
         except TooFewClientsError as error:
             raise self.again(str(error)) from error
+        except SiteError as error:
+            self.history.refuse(error.public)
+            raise
 
     def _measure(self, order: MeasureOrder) -> MeasureReport:
         own = self.handler.own((self.round + 1, 0), order.bank)

@@ -6,11 +6,16 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from fedbac.deploy.transports.refusals import Reason
 from fedbac.errors import DeployError
 
 
 class Refusal(DeployError):  # noqa: N818 (turning someone away is no error)
     """Turns a child away, or the parent by its welcome; the text is what the other side reads, so it says the fix."""
+
+    def __init__(self, text: str, reason: Reason = "other") -> None:
+        super().__init__(text)
+        self.reason: Reason = reason
 
 
 Handshake = Callable[[str, bytes], bytes]
@@ -108,8 +113,9 @@ KINDS = {
 class Counted:
     """Children whose messages are counted, by kind: how many there were, and their bytes without frames."""
 
-    def __init__(self, children: Children) -> None:
-        self._children = children
+    def __init__(self, children: Children, moved: Callable[[int, int], None] = lambda sent, received: None) -> None:
+        """``moved`` is told of the bytes that were sent and received."""
+        self._children, self._moved = children, moved
         self._lock = threading.Lock()
         self._traffic: dict[str, list[int]] = {}
 
@@ -133,6 +139,7 @@ class Counted:
         here = self._children.present()
         answers, reasons = self._children.call(messages, deadline, limit)
         sent = [message for name, message in messages.items() if name in here]
+        self._moved(sum(map(len, sent)), sum(map(len, answers.values())))
         with self._lock:
             for message in (*sent, *answers.values()):
                 counts = self._traffic.setdefault(kind_of(message), [0, 0])

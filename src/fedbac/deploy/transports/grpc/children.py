@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -29,6 +30,7 @@ from fedbac.deploy.transports.grpc.common import (
     ticks,
 )
 from fedbac.deploy.transports.grpc.listening import CONNECTIONS, Listener, room_for
+from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import DeployError, quoted
 
 log = logging.getLogger("fedbac")
@@ -240,7 +242,12 @@ class GrpcChildren:
             link = self._admitted(context)
         except Exception as error:  # gRPC itself would tell the text of one to whoever dials
             closing = self._closing.is_set()
-            log.log(logging.INFO if closing else logging.WARNING, "%s was refused: %s", context.peer(), error)
+            if closing:
+                log.info("%s came too late: %s", _address(context), error)
+            else:
+                REFUSED.note(
+                    _address(context), error.reason if isinstance(error, Refusal) else "certificate", str(error)
+                )
             context.set_code(LET_GO if closing else grpc.StatusCode.PERMISSION_DENIED)
             context.set_details(shown(str(error)) if isinstance(error, Refusal) else "the certificate cannot be used")
             return iter(())
@@ -257,15 +264,15 @@ class GrpcChildren:
         identity = self._credentials.identify(claimed or "", chain, context.peer())
         name = identity.name
         if claimed != name:
-            raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}")
+            raise Refusal(f"the certificate of {quoted(name)} came under the name {quoted(claimed)}", "name")
         if name not in self._children:
-            raise Refusal(f"{quoted(name)} is none of this site's children")
+            raise Refusal(f"{quoted(name)} is none of this site's children", "name")
         with self._changed:
             if self._closing.is_set():
                 raise Refusal("this site is closing")
             self._revoked.refresh()
             if identity in self._revoked:
-                raise Refusal(f"the certificate of {quoted(name)} is revoked")
+                raise Refusal(f"the certificate of {quoted(name)} is revoked", "revoked")
             if not self._arrivals[name].spend():
                 raise Refusal(f"{quoted(name)} dials too often")
             if name in self._links:
@@ -289,6 +296,7 @@ class GrpcChildren:
             reason, code = f"sent {error}", grpc.StatusCode.INVALID_ARGUMENT
         except Refusal as refusal:
             reason, code = f"was refused: {shown(str(refusal))}", grpc.StatusCode.FAILED_PRECONDITION
+            REFUSED.note(f"{link.name} at {_address(link.context)}", refusal.reason, shown(str(refusal)))
         except grpc.RpcError:
             pass  # the network's way to say that the stream is over
         finally:
@@ -343,7 +351,8 @@ class GrpcChildren:
             for exchange in (link.current, link.next):
                 if exchange is not None and exchange.reason is None:
                     exchange.reason = reason
-            log.log(logging.INFO if self._closing.is_set() else logging.WARNING, "%s %s", link.name, reason)
+            if not reason.startswith("was refused"):  # which is logged with the address
+                log.log(logging.INFO if self._closing.is_set() else logging.WARNING, "%s %s", link.name, reason)
             self._changed.notify_all()
         link.context.set_code(code)
         link.context.set_details(f"{link.name} {reason}")
@@ -370,3 +379,8 @@ class GrpcChildren:
                         self._end(link, "has a certificate that has expired", grpc.StatusCode.PERMISSION_DENIED)
                     elif silent > MISSED * self._heartbeat:
                         self._end(link, f"gave no sign of life for {silent:.1f} s")
+
+
+def _address(context: Any) -> str:
+    """Return where a peer is, as 192.0.2.1:40404 or [2001:db8::1]:40404."""
+    return unquote(str(context.peer())).partition(":")[2]

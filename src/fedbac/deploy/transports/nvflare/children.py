@@ -11,6 +11,7 @@ from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
+from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
 
 
@@ -24,13 +25,14 @@ class Trust:
         """Return who a child is and its hello; a Refusal says why it is not believed."""
         pem, end, hello = said.partition(END)
         if not end:
-            raise Refusal("it brought no certificate; install the same version of fedbac at both sites")
+            raise Refusal("it brought no certificate; install the same version of fedbac at both sites", "certificate")
         try:
             identity = self._credentials.identify(name, pem, name)
         except DeployError as error:
-            raise Refusal(str(error)) from error
+            raise Refusal(str(error), "certificate") from error
         if identity.name != name:
-            raise Refusal(f"{name} brought a certificate of {quoted(identity.name)} that is not its own; copy its kit")
+            text = f"{name} brought a certificate of {quoted(identity.name)} that is not its own; copy its kit"
+            raise Refusal(text, "certificate")
         self.check(identity)
         return identity, hello
 
@@ -38,9 +40,9 @@ class Trust:
         """Refuse a certificate that was good once."""
         self.revoked.refresh()
         if identity in self.revoked:
-            raise Refusal(f"the certificate of {identity.name} is revoked")
+            raise Refusal(f"the certificate of {identity.name} is revoked", "revoked")
         if dt.datetime.now(dt.UTC) >= identity.expires:
-            raise Refusal(f"the certificate of {identity.name} has expired; run fedbac federation renew")
+            raise Refusal(f"the certificate of {identity.name} has expired; renew its kit", "certificate")
 
 
 MISSED = 3
@@ -215,6 +217,7 @@ class NvflareChildren:
                 child.identity, hello = self._trust.take(child.name, said)
                 welcome = self._shake_hands(child.name, hello)
         except Refusal as refusal:
+            REFUSED.counts[refusal.reason] += 1
             raise DeployError(f"refused: {refusal}") from refusal
         child.call("welcome", FIRST, welcome)
         with self._changed:

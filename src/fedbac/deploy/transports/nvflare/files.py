@@ -76,6 +76,7 @@ class SiteOrder:
     out: str | None = None
     rounds: int | None = None
     overwrite: bool = False
+    accept_rollback: bool = False
     track: str | None = None
 
     @classmethod

@@ -42,8 +42,8 @@ class Host:
         for name in workspaces:
             if not (kit.folder / name / "startup" / "sub_start.sh").exists():
                 raise DeployError(
-                    f"{kit.folder / name}: the startup folder of NVFlare is missing; run fedbac federation nvflare, "
-                    "then copy the kit again"
+                    f"{kit.folder / name}: the startup folder of NVFlare is missing; ask whoever keeps the authority "
+                    "to run fedbac federation nvflare and for this kit again"
                 )
         self.processes: dict[str, psutil.Popen] = {}
         self.begun: dict[str, float] = {}

@@ -9,7 +9,7 @@ from nvflare.collab import collab
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_welcome, hello
+from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
@@ -48,7 +48,8 @@ class CloudSite:
         post.called.set()  # NVFlare calls this method once all others can be called
         runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": order.track}, "runtime")
         place = run_folder(kit, None if order.out is None else Path(order.out))
-        cloud = Cloud(kit, place, runtime, order.rounds, None, order.overwrite, _state(kit, order))
+        choices = (order.rounds, None, order.overwrite, order.accept_rollback)
+        cloud = Cloud(kit, place, runtime, *choices, _state(kit, order))
         over, refused = threading.Event(), ""
 
         def watch() -> None:
@@ -158,7 +159,7 @@ class ClientSite(Served):
         )
         parent_of(kit).serve(
             hello=lambda: hello(site.name),
-            welcomed=lambda said: check_welcome(site.parent or "", said),
+            welcomed=lambda said: check_hello(site.parent or "", said),
             answer=lambda request, gone: holder.answer(request),
             stop=stop,
         )

@@ -14,7 +14,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.roles.status import read_status
-from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.settings import client_name, edge_name, quorum
 from fedbac.deploy.transports.nvflare.files import (
     ADMIN,
     ADMINISTRATOR,
@@ -109,7 +109,8 @@ class Supervisor:
     def _fewest(self) -> int:
         """Return how many sites a job needs at least: as many edges as must answer, each with its clients."""
         deploy = self.kit.site.deploy
-        return deploy.min_edges * (1 + deploy.min_clients)
+        fewest = quorum(deploy.min_clients, min(map(len, self.edges.values())))
+        return quorum(deploy.min_edges, len(self.edges)) * (1 + fewest)
 
     def _gather(self, host: Host, begun: bool) -> list[str]:
         """Wait until all sites are connected; for a run that has begun, some time for all, then for enough.

@@ -1,0 +1,66 @@
+"""Who trained when, as the records of the run tell: what sites must have kept since."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedbac.deploy.protocol.charter import Charter
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.messages import Expectations, Expected
+from fedbac.deploy.settings import client_name, edge_name
+from fedbac.errors import DeployError
+
+EDGE = "edge"
+"""The site itself, among the numbers of its clients."""
+NOT_BACK = ("failed", "dropped", "late")
+
+
+class History:
+    """The last round in which every client and every site trained, of those that count."""
+
+    def __init__(self, charter: Charter, records: Callable[[], Sequence[Mapping[str, Any]]], anyway: bool) -> None:
+        self.charter, self.records, self.anyway = charter, records, anyway
+        self.round = 0
+        self.trained: dict[str, int] = {}
+        self.latest: dict[str, int] = {}
+        """The same of the round that is being played."""
+
+    def begin(self, round_: int) -> None:
+        """Note that a round begins, be it again: those before it count."""
+        if self.round == 0:
+            for record in self.records():
+                missing = {client for name in NOT_BACK for client in record.get(name, ())}
+                self.note(record["round"], record["selected"], missing, set(record.get("absent", ())))
+                self.trained |= self.latest
+        elif self.round < round_:
+            self.trained |= self.latest
+        self.round, self.latest = round_, {}
+
+    def note(self, round_: int, selected: Sequence[Sequence[int]], missing: set[int], absent: set[int]) -> None:
+        """Note who trained in a round."""
+        sites = {f"{EDGE}-{m}": round_ for m in range(len(selected)) if m not in absent}
+        self.latest = sites | {str(c): round_ for clients in selected for c in clients if c not in missing}
+
+    def expected(self, site: int) -> Expectations:
+        """Return what a site and its clients must have kept."""
+        names = {str(client): str(client) for client in self.charter.sites[site].clients} | {EDGE: f"{EDGE}-{site}"}
+        return {name: Expected(self.trained.get(key, 0), self.anyway) for name, key in names.items()}
+
+    def refuse(self, reason: str) -> None:
+        """Stop the run if a site has not what it should have kept; the operator decides."""
+        found = SiteError.found(reason, Failure.CLIENT_STATE, Failure.EDGE_STATE)
+        if found is None:
+            return
+        number, after, kept = found.numbers
+        clients = {c: client_name(m, n) for m, many in enumerate(self.charter.clients) for n, c in enumerate(many)}
+        name = clients.get(number, f"client {number}")
+        if found.failure is Failure.EDGE_STATE:
+            name = edge_name(number) if self.charter.experiment.method.topology.tiers == 3 else "the cloud"
+        fix = (
+            f"it has kept state up to round {kept}. The cloud's run folder is an old copy: restore the newest one"
+            if kept > after
+            else f"its state is {f'of round {kept}' if kept else 'gone'}. Restore its state folder"
+        )
+        raise DeployError(
+            f"the run stopped, as {name} cannot continue after round {after}: {fix}; or go on with what every site "
+            "has, which gives other numbers than a run that was never interrupted: fedbac cloud KIT --accept-rollback"
+        )
