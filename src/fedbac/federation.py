@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbac import data, models
+from fedbac import data, losses, models
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
 from fedbac.local import Examples
-from fedbac.losses import fault
 from fedbac.rounds.messages import Site
 
 Normalization = tuple[NDArray[np.float32], NDArray[np.float32]] | None
@@ -119,14 +118,12 @@ def assemble(
             f"task.augment: crops and flips need images [N, C, H, W], but {dataset.name!r} has examples of shape "
             f"{list(dataset.x_train.shape[1:])}; set task.augment to null"
         )
-    if (trouble := fault(task.loss, dataset.labels)) is not None:
-        raise ConfigError(trouble)
+    losses.check(task.loss, dataset.labels, dataset.y_train.shape[1:], dataset.num_classes)
     if experiment.method.network is not None:  # a study of capacity brings its own, whatever the task's is
         network = None
-    recipe = experiment.method.network or task.network
     build = models.builder(
-        recipe,
-        network,
+        experiment.network,
+        None if isinstance(network, str) else network,
         dataset.x_train.shape[1:],
         dataset.num_classes,
         experiment.seed,

@@ -4,7 +4,7 @@ import copy
 import fnmatch
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,6 +15,7 @@ from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import seeded
 from fedbac.core.settings import BareKind, Settings, Width
 from fedbac.errors import ConfigError, quoted
+from fedbac.packages import Package
 
 LENET_WIDTHS = (6, 16, 120, 84)
 MAX_WEIGHTS = 100_000_000
@@ -91,15 +92,53 @@ class Custom(Settings):
         )
 
 
-NetworkChoice = Annotated[LeNet5 | Perceptron | Custom, Field(discriminator="kind"), BareKind]
-UserNetwork = nn.Module | Callable[[], nn.Module]
+class OwnNetwork(Package):
+    """Of an installed package: a class, or a function without arguments that returns a new ``nn.Module``.
+
+    The weights that it returns are those that a run starts with: random ones are drawn from the run's seed, others may
+    be read from a file of the package.
+    """
+
+    field: ClassVar[str] = "task.network"
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """Return a new network."""
+        make = self.load()
+        try:
+            return _renew(make)
+        except Exception as error:
+            why = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"task.network: {self.name}() failed: {why}") from error
+
+    def outputs(self, shape: tuple[int, ...], largest_token: int | None) -> int:
+        """Return how many numbers it predicts for an example, or for each of its tokens."""
+        return _output(self.build(shape, 0), shape, largest_token).shape[-1]
+
+
+NetworkChoice = Annotated[LeNet5 | Perceptron | Custom | OwnNetwork, Field(discriminator="kind"), BareKind]
+Maker = nn.Module | Callable[[], nn.Module]
+UserNetwork = Maker | str
+"""A network that is handed over, or named as ``package.module:name``."""
 Build = Callable[[int], nn.Module]
 """``build(i)`` returns the i-th independently initialized network of a run."""
 
 
+def check_recipe(network: NetworkChoice, labels: str, frozen: Sequence[str] = ()) -> None:
+    """Refuse a network that no site of a federation could build, as far as that is known without data."""
+    if isinstance(network, Custom):
+        raise ConfigError(
+            f"task.network: {network.name!r} was given in Python, so no site has it; put it into a package that is "
+            "installed at every site, and name it: task.network=package.module:name"
+        )
+    if isinstance(network, OwnNetwork):
+        _freeze(network.build((), 0), frozen)
+    elif labels == "tokens":
+        raise ConfigError(f"task.network: {network.kind} predicts no tokens; name one of yours: package.module:name")
+
+
 def builder(
-    network: LeNet5 | Perceptron | Custom,
-    user: UserNetwork | None,
+    network: NetworkChoice,
+    user: Maker | None,
     shape: tuple[int, ...],
     num_classes: int,
     seed: int,
@@ -113,10 +152,10 @@ def builder(
     network of the user's that need no gradient, never change: they are the same tensors in all networks of the run.
     ``steps`` are the tokens of an example, where the next one of each is to be predicted.
     """
-    if largest_token is not None and user is None and not isinstance(network, Custom):
+    if largest_token is not None and user is None and not isinstance(network, Custom | OwnNetwork):
         raise ConfigError(
             f"task.network: {network.kind} reads numbers, but the examples are tokens (int64); pass a network of your "
-            "own that begins with an embedding (network=...), or give images as uint8"
+            "own that begins with an embedding (network=..., or package.module:name), or give images as uint8"
         )
 
     base: dict[str, nn.Parameter] = {}
@@ -130,7 +169,7 @@ def builder(
             setattr(made.get_submodule(module), own, base.setdefault(name, value))
         return made
 
-    if user is None:
+    if user is None and not isinstance(network, OwnNetwork):
         with torch.device("meta"):  # without memory for the weights
             count = sum(value.numel() for value in network.build(shape, num_classes).parameters())
         if count > MAX_WEIGHTS:
@@ -138,11 +177,16 @@ def builder(
                 f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
                 f"{MAX_WEIGHTS:,}; make it narrower, or pass a network of your own in Python"
             )
-    _check_output(build(0), shape, (2, *steps, num_classes), largest_token)
+    wanted, found = (2, *steps, num_classes), _output(build(0), shape, largest_token).shape
+    if found != wanted:
+        raise ConfigError(
+            f"network: for two examples it must return logits of shape {list(wanted)} (the data set has {wanted[-1]} "
+            f"classes, or numbers to predict), but it returns {list(found)}"
+        )
     return build
 
 
-def _renew(user: UserNetwork) -> nn.Module:
+def _renew(user: Maker) -> nn.Module:
     if not isinstance(user, nn.Module):
         made = user()
         if not isinstance(made, nn.Module):
@@ -200,7 +244,8 @@ def frozen_sha256(module: nn.Module) -> str | None:
     return digest.hexdigest() if frozen else None
 
 
-def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ...], largest_token: int | None) -> None:
+def _output(module: nn.Module, shape: Sequence[int], largest_token: int | None) -> Tensor:
+    """Return what a network makes of two examples, if that can be learned from."""
     module.eval()
     examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
     with torch.enable_grad():
@@ -210,7 +255,7 @@ def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ..
             raise ConfigError(
                 f"network: it cannot read the token {largest_token} ({error}); its embedding needs more rows"
             ) from error
-        except RuntimeError as error:
+        except Exception as error:  # whatever the user's code raises
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
     if not isinstance(logits, Tensor):
         raise ConfigError(f"network: it must return a tensor of logits, not {type(logits).__name__}")
@@ -218,11 +263,7 @@ def _check_output(module: nn.Module, shape: Sequence[int], wanted: tuple[int, ..
         raise ConfigError(
             "network: its output does not depend on any weight that can learn; is it detached, or made under no_grad()?"
         )
-    if logits.shape != wanted:
-        raise ConfigError(
-            f"network: for two examples it must return logits of shape {list(wanted)} (the data set has {wanted[-1]} "
-            f"classes, or numbers to predict), but it returns {list(logits.shape)}"
-        )
+    return logits
 
 
 def weights(module: nn.Module) -> Params:

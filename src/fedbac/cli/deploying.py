@@ -17,6 +17,7 @@ from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, chan
 from fedbac.core.signals import handled_by
 from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
+from fedbac.packages import VARIABLE, allow
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.kits import Kit
@@ -76,6 +77,24 @@ HealthOption = Annotated[
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
+
+
+def _allow(entries: list[str] | None) -> list[str] | None:
+    """Let the site import these packages, and say which they are."""
+    for name, digest in allow(*entries).items() if entries else ():
+        say(f"Allowed here: the package {name}, whose files have the hash {digest}", err)
+    return entries
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="PACKAGE[=HASH]",
+        help=f"A package whose network or loss the federation may use here. Repeatable; or set {VARIABLE}.",
+        callback=_allow,
+    ),
+]
 IDLE = 60.0
 OVER = ("finished", "stopped")
 """What a site says last."""
@@ -97,6 +116,7 @@ def cloud(
         ),
     ] = False,
     track: TrackOption = None,
+    allowed: AllowOption = None,
 ) -> None:
     """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
@@ -196,6 +216,7 @@ def edge(
     health: HealthOption = None,
     state: StateOption = None,
     device: DeviceOption = "auto",
+    allowed: AllowOption = None,
 ) -> None:
     """Run an edge: take its clients and serve the cloud, until stopped."""
     kit = _kit(folder, "edge")
@@ -222,6 +243,7 @@ def client(
     idle: Annotated[
         float, typer.Option("--idle", min=0.1, help="Seconds without work after which memory for training is freed.")
     ] = IDLE,
+    allowed: AllowOption = None,
 ) -> None:
     """Run a client: train on its own data when its edge asks, until stopped. The data never leave it."""
     kit = _kit(folder, "client")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedbac.cli.deploying import KitArgument
+from fedbac.cli.deploying import AllowOption, KitArgument
 from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, extra, method_names, out, say, shown
 from fedbac.deploy.settings import (
     CLOUD,
@@ -62,13 +62,17 @@ def init(
     days: Annotated[
         int | None, typer.Option("--days", help="With --keys: days that certificates are good for.")
     ] = None,
+    allowed: AllowOption = None,
 ) -> None:
     """Make a federation: federation.yaml, a certificate authority, and a kit per site, whose key the site makes."""
     numbers = _clients(edges, clients)
     _check_days(SITE_DAYS if days is None else days)
     if days is not None and not keys:
         raise ConfigError("--days: certificates are made later; give it to fedbac federation sign, or add --keys")
-    from fedbac.config.explain import changes_of
+    from fedbac.config.experiment import Experiment
+    from fedbac.config.explain import changes_of, override, parse
+    from fedbac.deploy.roles.enrolment import check_deployable
+    from fedbac.packages import fingerprint
     from fedbac.runs.configure import configure
 
     changes = changes_of(settings)
@@ -79,6 +83,9 @@ def init(
     sizes = [f"{path}={value}" for path, value in zip(DECIDED, (edges, per_edge), strict=True)]
     others = [text for text, change in zip(settings, changes, strict=True) if not change.path.startswith("deploy.")]
     experiment = configure(method, task, settings=[*others, *sizes])
+    hashes = {f"{field}.sha256": fingerprint(named.package) for field, named in experiment.packages.items()}
+    tree = override(experiment.model_dump(mode="json"), changes_of(hashes))
+    check_deployable(parse(Experiment, tree))
     own = {change.path.removeprefix("deploy."): change.value for change in changes if change.path.startswith("deploy.")}
     addresses = _addresses(_hosts(host, edges), port)
     cloud, *sites = ({"address": address, "listen": _listening(address)} for address in addresses)
@@ -89,7 +96,7 @@ def init(
             "cloud": cloud,
             "edges": [{**place, "clients": number} for place, number in zip(sites, numbers, strict=True)],
             "deploy": parse_settings(DeploySettings, own, "deploy."),
-            "experiment": experiment.model_dump(mode="json"),
+            "experiment": tree,
         },
         f"{folder}: ",
     )
@@ -101,6 +108,9 @@ def init(
     else:
         say(f"Each site runs: fedbac federation request KIT. You run: fedbac federation sign {folder} REQUEST...")
         say(f"To have a first look, run: fedbac federation try {folder}")
+    for field, named in experiment.packages.items():
+        digest = hashes[f"{field}.sha256"]
+        say(f"{field}: every site installs {named.package} (hash {digest}) and starts with --allow {named.package}")
     if all(address.rpartition(":")[0] in HERE for address in addresses):
         say(
             "All addresses are of this machine. For others, change them in "
@@ -317,6 +327,7 @@ def try_(
     folder: FolderArgument,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     data_folder: DataOption = None,
+    allowed: AllowOption = None,
 ) -> None:
     """Start all sites on this machine for a first look, wait for the end, and stop what was started.
 

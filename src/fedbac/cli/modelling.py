@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedbac.cli.deploying import KitArgument
+from fedbac.cli.deploying import AllowOption, KitArgument
 from fedbac.cli.terminal import extra, say
 from fedbac.errors import ConfigError
 
@@ -46,6 +46,7 @@ def model(
             help="Write nothing: check a model and its card. KIT may then be the authority's ca.crt alone.",
         ),
     ] = None,
+    allowed: AllowOption = None,
 ) -> None:
     """Write the model that a site has after the last round, with a signed card; or check one.
 

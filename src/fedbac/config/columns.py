@@ -109,8 +109,8 @@ CHOSEN: dict[str, Collection[str]] = {
     "aggregation": AGGREGATION,
     "cloud_aggregation": AGGREGATION,
     "step": STEP,
-    "loss": ("cross_entropy", "squared_error", "next_token"),
-    "network": ("lenet5", "mlp", "custom"),
+    "loss": ("cross_entropy", "squared_error", "next_token", "package"),
+    "network": ("lenet5", "mlp", "custom", "package"),
     "optimizer": ("sgd", "adamw"),
     **dict.fromkeys(Links.model_fields, LINKS),
 }

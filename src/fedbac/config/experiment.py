@@ -48,6 +48,7 @@ from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
 from fedbac.losses import CrossEntropy, LossChoice
 from fedbac.models import LeNet5, NetworkChoice
+from fedbac.packages import Package
 
 MAX_PAIRS = 4_000_000
 """Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte for the one that keeps
@@ -207,6 +208,17 @@ class Experiment(Settings, defer_build=True):
     task: Task
     method: Method
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def network(self) -> NetworkChoice:
+        """The network: the task's, unless the method has its own."""
+        return self.method.network or self.task.network
+
+    @property
+    def packages(self) -> dict[str, Package]:
+        """By field, what is to be imported."""
+        named = {"task.network": self.task.network, "task.loss": self.task.loss, "method.network": self.method.network}
+        return {field: value for field, value in named.items() if isinstance(value, Package)}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":

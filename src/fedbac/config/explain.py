@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from fedbac.config.columns import CHOSEN
 from fedbac.config.text import parse_yaml
-from fedbac.core.settings import Settings
+from fedbac.core.settings import Settings, of_kind
 from fedbac.errors import ConfigError, quoted, unknown
 
 S = TypeVar("S", bound=Settings)
@@ -75,7 +75,7 @@ def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, An
             if child is None:
                 child = node[parent] = {}
             if isinstance(child, str) and parent in CHOSEN:
-                child = node[parent] = {"kind": child}
+                child = node[parent] = of_kind(child)
             if not isinstance(child, dict):
                 found = "a list; give all of it" if isinstance(child, list) else "a value, not a group of settings"
                 raise ConfigError(f"{source}: {quoted(parent)} is {found}")

@@ -51,12 +51,15 @@ def plain_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(plain_name)]
 
 
-def _settings_of_kind(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
+def of_kind(value: Any) -> Any:
+    """Return what a bare kind stands for, or the name of something in a package."""
+    if isinstance(value, str):
+        return {"kind": "package", "name": value} if ":" in value else {"kind": value}
+    return value
 
 
-BareKind = BeforeValidator(_settings_of_kind)
-"""Annotation of a field whose value is chosen by its ``kind``: the kind alone will do."""
+BareKind = BeforeValidator(of_kind)
+"""Annotation of a field whose value is chosen by its ``kind``: the kind alone will do, or ``package.module:name``."""
 
 
 class Settings(BaseModel):

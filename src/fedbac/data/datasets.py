@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedbac.core.rng import stream
 from fedbac.core.settings import plain_name
 from fedbac.errors import ConfigError
-from fedbac.losses import IGNORED
+from fedbac.losses import IGNORED, Labels
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -93,9 +93,9 @@ class Dataset:
         return f"Dataset({self.name!r}: {size} of {kind} {shape or 'numbers'}, {self.num_classes} classes)"
 
     @property
-    def labels(self) -> Literal["classes", "numbers", "tokens"]:
+    def labels(self) -> Labels:
         """What the labels are."""
-        return "numbers" if self.y_train.dtype == np.float32 else "classes" if self.y_train.ndim == 1 else "tokens"
+        return labels_of(self.y_train)
 
     @property
     def dealt_by(self) -> tuple[Array, Array, int]:
@@ -161,6 +161,11 @@ def normalization_of(sums_C3: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     square_C = sums_C3[:, 1] / sums_C3[:, 2]
     std_C = np.sqrt(np.maximum(square_C - mean_C**2, 0.0)) / 255
     return (mean_C / 255).astype(np.float32), np.where(std_C > 0, std_C, 1.0).astype(np.float32)
+
+
+def labels_of(y: Array) -> Labels:
+    """Return what labels are, as they are kept."""
+    return "numbers" if y.dtype == np.float32 else "classes" if y.ndim == 1 else "tokens"
 
 
 def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:

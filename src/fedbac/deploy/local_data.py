@@ -1,8 +1,6 @@
 """The data of one site: read where they are, described in a few numbers, and never sent."""
 
 import hashlib
-import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,16 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbac.core.rng import stream
-from fedbac.core.settings import IntArray
-from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of
+from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of, labels_of
 from fedbac.data.partition import validation_count
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
+from fedbac.losses import Labels
+from fedbac.packages import imported
 
 SPLITS = ("train", "validation", "test")
 FILE = "data.npz"
 NUMBERS = ("uint8", "int64", "float32", "float64", "float16")
 """Number types of examples."""
 MOST_CLASSES = 100_000
+MOST_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,28 +30,36 @@ class LocalData:
     """Examples and labels by split; a client holds training data, an edge perhaps test data."""
 
     x: Mapping[str, Array]
-    y: Mapping[str, IntArray]
+    y: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        kinds = {f"{x.dtype} {x.shape[1:]}" for x in self.x.values()}
-        if len(kinds) != 1:
-            raise DeployError(f"examples differ from split to split: {' and '.join(sorted(kinds))}; make them alike")
+        for what, arrays in (("examples", self.x), ("labels", self.y)):
+            kinds = {f"{array.dtype} {array.shape[1:]}" for array in arrays.values()}
+            if len(kinds) != 1:
+                raise DeployError(f"{what} differ from split to split: {' and '.join(sorted(kinds))}; make them alike")
         for split, y in self.y.items():
             x = self.x[split]
             if x.ndim < 2:
                 raise DeployError(f"x_{split} has shape {x.shape}; it must hold an example in every row")
             if str(x.dtype) not in NUMBERS:
                 raise DeployError(f"x_{split} is {kind_of(x)}; give one of {', '.join(NUMBERS)}")
-            if y.ndim != 1 or y.dtype != np.int64:
-                raise DeployError(
-                    f"y_{split} must hold one whole number for each example; clients of a federation learn classes"
-                )
-            check_arrays(split, x, y, num_classes=MOST_CLASSES)
+            most = {"classes": MOST_CLASSES, "tokens": MOST_TOKENS, "numbers": y[0].size if len(y) else 1}
+            check_arrays(split, x, y, num_classes=most[self.labels])
 
     @property
     def example(self) -> Array:
         """Any example, for its shape and number type."""
         return next(iter(self.x.values()))[:1]
+
+    @property
+    def labels(self) -> Labels:
+        """What the labels are."""
+        return labels_of(next(iter(self.y.values())))
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of one label."""
+        return next(iter(self.y.values())).shape[1:]
 
     def size(self, split: str) -> int:
         """Return the number of examples."""
@@ -81,7 +89,12 @@ class LocalData:
         return digest.hexdigest()
 
     def classes(self, *splits: str) -> list[int]:
-        """Return how many examples of each class there are in some splits, a number for each class of all of them."""
+        """Return how many examples of each class there are in some splits, a number for each class of all of them.
+
+        Where labels are no classes, all examples count as one.
+        """
+        if self.labels != "classes":
+            return [sum(map(self.size, splits))]
         labels = [self.y[split] for split in splits if split in self.y]
         every = np.concatenate([np.zeros(0, dtype=np.int64), *labels])
         counts: list[int] = np.bincount(every, minlength=self.num_classes).tolist()
@@ -186,16 +199,10 @@ def _folder(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _called(source: str) -> Mapping[str, Any]:
-    module, _, function = source.partition(":")
-    sys.path.insert(0, "")  # as for a script: modules beside it are found
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise DeployError(f"--data: {source} is not there ({error}); name it as package.module:function") from error
-    finally:
-        sys.path.remove("")
-    try:
-        arrays = found()
+        arrays = imported(source, "--data")()
+    except ConfigError as error:
+        raise DeployError(str(error)) from error
     except Exception as error:
         raise DeployError(f"--data: {source} failed with {type(error).__name__}: {error}; mend it") from error
     if not isinstance(arrays, Mapping):

@@ -1,11 +1,12 @@
 """Names, files and settings → an experiment, checked before any work."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbac import data
+from fedbac import data, packages
 from fedbac.config.experiment import Experiment, Method, Runtime, Task
 from fedbac.config.explain import Change, changes_of, override, parse
 from fedbac.config.text import read_yaml
@@ -29,6 +30,10 @@ class Inputs:
     shards: Shards | None = None
     network: UserNetwork | None = None
     data_folder: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.network, str):
+            packages.allow(re.split("[.:]", self.network)[0])  # whoever names it has allowed it
 
 
 Changes = Mapping[str, Any] | Sequence[str]
@@ -72,7 +77,9 @@ def configure(
         inputs.shards.checked()
         clients = inputs.shards.clients
         changes |= {"num_edges": len(clients), "clients_per_edge": tuple(map(len, clients))}
-    if inputs.network is not None:
+    if isinstance(inputs.network, str):
+        changes["network"] = inputs.network
+    elif inputs.network is not None:
         if not callable(inputs.network):
             kind = type(inputs.network).__name__
             raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
@@ -92,10 +99,12 @@ def configure(
         row = methods.method(str(method), final_task)
     tree = {**base, "seed": seed, "task": final_task, "method": row}
     others = [change for change in wanted if not change.path.startswith("task.")]
-    if not others:
-        return parse(Experiment, tree)
     plain_tree = {**tree, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
-    return parse(Experiment, override(plain_tree, others))
+    experiment = parse(Experiment, override(plain_tree, others) if others else tree)
+    for field, named in experiment.packages.items():
+        if {field, f"{field}.name"} & {change.path for change in wanted}:
+            packages.allow(named.package)  # whoever types a name has allowed it; a file's word is not enough
+    return experiment
 
 
 def is_file(name: object) -> bool:

@@ -5,7 +5,8 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from fedbac import models
+from fedbac import losses, models
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core import trees
@@ -24,16 +25,16 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.core.queries import Split
 from fedbac.core.settings import IntArray
 from fedbac.core.state import flatten
-from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
+from fedbac.deploy.local_data import MOST_CLASSES, MOST_TOKENS, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import WireError
 from fedbac.deploy.settings import client_name, edge_name
 from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
+from fedbac.packages import PackageError
 from fedbac.rounds.messages import Site, Wanted
 
-MOST_TOKENS = 10_000_000
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
 MOST_EXAMPLES = 10**8
@@ -61,10 +62,12 @@ class Facts(Held):
     shape: list[int] = Field(max_length=8)
     dtype: str
     classes: list[int] = Field(max_length=MOST_CLASSES)
-    """Examples of each class, for training and validation; of an edge, for testing."""
+    """Examples of each class, for training and validation; of an edge, for testing. Other labels count as one class."""
     sums: list[list[int]] | None = Field(max_length=MOST_CLASSES)
     """Per channel of images the sum, the sum of squares and the number of pixels, of training and validation data."""
     largest_token: int | None = Field(ge=0, le=MOST_TOKENS)
+    label_shape: list[int] = Field(default=[], max_length=1)
+    """Of one label: none of a class, else how many numbers or tokens it has."""
 
 
 class Holding(Held):
@@ -117,6 +120,8 @@ class Charter:
     """Of every client, and of every edge that holds test data itself, by name."""
     holdings: Mapping[str, Holding]
     """Those that are known here; no part of the terms."""
+    label_shape: tuple[int, ...] = ()
+    """Of one label: none of a class, else how many numbers or tokens it has."""
 
     @cached_property
     def text(self) -> str:
@@ -174,9 +179,15 @@ class Charter:
     @cached_property
     def build(self) -> models.Build:
         """Makes the networks of the run."""
-        task, seed = self.experiment.task, self.experiment.seed
-        recipe = self.experiment.method.network or task.network
-        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen)
+        task, recipe, seed = self.experiment.task, self.experiment.network, self.experiment.seed
+        steps = self.label_shape if task.loss.labels == "tokens" else ()
+        losses.check(task.loss, task.loss.labels, self.label_shape, self.num_classes)
+        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen, steps)
+
+    def check_here(self) -> None:
+        """Refuse networks and a loss that cannot be built here."""
+        with runnable():
+            _ = self.build
 
     @property
     def network(self) -> nn.Module:
@@ -191,6 +202,11 @@ class Charter:
     def blank(self, count: int = 1) -> Any:
         """Return so many examples that say nothing."""
         return np.zeros((count, *self.shape), dtype=self.dtype)
+
+    def blank_labels(self) -> Any:
+        """Return the label of an example that says nothing."""
+        numbers = self.experiment.task.loss.labels == "numbers"
+        return np.zeros((1, *self.label_shape), dtype=np.float32 if numbers else np.int64)
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
@@ -296,11 +312,33 @@ class Charter:
         return found
 
 
+@contextmanager
+def runnable() -> Iterator[None]:
+    """Turn what keeps an experiment from running here into what a site may tell of it."""
+    try:
+        yield
+    except PackageError as error:
+        hashes = [int(one[:12], 16) for one in error.hashes]
+        raise SiteError(Failure.OTHER_PACKAGE if hashes else Failure.NOT_ALLOWED, *hashes, detail=str(error)) from error
+    except ConfigError as error:
+        raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
+
+
+def read_experiment(plain: Any) -> Experiment:
+    """Return the experiment that a site is asked to take part in, if all that it imports is here, and allowed."""
+    with runnable():
+        experiment = parse(Experiment, plain)
+        for named in experiment.packages.values():
+            named.load()
+    return experiment
+
+
 def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
     """Return the charter that a parent hands over, and what it tells of those whose data the site may know."""
     try:
         plain = json.loads(text)
-        experiment = parse(Experiment, plain.pop("experiment"))
+        with runnable():
+            experiment = parse(Experiment, plain.pop("experiment"))
         charter = Charter(
             run=str(plain["run"]),
             experiment=experiment,
@@ -312,12 +350,11 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
             clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
             commitments=dict(plain["commitments"]),
             holdings={name: Holding.model_validate(said) for name, said in known.items()},
+            label_shape=tuple(map(int, plain.get("label_shape", ()))),
         )
         if not _possible(charter):
             raise ValueError
         return charter
-    except ConfigError as error:
-        raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError("begin: it holds no charter") from error
 
@@ -337,7 +374,8 @@ def _possible(charter: Charter) -> bool:
         RUN.fullmatch(charter.run) is not None
         and charter.dtype in NUMBERS
         and are_sides(charter.shape)
-        and 0 < charter.num_classes <= MOST_CLASSES
+        and 0 < charter.num_classes <= (MOST_TOKENS if charter.label_shape else MOST_CLASSES)
+        and (charter.label_shape == () or are_sides(charter.label_shape))
         and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
         and (pixels is None or _are_pixels(pixels, charter.shape[0]))
         and members == list(range(len(members)))
@@ -376,6 +414,7 @@ def read_facts(said: Any) -> Facts:
     except ValidationError as error:
         raise WireError(f"facts: {quoted(said)} says not what the data are") from error
     good = facts.dtype in NUMBERS and are_sides(facts.shape) and (facts.sums is None or are_sums(facts.sums))
+    good = good and (not facts.label_shape or are_sides(facts.label_shape))
     if not good or any(not 0 <= count <= MOST_EXAMPLES for count in facts.classes):
         raise WireError(f"facts: {quoted(said)} cannot be")
     return facts

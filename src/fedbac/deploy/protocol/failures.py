@@ -24,6 +24,12 @@ class Failure(Enum):
 
     UNNAMED = "error {}" + ITS_LOG
     CANNOT_RUN = "the experiment of the federation cannot run here" + ITS_LOG
+    NOT_ALLOWED = "the package of task.network or task.loss is not allowed here, or not installed" + ITS_LOG
+    OTHER_PACKAGE = (
+        "the package of task.network or task.loss is another one: its hash begins with {:012x}, that of the federation "
+        "with {:012x}; install the same at every site, and start the site again"
+    )
+    OTHER_LABELS = "its labels are not what the federation learns" + ITS_LOG
     OTHER_DATA = (
         "its data are not those with which the run began; put them back and start it again, or have the cloud start "
         "another run (fedbac cloud KIT --overwrite)"

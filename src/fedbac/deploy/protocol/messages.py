@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedbac.core import trees
-from fedbac.core.codecs import Broadcast, Changes, Codec
+from fedbac.core.codecs import Broadcast, Changes
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Ledger
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
@@ -94,8 +94,6 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
 }
 """By kind, what a message holds."""
 MOST_MODELS = 1_000_000
-LEAST_LOSS, MOST_LOSS = -1e-3, 1e4
-"""Of a mean cross-entropy, which is 0 at least but for rounding. Beyond the most, training broke down."""
 T = TypeVar("T")
 EVERY_LINK = Ledger(dict.fromkeys(product(TIERS, DIRECTIONS, PURPOSES), 0))
 
@@ -138,22 +136,27 @@ def _order(found: TrainOrder, like: TrainOrder) -> str | None:
 
 def _trained(found: Trained, like: Trained) -> str | None:
     told = [values for values in (found.square_C, found.epoch_CE) if values is not None]
-    good = not np.isfinite(found.loss_C).all() or all((np.isfinite(one) & (one >= 0)).all() for one in told)
-    if (found.loss_C < LEAST_LOSS).any():
-        return "has a loss below 0"
+    good = not np.isfinite(found.loss_C).all() or all(np.isfinite(one).all() for one in told)
+    good = good and (found.square_C is None or not (found.square_C < 0).any())
     return None if good else "has a finite loss, but not the statistics that were asked for"
 
 
 def _measured(found: Measured, like: Measured) -> str | None:
     shares, good_G = found.accuracy_VG[:, found.count_G > 0], (found.count_G >= 0) & (found.count_G <= like.count_G)
-    good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all() and not (found.loss_VG < LEAST_LOSS).any()
-    return None if good else "has losses, accuracies or numbers of examples that cannot be"
+    good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all()
+    return None if good else "has accuracies or numbers of examples that cannot be"
 
 
-def _possible(losses: Any) -> bool:
+def _possible(charter: Charter, *losses: Any) -> bool:
     """Whether numbers are losses that a site may tell; NaN is that of nobody."""
-    told = np.asarray(losses)
-    return bool((np.isnan(told) | ((told >= LEAST_LOSS) & (told <= MOST_LOSS))).all())
+    least, most = charter.experiment.task.loss.limits
+    return all((np.isnan(told) | ((told >= least) & (told <= most))).all() for told in map(np.asarray, losses))
+
+
+def _check_least(charter: Charter, kind: str, losses: Any) -> None:
+    least, _ = charter.experiment.task.loss.limits
+    if (np.asarray(losses) < least).any():
+        raise WireError(f"{kind}: it has a loss below {least:g}")
 
 
 CHECKS.update({Teachers: _teachers, TrainOrder: _order, Trained: _trained, Measured: _measured})
@@ -223,7 +226,7 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
             raise WireError(f"trained: report/weight/{part} counts more examples than the edge has")
     losses = {query.name: told_N for query, told_N in report.statistic_N.items()}
     squares = np.sqrt(losses.pop("square", np.zeros(0)))
-    if not all(map(_possible, (report.loss, report.readings, squares, *losses.values()))):
+    if not _possible(charter, report.loss, report.readings, squares, *losses.values()):
         raise WireError("trained: report tells losses that cannot be")
     healthy = int(np.isfinite(report.statistic_N[Statistic("loss")]).sum())
     if any(trees.count(params) != healthy for params in report.updates.values()):
@@ -249,7 +252,7 @@ def read_measured(
     each = zip(lost.readings, order.wanted, strict=True)
     most = [replace(one, count_G=charter.groups(two, site)) for one, two in each]
     report = _one(message, "report", MeasureReport(tuple(most), EVERY_LINK))
-    if not all(_possible(reading.loss_VG) for reading in report.readings):
+    if not _possible(charter, *(reading.loss_VG for reading in report.readings)):
         raise WireError("measured: report tells losses that cannot be")
     return report
 
@@ -286,13 +289,14 @@ def read_fit_request(message: Message, charter: Charter, client: int, shelf: She
     return found["train"], found["expected"]
 
 
-def read_update(message: Message, lost: Trained, passing: Collection[str], codec: Codec | None) -> Trained:
+def read_update(message: Message, lost: Trained, passing: Collection[str], charter: Charter) -> Trained:
     """Return what a client came back with, if it is like what stands for it when it is lost; the rest is as there."""
     parts = {part: params for part, params in lost.parts_C.items() if part in passing}
-    whole = unpacked(message, "trained/parts_C", codec, parts)
+    whole = unpacked(message, "trained/parts_C", charter.codec("client_up"), parts)
     trained = _one(whole, "trained", replace(lost, parts_C=parts))
     told = (trained.loss_C, trained.epoch_CE, None if trained.square_C is None else np.sqrt(trained.square_C))
-    sound = all(_possible(losses) for losses in told if losses is not None)
+    _check_least(charter, "update", trained.loss_C)
+    sound = _possible(charter, *(losses for losses in told if losses is not None))
     loss_C = trained.loss_C if sound else lost.loss_C
     return replace(trained, parts_C=lost.parts_C | trained.parts_C, loss_C=loss_C)
 
@@ -317,7 +321,8 @@ def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tup
     return found["request"], found["before"], found["expected"]
 
 
-def read_evaluation(message: Message, lost: Measured, most: int) -> Measured:
+def read_evaluation(message: Message, lost: Measured, most: int, charter: Charter) -> Measured:
     """Return what one owner measured, who has at most so many examples; losses beyond the most are the most."""
     found = _one(message, "measured", replace(lost, count_G=np.array([most])))
-    return replace(found, loss_VG=np.minimum(found.loss_VG, MOST_LOSS))
+    _check_least(charter, "evaluation", found.loss_VG)
+    return replace(found, loss_VG=np.minimum(found.loss_VG, charter.experiment.task.loss.limits[1]))

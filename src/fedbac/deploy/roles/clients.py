@@ -18,7 +18,6 @@ from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
-    MOST_LOSS,
     Expectations,
     Expected,
     evaluate_request,
@@ -109,7 +108,6 @@ class Clients:
         )
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
-        codec = self.charter.codec("client_up")
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
         made: dict[tuple[tuple[int, ...], Expected], bytes] = {}
@@ -133,7 +131,7 @@ class Clients:
         results, changes = dict(lost), dict[int, Change]()
         for client in [client for client in lost if client in answers]:
             try:
-                found = read_update(decode(answers.pop(client), ("update",)), lost[client], up, codec)
+                found = read_update(decode(answers.pop(client), ("update",)), lost[client], up, self.charter)
                 results[client] = replace(found, parts_C=link.with_twins(found.parts_C))
             except WireError as error:
                 reasons[client] = self.standing.strike(names[client], Failure.UNUSABLE, detail=str(error))
@@ -171,11 +169,12 @@ class Clients:
         found: dict[int, Measured] = {}
         for owner, answer in answers.items():
             try:
-                found[owner] = read_evaluation(decode(answer, ("evaluation",)), lost, held_N[owner])
+                found[owner] = read_evaluation(decode(answer, ("evaluation",)), lost, held_N[owner], self.charter)
             except WireError as error:
                 reasons[owner] = str(error)
         if not request.paired and found:  # a model that has a loss for most has one for all
-            sound_O = {owner: one.loss_VG[:, 0] < MOST_LOSS for owner, one in found.items() if one.count_G.any()}
+            most = self.charter.experiment.task.loss.limits[1]
+            sound_O = {owner: one.loss_VG[:, 0] < most for owner, one in found.items() if one.count_G.any()}
             sound_V = np.mean(list(sound_O.values()), axis=0) >= 0.5 if sound_O else np.zeros(0, dtype=bool)
             reasons |= {
                 o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
@@ -200,7 +199,7 @@ class Clients:
                     found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
-                    found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge)))
+                    found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge), self.charter))
             except (KeyError, WireError) as error:
                 missed += 1
                 log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.config.explain import parse
 from fedbac.core import trees
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
@@ -20,7 +19,7 @@ from fedbac.core.requests import Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.local_data import LocalData, read_local
-from fedbac.deploy.protocol.charter import Charter, Facts, read_charter
+from fedbac.deploy.protocol.charter import Charter, Facts, read_charter, read_experiment
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
     Expected,
@@ -35,7 +34,7 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.models import read_models
 from fedbac.engines.adjusting import adjusted
-from fedbac.errors import ConfigError, DeployError
+from fedbac.errors import DeployError
 from fedbac.files import make_folder, remove, write_whole
 from fedbac.local import Examples, make_trainer, one_thread
 
@@ -185,6 +184,7 @@ class DataHolder:
             classes=data.classes(*counted),
             sums=data.sums() if self.is_client else None,
             largest_token=data.largest_token,
+            label_shape=list(data.label_shape),
         )
 
     def _held(self, data: LocalData) -> dict[str, Any]:
@@ -197,10 +197,13 @@ class DataHolder:
         return self.raw.with_validation(experiment.task.partition.validation_fraction, experiment.seed, self.number)
 
     def _enroll(self, message: Message) -> bytes:
-        try:
-            experiment = parse(Experiment, received(message)["experiment"])
-        except ConfigError as error:
-            raise SiteError(Failure.CANNOT_RUN, detail=str(error)) from error
+        experiment = read_experiment(received(message)["experiment"])
+        if experiment.task.loss.labels != self.raw.labels:
+            raise SiteError(
+                Failure.OTHER_LABELS,
+                detail=f"task.loss {experiment.task.loss.kind} learns {experiment.task.loss.labels}, and y_train or "
+                f"y_test are {self.raw.labels}; give other labels, or have the federation change task.loss",
+            )
         return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
@@ -211,6 +214,13 @@ class DataHolder:
         data, held = self._held_out(charter.experiment), charter.holdings.get(self.name)
         if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
+        charter.check_here()
+        largest = max(int(y.max()) for y in data.y.values()) if data.labels == "tokens" else 0
+        if largest >= charter.num_classes or data.label_shape != charter.label_shape:
+            raise SiteError(
+                Failure.OTHER_LABELS,
+                detail=f"the network predicts {charter.num_classes} tokens, and the labels here go up to {largest}",
+            )
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
@@ -235,14 +245,14 @@ class DataHolder:
         charter, data = self.terms, self.data
         learned_from = [split for split in ("train", "validation") if self.is_client and split in data.y]
         x = np.concatenate([data.x[split] for split in learned_from]) if learned_from else charter.blank()
-        y = np.concatenate([data.y[split] for split in learned_from]) if learned_from else np.zeros(1, dtype=np.int64)
+        y = np.concatenate([data.y[split] for split in learned_from]) if learned_from else charter.blank_labels()
         tested = data.size("test") > 0
         dataset = Dataset(
             charter.experiment.task.dataset,
             x,
             y,
             data.x["test"] if tested else charter.blank(),
-            data.y["test"] if tested else np.zeros(1, dtype=np.int64),
+            data.y["test"] if tested else charter.blank_labels(),
             charter.num_classes,
         )
         nothing = np.zeros(0, dtype=np.int64)
@@ -264,7 +274,7 @@ class DataHolder:
         )
         task = charter.experiment.task
         examples = OwnExamples(
-            dataset, shards, task.training, task.augment, charter.experiment.seed, charter.normalization
+            dataset, shards, task.training, task.augment, charter.experiment.seed, charter.normalization, task.loss
         )
         scheme = charter.experiment.method.personalization
         return adjusted(make_trainer(charter.network, scheme, examples, self.runtime), scheme)

@@ -18,7 +18,15 @@ from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.charter import Charter, Facts, added_up, read_charter, read_facts, read_together
+from fedbac.deploy.protocol.charter import (
+    Charter,
+    Facts,
+    added_up,
+    read_charter,
+    read_experiment,
+    read_facts,
+    read_together,
+)
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import (
@@ -282,6 +290,7 @@ class Edge:
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
+        read_experiment(received(message)["experiment"])
         payload = sent("enroll", **received(message))
         answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
         facts_of: dict[str, Facts] = {}
@@ -317,6 +326,7 @@ class Edge:
             raise WireError(f"begin: it does not tell what {', '.join(untold)} hold")
         if self.holder is not None and self.site.name in mine:
             self.holder.answer(payload)
+        charter.check_here()
         reach = EdgeReach(charter, self.site, self.clients, self.holder)
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach

@@ -29,9 +29,11 @@ from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.settings import client_name, edge_name
 from fedbac.deploy.transports.base import Children
-from fedbac.errors import ConfigError, DeployError, quoted
+from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
+from fedbac.models import OwnNetwork, check_recipe
+from fedbac.packages import fingerprint
 
 FILE = "charter.json"
 FORMER = ("size_N", "validation_N", "test_N", "test_M", "fingerprints", "sums")
@@ -87,7 +89,8 @@ class Enrolled:
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold."""
-        table = np.zeros((len(self.classes_ME), self.charter.num_classes), dtype=np.int64)
+        width = 1 if self.charter.label_shape else self.charter.num_classes
+        table = np.zeros((len(self.classes_ME), width), dtype=np.int64)
         for edge, counts in enumerate(self.classes_ME):
             table[edge, : len(counts)] = counts
         return table
@@ -152,7 +155,7 @@ def enrol(
     stopped: Callable[[], bool],
 ) -> Enrolled:
     """Wait until every site has said what it holds, and return the federation; ``waiting`` hears who is missing."""
-    refuse_simulated(experiment)
+    check_deployable(experiment)
     expected = {
         edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
     }
@@ -164,17 +167,19 @@ def enrol(
             return charter_of(experiment, roll, expected)
         if stopped():
             raise DeployError("stopped before the first round")
-        answers, _ = children.call({edge: payload for edge in due if edge in children.present()}, deadline)
+        answers, reasons = children.call({edge: payload for edge in due if edge in children.present()}, deadline)
         for name, answer in answers.items():
-            _note(roll, list(expected).index(name), expected[name], answer)
+            reasons |= _note(roll, list(expected).index(name), expected[name], answer)
         missing = [name for edge in due for name in ([edge] if edge not in answers else expected[edge])]
         missing = [name for name in missing if name not in roll.clients]
         if missing:
-            waiting(f"waiting for {', '.join(missing)}")
+            each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
+            waiting(f"waiting for {', '.join(each)}")
             time.sleep(AGAIN)
 
 
-def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
+def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> dict[str, str]:
+    """Take what an edge says of its clients; return why some said nothing."""
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
@@ -185,10 +190,10 @@ def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> None:
             if own is not None:
                 roll.edges[edge] = _tests(own)
             roll.clients |= facts_of
-        for name, reason in roster["reasons"].items():
-            log.warning("%s said nothing of its data: %s", quoted(name), quoted(reason))
+        return {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
     except (WireError, ValueError, TypeError) as error:
         log.warning("%s: %s", edge_name(edge), error)
+        return {}
 
 
 def _tests(own: Any) -> Facts:
@@ -204,11 +209,12 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
     names = [name for clients in expected.values() for name in clients]
     first = roll.clients[names[0]]
     for name, facts in everybody.items():
-        if (facts.shape, facts.dtype) != (first.shape, first.dtype):
-            raise DeployError(
-                f"{name} has examples of {facts.dtype} {facts.shape}, and {names[0]} of {first.dtype} {first.shape}; "
-                "all must be alike"
-            )
+        one, other = (
+            f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
+            for it in (facts, first)
+        )
+        if one != other:
+            raise DeployError(f"{name} has examples of {one}, and {names[0]} of {other}; all must be alike")
     total = sum(facts.train for facts in roll.clients.values())
     for name, facts in roll.clients.items():
         if len(names) > 2 and 2 * facts.train > total:
@@ -220,19 +226,27 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
     for clients in expected.values():
         numbers.append(tuple(range(begin, begin + len(clients))))
         begin += len(clients)
+    largest_token = max(tokens) if tokens else None
+    num_classes = max(len(classes) for classes in counts)
+    if experiment.task.loss.labels == "numbers":
+        num_classes = first.label_shape[0]
+    elif isinstance(experiment.network, OwnNetwork):  # it may know classes and tokens that nobody happens to hold
+        num_classes = max(num_classes, experiment.network.outputs(tuple(first.shape), largest_token))
     holdings = {name: Holding(**facts.model_dump(include=set(Held.model_fields))) for name, facts in everybody.items()}
     charter = Charter(
         run=uuid.uuid4().hex[:16],
         experiment=experiment,
         shape=tuple(first.shape),
         dtype=first.dtype,
-        num_classes=max(len(classes) for classes in counts),
-        largest_token=max(tokens) if tokens else None,
+        num_classes=num_classes,
+        largest_token=largest_token,
         pixels=_pixels(added_up(sums)),
         clients=tuple(numbers),
         commitments={name: held.commitment for name, held in holdings.items()},
         holdings=holdings,
+        label_shape=tuple(first.label_shape),
     )
+    _ = charter.build  # now, so that what does not fit is said before the first round
     for m, (edge, clients) in enumerate(expected.items()):
         if not charter.edge_tests(m) and not any(roll.clients[name].test for name in clients):
             raise DeployError(
@@ -243,12 +257,17 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
     return Enrolled(charter, tuple(tuple(roll.classes[m]) for m in range(len(expected))))
 
 
-def refuse_simulated(experiment: Experiment) -> None:
-    """Refuse settings that change data which nobody here holds."""
+def check_deployable(experiment: Experiment) -> None:
+    """Refuse what no federation can run: data changed on purpose, and code that sites would not know again."""
     task = experiment.task
     if task.noise is not None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
-    if task.loss.kind != "cross_entropy":
-        raise ConfigError(f"task.loss: {task.loss.kind} is for simulations; clients of a federation learn classes")
+    for field, named in experiment.packages.items():
+        if named.sha256 is None:
+            raise ConfigError(
+                f"{field}.sha256: it is missing; sites know a package by its hash. That of {named.package} is "
+                f"{fingerprint(named.package)} here"
+            )
+    check_recipe(experiment.network, task.loss.labels, task.frozen)

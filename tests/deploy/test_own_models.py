@@ -1,0 +1,289 @@
+"""A network, a loss, a metric and starting weights of the user's: the simulator's numbers, and refused in time."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedbac import packages
+from fedbac.config.experiment import Experiment
+from fedbac.data import Dataset, Shards
+from fedbac.deploy.models import give
+from fedbac.deploy.protocol.failures import SiteError
+from fedbac.errors import ConfigError, DeployError
+from fedbac.losses import IGNORED
+from fedbac.packages import fingerprint
+from fedbac.rounds.record import by_clients
+from fedbac.runs.configure import Inputs, configure
+from tests.deploy.in_memory import cut, gathered
+from tests.deploy.small import COUNTS, FIRST, Small, compared
+from tests.unit.tiny import tiny_task
+
+NAME = "clinic_models"
+CODE = """
+from os import abort
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+
+class Tables(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def pretrained():
+    network = Tables()
+    network.load_state_dict(load_file(Path(__file__).with_name("start.safetensors")))
+    return network
+
+
+class Speaker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.embed(x)))
+
+
+class Huber:
+    labels = "numbers"
+
+    def loss(self, output, y):
+        return F.huber_loss(output, y, reduction="none").mean(-1)
+
+    def right(self, output, y):
+        return (1 - (output - y).abs().mean(-1) / 10).clamp(min=0)
+
+
+class Nll(Huber):
+    # of a Gaussian with a small deviation: negative where the fit is good
+    def loss(self, output, y):
+        return 50 * (output - y).square().mean(-1) - 3
+
+
+class Mean(Huber):
+    def loss(self, output, y):
+        return F.huber_loss(output, y)
+
+
+class Unsaid(Huber):
+    labels = "prices"
+
+
+def narrow():
+    return nn.Linear(6, 1)
+
+
+def nothing():
+    return 3
+
+
+def failing():
+    raise KeyError("DOE, JOHN")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the package is."""
+    place = tmp_path_factory.mktemp("site-packages")
+    (place / NAME).mkdir()
+    (place / NAME / "__init__.py").write_text(CODE)
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"layers.0.weight": (5, 6), "layers.0.bias": (5,), "layers.2.weight": (2, 5), "layers.2.bias": (2,)}
+    start = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(start, place / NAME / "start.safetensors")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the package installed, but not allowed."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delenv(packages.VARIABLE, raising=False)
+    monkeypatch.setattr(packages, "_imported", {})
+    yield
+    sys.modules.pop(NAME, None)
+
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(150, 6)).astype(np.float32)
+SLOPE = RNG.normal(size=(6, 2)).astype(np.float32)
+TEXT = RNG.integers(0, 7, size=(150, 9))  # the network knows two more tokens
+NEXT = np.where(RNG.random((150, 8)) < 0.2, IGNORED, TEXT[:, 1:])
+DATA: dict[str, Any] = {
+    "numbers": (X, X @ SLOPE, 2),
+    "tokens": (TEXT[:, :-1], NEXT, 9),
+    "classes": (X, (X[:, 0] > 0).astype(np.int64), 2),
+}
+SHARDS = Shards(
+    train=tuple(np.array_split(np.arange(100), 10)[0:10:2]),
+    validation=tuple(np.array_split(np.arange(100), 10)[1:10:2]),
+    test=tuple(np.array_split(np.arange(50), 2)),
+    clients=(range(2), range(2, 5)),
+)
+
+
+def own(method: str, kind: str, network: str, loss: str, *settings: str, rounds: int = 3) -> Small:
+    """Return a run with the user's network or loss, as ``init`` would write it down."""
+    x, y, outputs = DATA[kind]
+    whole = Dataset.from_arrays(kind, x[:100], y[:100], x[100:], y[100:], outputs)
+    named = {"task.network": network, "task.loss": loss}
+    named |= {f"{field}.sha256": fingerprint(NAME) for field, value in list(named.items()) if ":" in value}
+    settings = (*(f"{field}={value}" for field, value in named.items()), *settings)
+    task = tiny_task(num_edges=2, clients_per_edge=COUNTS, rounds=rounds)
+    experiment = configure(method, task, settings=settings, inputs=Inputs(dataset=whole))
+    at = "clients" if by_clients(experiment.method) else "edge"
+    shares = [share for test, count in zip(SHARDS.test, COUNTS, strict=True) for share in np.array_split(test, count)]
+    sites = cut(whole, SHARDS, at, shares)
+    return Small(experiment, sites, *gathered(kind, sites, COUNTS, outputs))
+
+
+CASES = [
+    ("hierfavg", "numbers", f"{NAME}:pretrained", f"{NAME}:Huber"),
+    ("ifca", "numbers", f"{NAME}:Tables", "squared_error", "method.clustering.num_clusters=2"),
+    ("fed-bac", "tokens", f"{NAME}:Speaker", "next_token"),
+    ("ditto", "numbers", f"{NAME}:Tables", f"{NAME}:Nll"),
+    ("fedavg", "numbers", "mlp", "squared_error"),
+    ("fed-bac", "classes", f"{NAME}:Tables", "cross_entropy"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_federation_with_the_users_model_equals_the_simulator(case: tuple[str, ...], tmp_path: Path) -> None:
+    run = own(*case)
+    federation = run.federation(tmp_path)
+    played, simulated = federation.run(tmp_path / "run"), run.simulated()
+    keeps = by_clients(run.experiment.method)  # then nobody has a whole model to test on all data
+    for mine, expected in zip(compared(played.records), compared(simulated.records), strict=True):
+        assert mine == expected | ({"accuracy_global": None} if keeps else {})
+    assert played.config["classes_per_edge"] == simulated.config["classes_per_edge"]
+    x = torch.from_numpy(run.dataset.x_test[:7])
+    found = give(federation.sites[FIRST], tmp_path / "state" / FIRST, None, None)
+    assert torch.equal(found.model(x), simulated.models.of(*(None, 0) if keeps else (0, None))(x))
+    assert torch.export.export(found.model, (torch.cat([found.example] * 2),))
+
+
+def test_a_run_starts_with_the_weights_of_the_package(tmp_path: Path, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    charter = own("hierfavg", *CASES[0][1:]).federation(tmp_path).enrol().charter
+    for name, value in load_file(folder / NAME / "start.safetensors").items():
+        assert torch.equal(charter.first["global"][name][0], value)
+
+
+# ---------------------------------------------------------------------------------------- refused in time
+
+
+def test_no_site_imports_what_was_not_allowed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = own("hierfavg", *CASES[0][1:]).federation(tmp_path)
+    monkeypatch.delenv(packages.VARIABLE)  # configure was told the name; sites are not
+    sys.modules.pop(NAME, None)
+    heard = {}
+    for name, holder in federation.shops.items():
+        with pytest.raises(SiteError) as caught:
+            holder.answer(_enroll(federation.experiment))
+        heard[name] = caught.value
+    assert NAME not in sys.modules
+    for error in heard.values():
+        assert "not allowed here" in error.public
+        assert NAME not in error.public  # what travels names no package
+        assert f"start with --allow {NAME}, or with the variable FEDBAC_ALLOW={NAME}" in str(error)
+    with pytest.raises(SiteError, match="not allowed here"):
+        federation.edges["edge-0"].answer(_enroll(federation.experiment), None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="task.loss: .* not allowed here"):
+        federation.enrol()
+
+
+def _enroll(experiment: Experiment) -> bytes:
+    from fedbac.deploy.protocol.messages import sent
+
+    return sent("enroll", experiment=experiment.model_dump(mode="json"))
+
+
+def test_the_cloud_waits_for_a_site_with_another_version_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = own("hierfavg", *CASES[0][1:]).federation(tmp_path)
+    answer, other = federation.shops[FIRST].answer, "f" * 64
+
+    def elsewhere(payload: bytes) -> bytes:
+        with monkeypatch.context() as there:
+            there.setattr(packages, "_imported", {NAME: other})
+            return answer(payload)
+
+    monkeypatch.setattr(federation.shops[FIRST], "answer", elsewhere)
+    federation.waited = lambda text: monkeypatch.setattr(federation.shops[FIRST], "answer", answer)
+    assert federation.enrol()
+    (said,) = federation.said
+    assert FIRST in said
+    assert f"begins with {'f' * 12}, that of the federation with {fingerprint(NAME)[:12]}; install the same" in said
+
+
+def test_a_site_that_was_updated_during_a_run_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedbac.deploy.protocol.messages import sent
+
+    federation = own("hierfavg", *CASES[0][1:]).federation(tmp_path)
+    charter = federation.enrol().charter
+    begin = sent("begin", charter=charter.text, known=charter.known_to(FIRST))
+    monkeypatch.setattr(packages, "_imported", {NAME: "f" * 64})
+    with pytest.raises(
+        SiteError,
+        match="task.loss.sha256: .* hash [0-9a-f]+, but the one here has ffff.*; install the same at every site",
+    ):
+        federation.shops[FIRST].answer(begin)
+    with pytest.raises(SiteError, match="is another one"):
+        federation.edges["edge-0"].answer(
+            sent("begin", charter=charter.text, known=charter.known_to("edge-0")),
+            None,  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "message"),
+    [
+        (f"{NAME}:narrow", "squared_error", r"shape \[2, 2\] .* returns \[2, 1\]"),
+        (f"{NAME}:Speaker", "squared_error", "it cannot read examples of shape"),
+        (f"{NAME}:nothing", "squared_error", f"task.network: {NAME}:nothing.. failed: .* must return a new nn.Module"),
+        (f"{NAME}:failing", "squared_error", f"task.network: {NAME}:failing.. failed: KeyError"),
+        (f"{NAME}:abort", "squared_error", f"{NAME}:abort is no class or function that {NAME} itself defines"),
+        (f"{NAME}:Missing", "squared_error", f"task.network: {NAME}:Missing is not there"),
+        (
+            f"{NAME}:Tables",
+            f"{NAME}:Mean",
+            r"task.loss: of two examples, .* return two numbers each, .* \[\] and \[2\]",
+        ),
+        (f"{NAME}:Tables", f"{NAME}:Unsaid", "needs labels = one of classes, numbers, tokens"),
+        ("mlp", "next_token", "task.network: mlp predicts no tokens"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_the_first_round(
+    network: str, loss: str, message: str, tmp_path: Path
+) -> None:
+    federation = own("hierfavg", "numbers", network, loss).federation(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        federation.enrol()
+
+
+def test_labels_that_the_loss_does_not_learn_are_named(tmp_path: Path) -> None:
+    federation = own("hierfavg", "numbers", f"{NAME}:Tables", "cross_entropy").federation(tmp_path)
+    with pytest.raises(SiteError, match="task.loss cross_entropy learns classes, and y_train or y_test are numbers"):
+        federation.shops[FIRST].answer(_enroll(federation.experiment))
+    with pytest.raises(DeployError, match="stopped"):
+        federation.enrol()
+    assert "waiting for edge-0 (" in federation.said[0]  # whose own test data have such labels
+    assert "its labels are not what the federation learns" in federation.said[0]
