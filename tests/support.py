@@ -26,7 +26,7 @@ from fedbac.federation import Federation, assemble
 from fedbac.local import Examples, FusedTrainer, LoopTrainer, VmapTrainer, fused
 from fedbac.local.fused import plan_for
 from fedbac.local.kernel import layers_of
-from fedbac.models import Build, Custom, NetworkChoice, Perceptron, UserNetwork, builder
+from fedbac.models import Build, Custom, Maker, NetworkChoice, Perceptron, builder
 from fedbac.personalization import Additive, PerCluster
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.rows import site_rows
@@ -73,7 +73,7 @@ class Played:
 def prepare(
     method: Method, dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, num_rounds: int = 3,
     seed: int = 0, evaluation: Evaluation | None = None, network: NetworkChoice = SMALL,
-    user: UserNetwork | None = None, augment: Augment | None = None,
+    user: Maker | None = None, augment: Augment | None = None,
 ) -> tuple[Experiment, Federation]:  # fmt: skip
     """Return an experiment on given data, and its federation."""
     task = Task(
@@ -124,7 +124,7 @@ def model_of_edge(played: Played, edge: int, state: State | None = None) -> Part
 
 def federate(
     dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, seed: int = 0,
-    network: NetworkChoice = SMALL, user: UserNetwork | None = None, augment: Augment | None = None,
+    network: NetworkChoice = SMALL, user: Maker | None = None, augment: Augment | None = None,
 ) -> Federation:  # fmt: skip
     """Return what trainers need of a federation, without a method."""
     build = builder(network, user, dataset.x_train.shape[1:], dataset.num_classes, seed)

@@ -125,7 +125,8 @@ def fingerprint(package: str) -> str:
 def imported(name: str, field: str) -> Any:
     """Import what a person named as ``package.module:name``; messages begin with ``field``."""
     module, _, attribute = name.partition(":")
-    _look_here()
+    if module not in sys.modules:
+        _look_here()
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the module does when it is imported

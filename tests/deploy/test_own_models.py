@@ -1,5 +1,6 @@
 """A network, a loss, a metric and starting weights of the user's: the simulator's numbers, and refused in time."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import fedbac
 from fedbac import packages
 from fedbac.config.experiment import Experiment
 from fedbac.data import Dataset, Shards
@@ -17,11 +19,13 @@ from fedbac.deploy.models import give
 from fedbac.deploy.protocol.failures import SiteError
 from fedbac.errors import ConfigError, DeployError
 from fedbac.losses import IGNORED
-from fedbac.packages import fingerprint
+from fedbac.packages import PackageError, allow, fingerprint
 from fedbac.rounds.record import by_clients
 from fedbac.runs.configure import Inputs, configure
-from tests.deploy.in_memory import cut, gathered
+from fedbac.runs.play import finish, play
+from tests.deploy.in_memory import CPU, cut, gathered
 from tests.deploy.small import COUNTS, FIRST, Small, compared
+from tests.test_cli import Shell
 from tests.unit.tiny import tiny_task
 
 NAME = "clinic_models"
@@ -114,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have the package installed, but not allowed."""
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.delenv(packages.VARIABLE, raising=False)
+    monkeypatch.setenv(packages.VARIABLE, "")  # and what a test sets is undone
     monkeypatch.setattr(packages, "_imported", {})
     yield
     sys.modules.pop(NAME, None)
@@ -205,7 +209,7 @@ def test_no_site_imports_what_was_not_allowed_there(tmp_path: Path, monkeypatch:
         assert f"start with --allow {NAME}, or with the variable FEDBAC_ALLOW={NAME}" in str(error)
     with pytest.raises(SiteError, match="not allowed here"):
         federation.edges["edge-0"].answer(_enroll(federation.experiment), None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="task.loss: .* not allowed here"):
+    with pytest.raises(ConfigError, match=r"task.loss: .* not allowed here"):
         federation.enrol()
 
 
@@ -243,7 +247,7 @@ def test_a_site_that_was_updated_during_a_run_is_told_so(tmp_path: Path, monkeyp
     monkeypatch.setattr(packages, "_imported", {NAME: "f" * 64})
     with pytest.raises(
         SiteError,
-        match="task.loss.sha256: .* hash [0-9a-f]+, but the one here has ffff.*; install the same at every site",
+        match=r"task.loss.sha256: .* hash [0-9a-f]+, but the one here has ffff.*; install the same at every site",
     ):
         federation.shops[FIRST].answer(begin)
     with pytest.raises(SiteError, match="is another one"):
@@ -281,9 +285,110 @@ def test_what_cannot_be_built_is_refused_before_the_first_round(
 
 def test_labels_that_the_loss_does_not_learn_are_named(tmp_path: Path) -> None:
     federation = own("hierfavg", "numbers", f"{NAME}:Tables", "cross_entropy").federation(tmp_path)
-    with pytest.raises(SiteError, match="task.loss cross_entropy learns classes, and y_train or y_test are numbers"):
+    with pytest.raises(SiteError, match=r"task.loss cross_entropy learns classes, and y_train or y_test are numbers"):
         federation.shops[FIRST].answer(_enroll(federation.experiment))
     with pytest.raises(DeployError, match="stopped"):
         federation.enrol()
     assert "waiting for edge-0 (" in federation.said[0]  # whose own test data have such labels
     assert "its labels are not what the federation learns" in federation.said[0]
+
+
+# ------------------------------------------------------------------------------------------ by the commands
+
+SIZES = ("--edges", "1", "--clients", "2", "--set", "task.partition.min_edge_test=5")
+OWN = ("--set", f"task.network={NAME}:pretrained", "--set", f"task.loss={NAME}:Huber")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.timeout(300)
+def test_a_trial_over_grpc_gives_the_simulators_numbers_and_a_model(
+    shell: Shell, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    x, y, _ = DATA["numbers"]
+    np.savez("mine.npz", x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
+    said = shell("federation", "init", "hospital", "--method", "hierfavg", *SIZES, *OWN)
+    assert f"task.network: every site installs {NAME} (hash {fingerprint(NAME)}) and starts with --allow {NAME}" in said
+    monkeypatch.delenv(packages.VARIABLE)
+    assert "not allowed here" in shell("federation", "try", "hospital", "--data", "mine.npz", code=2)
+    said = shell("federation", "try", "hospital", "--rounds", "2", "--data", "mine.npz", "--allow", NAME)
+    assert f"Allowed here: the package {NAME}, whose files have the hash {fingerprint(NAME)}" in said
+    run = fedbac.load("hospital/try/run")
+    sites = {path.name: dict(np.load(path / "data.npz")) for path in Path("hospital/try/data").iterdir()}
+    inputs = Inputs(*gathered(run.config["experiment"]["task"]["dataset"], sites, (2,), 2))
+    experiment = configure("hospital/try/federation/kits/cloud/experiment.yaml", rounds=2)
+    simulated = finish(play(experiment, runtime=CPU, inputs=inputs))
+    assert compared(run.records) == compared(simulated.records)
+
+    kit, kept = "hospital/try/federation/kits/edge-0-client-1", "hospital/try/state/edge-0-client-1"
+    monkeypatch.delenv(packages.VARIABLE)
+    assert "not allowed here" in shell("model", kit, "--from", kept, code=2)
+    shell("model", kit, "--from", kept, "--allow", f"{NAME}={fingerprint(NAME)[:16]}")
+    model = torch.export.load("model.pt2").module()
+    assert torch.equal(model(torch.from_numpy(x[:7])), simulated.models.of(0, None)(torch.from_numpy(x[:7])))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "task.network=nowhere:Net"], "there is no package nowhere here; install it"),
+        (["--set", f"task.network={NAME}:failing"], f"task.network: {NAME}:failing() failed: KeyError"),
+        (
+            ["--set", f"task.network={NAME}:Tables", "--set", "task.frozen=[out.*]"],
+            "'out.*' matches none of the weights",
+        ),
+        (["--set", "task.loss=next_token"], "task.network: lenet5 predicts no tokens"),
+        (["--set", "task.network={kind: custom, name: Net}"], "'Net' was given in Python, so no site has it"),
+        (["--set", "task.data_fraction=0.5"], "task.data_fraction: every client uses all its data"),
+        (["--allow", "os.path"], "'os.path' is no package"),
+        (["--allow", f"{NAME}=0123456789ab"], "look at what changed"),
+    ],
+)
+def test_init_refuses_what_no_site_could_build(shell: Shell, words: list[str], message: str) -> None:
+    assert message in shell("federation", "init", "hospital", *SIZES, *words, code=2).replace("\n", " ")
+    assert not Path("hospital").exists()
+
+
+def test_a_file_does_not_decide_what_is_imported(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.yaml").write_text(shell("show", "hierfavg", "--set", f"task.network={NAME}:Tables"))
+    monkeypatch.delenv(packages.VARIABLE)
+    sys.modules.pop(NAME, None)
+    assert "not allowed here" in shell("federation", "init", "hospital", *SIZES, "--method", "mine.yaml", code=2)
+    assert "not allowed here" in shell("run", "mine.yaml", "--rounds", "1", code=2)
+    assert NAME not in sys.modules
+
+
+def test_the_hash_is_of_all_files_but_compiled_and_hidden_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    place = tmp_path / "hashed_models"
+    (place / "__pycache__").mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    before = fingerprint("hashed_models")
+    for unseen in ("__pycache__/a.pyc", ".DS_Store", "fast.so"):
+        (place / unseen).write_text("x")
+        assert fingerprint("hashed_models") == before
+    for seen in ("__init__.py", "nets.py", "start.safetensors"):
+        (place / seen).write_text("x")
+        assert fingerprint("hashed_models") != before
+        before = fingerprint("hashed_models")
+    assert "hashed_models" not in sys.modules
+    (tmp_path / "one_file.py").write_text("x = 1")
+    assert len(fingerprint("one_file")) == 64
+    for missing in ("sys", "no_such_package"):
+        with pytest.raises(PackageError, match="there is no package"):
+            allow(missing)
+        monkeypatch.delenv(packages.VARIABLE)
+
+
+def test_python_takes_a_name_too_and_resumes_with_it(tmp_path: Path) -> None:
+    x, y, _ = DATA["numbers"]
+    data = Dataset.from_arrays("numbers", x[:100], y[:100], x[100:], y[100:])
+    given: dict[str, Any] = {"dataset": data, "shards": SHARDS, "network": f"{NAME}:Tables", "progress": False}
+    settings = {"task.loss": "squared_error"}
+    run = fedbac.run("hierfavg", rounds=2, settings=settings, out=tmp_path / "run", **given)
+    assert run.config["experiment"]["task"]["network"] == {"kind": "package", "name": f"{NAME}:Tables", "sha256": None}
+    assert fedbac.resume(tmp_path / "run", **given).records == run.records

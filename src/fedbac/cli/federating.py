@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedbac.cli.deploying import AllowOption, KitArgument
-from fedbac.cli.terminal import METHOD_HELP, DataOption, SetOption, TaskOption, extra, method_names, out, say, shown
+from fedbac.cli.terminal import METHOD_HELP, SetOption, TaskOption, extra, method_names, out, say, shown
 from fedbac.deploy.settings import (
     CLOUD,
     MOST_PORT,
@@ -326,16 +326,19 @@ def _provision(federation: "FederationFolder") -> list[str]:
 def try_(
     folder: FolderArgument,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
-    data_folder: DataOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Folder with data sets; or an .npz file with the x_ and y_ arrays of all sites."),
+    ] = None,
     allowed: AllowOption = None,
 ) -> None:
     """Start all sites on this machine for a first look, wait for the end, and stop what was started.
 
-    The task's data are cut into a folder per client, under FOLDER/try. So are kits, with keys that are made here and
-    of use to nobody else.
+    The task's data, or those of a file, are cut into a folder per client, under FOLDER/try. So are kits, with keys that
+    are made here and of use to nobody else.
     """
     config = _federation_folder().load(folder).config
-    from fedbac.deploy.trial import Trial, cut_data
+    from fedbac.deploy.trial import Trial, cut_data, own_data
     from fedbac.federation import assemble
     from fedbac.files import remove
     from fedbac.runs.configure import configure
@@ -346,8 +349,10 @@ def try_(
     if config.deploy.transport == "nvflare":
         _provision(federation)
     experiment = configure(federation.kit(CLOUD) / "experiment.yaml", rounds=rounds)
-    if not (place / "data").exists():
-        cut_data(experiment, assemble(experiment, data_folder=data_folder), place / "data")
+    if data is not None and data.suffix == ".npz":
+        cut_data(experiment, assemble(experiment, dataset=own_data(experiment, data)), place / "data")
+    elif not (place / "data").exists():
+        cut_data(experiment, assemble(experiment, data_folder=data), place / "data")
     options = ("--overwrite", *(("--rounds", str(rounds)) if rounds is not None else ()))
     trial = Trial(federation.path / "kits", place / "data", place, federation.config.sites(), options)
     say(f"Starting {len(trial.sites)} processes; their logs are in {place / 'logs'}")

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedbac.config.experiment import Experiment
-from fedbac.deploy.local_data import FILE
+from fedbac.data import Dataset
+from fedbac.deploy.local_data import FILE, read_local
+from fedbac.deploy.roles.enrolment import outputs
 from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
 from fedbac.errors import DeployError
 from fedbac.federation import Federation
@@ -23,6 +25,18 @@ from fedbac.rounds.record import by_clients
 
 PATIENCE = 10.0
 """Seconds that a site has to end by itself."""
+
+
+def own_data(experiment: Experiment, source: Path) -> Dataset:
+    """Return all data of a trial from a file of the user's, with the arrays of a site."""
+    data = read_local(str(source))
+    if missing := {"train", "test"} - data.y.keys():
+        raise DeployError(f"{source}: a trial needs training and test data; add x_ and y_{sorted(missing)[0]}")
+    num_classes = outputs(
+        experiment, len(data.classes("train")), data.label_shape, data.example.shape[1:], data.largest_token
+    )
+    arrays = (data.x["train"], data.y["train"], data.x["test"], data.y["test"])
+    return Dataset(experiment.task.dataset, *arrays, num_classes)
 
 
 def cut_data(experiment: Experiment, federation: Federation, folder: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,17 +228,13 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
         begin += len(clients)
     largest_token = max(tokens) if tokens else None
     num_classes = max(len(classes) for classes in counts)
-    if experiment.task.loss.labels == "numbers":
-        num_classes = first.label_shape[0]
-    elif isinstance(experiment.network, OwnNetwork):  # it may know classes and tokens that nobody happens to hold
-        num_classes = max(num_classes, experiment.network.outputs(tuple(first.shape), largest_token))
     holdings = {name: Holding(**facts.model_dump(include=set(Held.model_fields))) for name, facts in everybody.items()}
     charter = Charter(
         run=uuid.uuid4().hex[:16],
         experiment=experiment,
         shape=tuple(first.shape),
         dtype=first.dtype,
-        num_classes=num_classes,
+        num_classes=outputs(experiment, num_classes, first.label_shape, first.shape, largest_token),
         largest_token=largest_token,
         pixels=_pixels(added_up(sums)),
         clients=tuple(numbers),
@@ -255,6 +251,19 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
             )
     check_validation(experiment, charter.sites)
     return Enrolled(charter, tuple(tuple(roll.classes[m]) for m in range(len(expected))))
+
+
+def outputs(
+    experiment: Experiment, classes: int, label_shape: Sequence[int], shape: Sequence[int], largest_token: int | None
+) -> int:
+    """Return how many numbers a network predicts: those of a label, or as many classes or tokens as there are.
+
+    A network of the user's may know some that nobody happens to hold.
+    """
+    if experiment.task.loss.labels == "numbers":
+        return label_shape[0] if label_shape else 1
+    own = experiment.network
+    return max(classes, own.outputs(tuple(shape), largest_token)) if isinstance(own, OwnNetwork) else classes
 
 
 def check_deployable(experiment: Experiment) -> None:
