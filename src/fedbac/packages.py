@@ -54,14 +54,15 @@ class Package(Settings):
 
     def load(self) -> Any:
         """Import what is named, if it is allowed here and the package is the one that is meant."""
-        allowed, package, pin = dict(_allowed()), self.package, f"{self.field}.sha256"
-        if package not in allowed:
+        package = self.package
+        pins = [pin for name, pin in _allowed() if name == package]
+        if not pins:
             raise PackageError(
                 f"{self.field}: {self.name} is code of the package {package}, which is not allowed here; if you trust "
                 f"it, start with --allow {package}, or with the variable {VARIABLE}={package}"
             )
         here = _imported.get(package) or fingerprint(package)
-        for source, wanted in ((pin, self.sha256), (VARIABLE, allowed[package])):
+        for source, wanted in ((f"{self.field}.sha256", self.sha256), *((VARIABLE, pin) for pin in pins)):
             if wanted is not None and not here.startswith(wanted):
                 raise PackageError(
                     f"{source}: it wants the package {package} with the hash {wanted}, but the one here has {here}; "

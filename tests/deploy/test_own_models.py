@@ -287,10 +287,23 @@ def test_labels_that_the_loss_does_not_learn_are_named(tmp_path: Path) -> None:
     federation = own("hierfavg", "numbers", f"{NAME}:Tables", "cross_entropy").federation(tmp_path)
     with pytest.raises(SiteError, match=r"task.loss cross_entropy learns classes, and y_train or y_test are numbers"):
         federation.shops[FIRST].answer(_enroll(federation.experiment))
+    federation.most_said = 0
     with pytest.raises(DeployError, match="stopped"):
         federation.enrol()
     assert "waiting for edge-0 (" in federation.said[0]  # whose own test data have such labels
     assert "its labels are not what the federation learns" in federation.said[0]
+
+
+def test_a_site_with_tokens_that_the_network_does_not_know_is_named(tmp_path: Path) -> None:
+    run = own("hierfavg", *CASES[2][1:])
+    run.sites[FIRST]["y_train"][0, 0] = 9
+    federation = run.federation(tmp_path)
+    with pytest.raises(SiteError, match="the network predicts 9 tokens, the labels are 10"):
+        federation.shops[FIRST].answer(_enroll(federation.experiment))
+    federation.most_said = 0
+    with pytest.raises(DeployError, match="stopped"):
+        federation.enrol()
+    assert f"waiting for {FIRST} (" in federation.said[0]
 
 
 # ------------------------------------------------------------------------------------------ by the commands

@@ -16,7 +16,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment
 from fedbac.data import Dataset
 from fedbac.deploy.local_data import FILE, read_local
-from fedbac.deploy.roles.enrolment import outputs
+from fedbac.deploy.protocol.charter import outputs
 from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
 from fedbac.errors import DeployError
 from fedbac.federation import Federation

@@ -32,7 +32,7 @@ class Inputs:
     data_folder: Path | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.network, str):
+        if isinstance(self.network, str) and ":" in self.network:
             packages.allow(re.split("[.:]", self.network)[0])  # whoever names it has allowed it
 
 

@@ -312,6 +312,19 @@ class Charter:
         return found
 
 
+def outputs(
+    experiment: Experiment, classes: int, label_shape: Sequence[int], shape: Sequence[int], largest_token: int | None
+) -> int:
+    """Return how many numbers a network predicts: those of a label, or as many classes or tokens as there are.
+
+    A network of the user's decides itself: it may know some that nobody happens to hold.
+    """
+    if experiment.task.loss.labels == "numbers":
+        return label_shape[0] if label_shape else 1
+    own = experiment.network
+    return own.outputs(tuple(shape), largest_token) if isinstance(own, models.OwnNetwork) else classes
+
+
 @contextmanager
 def runnable() -> Iterator[None]:
     """Turn what keeps an experiment from running here into what a site may tell of it."""

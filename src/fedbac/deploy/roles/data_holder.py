@@ -19,7 +19,7 @@ from fedbac.core.requests import Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.local_data import LocalData, read_local
-from fedbac.deploy.protocol.charter import Charter, Facts, read_charter, read_experiment
+from fedbac.deploy.protocol.charter import Charter, Facts, outputs, read_charter, read_experiment, runnable
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
     Expected,
@@ -198,11 +198,18 @@ class DataHolder:
 
     def _enroll(self, message: Message) -> bytes:
         experiment = read_experiment(received(message)["experiment"])
-        if experiment.task.loss.labels != self.raw.labels:
+        loss, raw, classes = experiment.task.loss, self.raw, self.raw.num_classes
+        if loss.labels != raw.labels:
             raise SiteError(
                 Failure.OTHER_LABELS,
-                detail=f"task.loss {experiment.task.loss.kind} learns {experiment.task.loss.labels}, and y_train or "
-                f"y_test are {self.raw.labels}; give other labels, or have the federation change task.loss",
+                detail=f"task.loss {loss.kind} learns {loss.labels}, and y_train or y_test are {raw.labels}; give "
+                "other labels, or have the federation change task.loss",
+            )
+        with runnable():
+            known = outputs(experiment, classes, raw.label_shape, raw.example.shape[1:], raw.largest_token)
+        if known < classes and raw.labels != "numbers":
+            raise SiteError(
+                Failure.OTHER_LABELS, detail=f"the network predicts {known} {raw.labels}, the labels are {classes}"
             )
         return sent("facts", facts=self.facts(experiment).model_dump())
 
@@ -215,12 +222,6 @@ class DataHolder:
         if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
         charter.check_here()
-        largest = max(int(y.max()) for y in data.y.values()) if data.labels == "tokens" else 0
-        if largest >= charter.num_classes or data.label_shape != charter.label_shape:
-            raise SiteError(
-                Failure.OTHER_LABELS,
-                detail=f"the network predicts {charter.num_classes} tokens, and the labels here go up to {largest}",
-            )
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)

@@ -5,7 +5,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedbac.deploy.protocol.charter import (
     Held,
     Holding,
     added_up,
+    outputs,
     read_charter,
     read_facts,
     read_together,
@@ -32,14 +33,15 @@ from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
-from fedbac.models import OwnNetwork, check_recipe
+from fedbac.models import check_recipe
 from fedbac.packages import fingerprint
 
 FILE = "charter.json"
 FORMER = ("size_N", "validation_N", "test_N", "test_M", "fingerprints", "sums")
 """What charters said of everybody's data before there were commitments."""
 AGAIN = 1.0
-"""Seconds before those who are missing are asked again."""
+"""Seconds before those who are missing are asked again; up to so many times as long, if some refuse."""
+MOST_PATIENCE = 30
 
 log = logging.getLogger("fedbac")
 
@@ -159,7 +161,7 @@ def enrol(
     expected = {
         edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
     }
-    roll = Roll({}, {}, {}, {})
+    roll, patience = Roll({}, {}, {}, {}), 1
     payload = sent("enroll", experiment=experiment.model_dump(mode="json"))
     while True:
         due = [edge for edge, clients in expected.items() if not set(clients) <= set(roll.clients)]
@@ -175,7 +177,10 @@ def enrol(
         if missing:
             each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
             waiting(f"waiting for {', '.join(each)}")
-            time.sleep(AGAIN)
+            patience = min(2 * patience, MOST_PATIENCE) if reasons else 1  # whoever cannot is not asked every second
+            for _ in range(patience):
+                if not stopped():
+                    time.sleep(AGAIN)
 
 
 def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> dict[str, str]:
@@ -251,19 +256,6 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
             )
     check_validation(experiment, charter.sites)
     return Enrolled(charter, tuple(tuple(roll.classes[m]) for m in range(len(expected))))
-
-
-def outputs(
-    experiment: Experiment, classes: int, label_shape: Sequence[int], shape: Sequence[int], largest_token: int | None
-) -> int:
-    """Return how many numbers a network predicts: those of a label, or as many classes or tokens as there are.
-
-    A network of the user's may know some that nobody happens to hold.
-    """
-    if experiment.task.loss.labels == "numbers":
-        return label_shape[0] if label_shape else 1
-    own = experiment.network
-    return max(classes, own.outputs(tuple(shape), largest_token)) if isinstance(own, OwnNetwork) else classes
 
 
 def check_deployable(experiment: Experiment) -> None:
