@@ -141,16 +141,13 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
 def check(loss: Loss, labels: Labels, label_shape: Sequence[int], num_classes: int) -> None:
     """Refuse a loss that cannot learn the labels of a data set (see ``Dataset.labels``), or judge each example."""
     if loss.labels != labels:
-        raise ConfigError(
-            f"task.loss: {loss.kind} cannot learn the labels of this data set, which are {labels}; use "
-            f"{LEARNED[labels]}"
-        )
+        wrong = f"{loss.kind} cannot learn the labels of this data set, which are {labels}"
+        raise ConfigError(f"task.loss: {wrong}; use {LEARNED[labels]}")
     if not isinstance(loss, OwnLoss):
         return
-    steps = label_shape if labels == "tokens" else ()
-    output = torch.zeros(2, *steps, num_classes, requires_grad=True)
-    y = torch.zeros(2, *label_shape, dtype=torch.float32 if labels == "numbers" else torch.int64)
     try:
+        output = torch.zeros(2, *(label_shape if labels == "tokens" else ()), num_classes, requires_grad=True)
+        y = torch.zeros(2, *label_shape, dtype=torch.float32 if labels == "numbers" else torch.int64)
         loss_B, right_B = loss.loss(output, y, "none"), loss.right(output, y)
         good = loss_B.shape == right_B.shape == (2,) and loss_B.requires_grad
     except Exception as error:  # whatever the user's code raises

@@ -74,9 +74,9 @@ class Huber:
 
 
 class Nll(Huber):
-    # of a Gaussian with a small deviation: negative where the fit is good
+    # of a Gaussian with a small deviation, which is negative
     def loss(self, output, y):
-        return 50 * (output - y).square().mean(-1) - 3
+        return (output - y).square().mean(-1) - 1000
 
 
 class Mean(Huber):
@@ -131,6 +131,7 @@ TEXT = RNG.integers(0, 7, size=(150, 9))  # the network knows two more tokens
 NEXT = np.where(RNG.random((150, 8)) < 0.2, IGNORED, TEXT[:, 1:])
 DATA: dict[str, Any] = {
     "numbers": (X, X @ SLOPE, 2),
+    "large": (X, 1000 * X @ SLOPE, 2),
     "tokens": (TEXT[:, :-1], NEXT, 9),
     "classes": (X, (X[:, 0] > 0).astype(np.int64), 2),
 }
@@ -163,18 +164,23 @@ CASES = [
     ("fed-bac", "tokens", f"{NAME}:Speaker", "next_token"),
     ("ditto", "numbers", f"{NAME}:Tables", f"{NAME}:Nll"),
     ("fedavg", "numbers", "mlp", "squared_error"),
+    ("hierfavg", "large", "mlp", "squared_error", "task.training.learning_rate=1e-6"),
     ("fed-bac", "classes", f"{NAME}:Tables", "cross_entropy"),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_a_federation_with_the_users_model_equals_the_simulator(case: tuple[str, ...], tmp_path: Path) -> None:
+    _, kind, _, loss, *_ = case
     run = own(*case)
     federation = run.federation(tmp_path)
     played, simulated = federation.run(tmp_path / "run"), run.simulated()
     keeps = by_clients(run.experiment.method)  # then nobody has a whole model to test on all data
     for mine, expected in zip(compared(played.records), compared(simulated.records), strict=True):
         assert mine == expected | ({"accuracy_global": None} if keeps else {})
+        assert not mine["failed"]  # as would be whoever tells a loss that cannot be
+    assert (played.records[-1]["loss"] > 1e5) == (kind == "large")
+    assert (played.records[-1]["loss"] < 0) == loss.endswith(":Nll")
     assert played.config["classes_per_edge"] == simulated.config["classes_per_edge"]
     x = torch.from_numpy(run.dataset.x_test[:7])
     found = give(federation.sites[FIRST], tmp_path / "state" / FIRST, None, None)
