@@ -348,7 +348,7 @@ def _enrolled_anew(federation: MemoryFederation, number: int, changed: bytes) ->
     roll = Roll({}, {}, {}, {})
     for m, (name, clients) in enumerate(expected.items()):
         true = next(answer for who, _, answer in federation.cloud.heard["enroll"] if who == name)  # type: ignore[attr-defined]
-        enrolment._note(roll, m, clients, changed if m == number else true)
+        enrolment._note(roll, m, clients, changed if m == number else true, {})
     if set(roll.clients) != {name for clients in expected.values() for name in clients}:
         raise WireError("it was not taken")
     anew = charter_of(federation.experiment, roll, expected)

@@ -108,9 +108,8 @@ def init(
     else:
         say(f"Each site runs: fedbac federation request KIT. You run: fedbac federation sign {folder} REQUEST...")
         say(f"To have a first look, run: fedbac federation try {folder}")
-    for field, named in experiment.packages.items():
-        digest = hashes[f"{field}.sha256"]
-        say(f"{field}: every site installs {named.package} (hash {digest}) and starts with --allow {named.package}")
+    for name, digest in {named.package: hashes[f"{f}.sha256"] for f, named in experiment.packages.items()}.items():
+        say(f"Every site installs the package {name} with the hash {digest}, and starts with --allow {name}")
     if all(address.rpartition(":")[0] in HERE for address in addresses):
         say(
             "All addresses are of this machine. For others, change them in "

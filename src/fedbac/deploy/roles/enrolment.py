@@ -170,10 +170,11 @@ def enrol(
         if stopped():
             raise DeployError("stopped before the first round")
         answers, reasons = children.call({edge: payload for edge in due if edge in children.present()}, deadline)
+        heard = set(roll.clients)
         for name, answer in answers.items():
-            reasons |= _note(roll, list(expected).index(name), expected[name], answer)
+            heard |= _note(roll, list(expected).index(name), expected[name], answer, reasons)
         missing = [name for edge in due for name in ([edge] if edge not in answers else expected[edge])]
-        missing = [name for name in missing if name not in roll.clients]
+        missing = [name for name in missing if name not in heard]
         if missing:
             each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
             waiting(f"waiting for {', '.join(each)}")
@@ -183,8 +184,8 @@ def enrol(
                     time.sleep(AGAIN)
 
 
-def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> dict[str, str]:
-    """Take what an edge says of its clients; return why some said nothing."""
+def _note(roll: Roll, edge: int, clients: list[str], answer: bytes, reasons: dict[str, str]) -> set[str]:
+    """Take what an edge says of its clients, once all are there; return who is, and add the reasons of others."""
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
@@ -195,10 +196,11 @@ def _note(roll: Roll, edge: int, clients: list[str], answer: bytes) -> dict[str,
             if own is not None:
                 roll.edges[edge] = _tests(own)
             roll.clients |= facts_of
-        return {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
+        reasons |= {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
+        return set(facts_of)
     except (WireError, ValueError, TypeError) as error:
         log.warning("%s: %s", edge_name(edge), error)
-        return {}
+        return set()
 
 
 def _tests(own: Any) -> Facts:
