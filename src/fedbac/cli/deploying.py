@@ -96,9 +96,13 @@ def cloud(
             "--accept-rollback", help="Go on with the state that sites have, where it is not that of the run."
         ),
     ] = False,
+    refresh: Annotated[
+        list[str] | None,
+        typer.Option("--refresh", metavar="SITE", help="A site whose data have changed on purpose; may be repeated."),
+    ] = None,
     track: TrackOption = None,
 ) -> None:
-    """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
+    """Run the cloud of a federation: wait for the sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.roles.cloud import Cloud, run_folder
@@ -108,8 +112,9 @@ def cloud(
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, metrics, health, listen=listen):
         order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
+        order = replace(order, refresh=tuple(refresh or ()))
         return _hosted_cloud(kit, place, order, state)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, state)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, refresh or (), state)
     with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
         playing = run.play()
         while True:

@@ -28,6 +28,7 @@ class Failure(Enum):
         "its data are not those with which the run began; put them back and start it again, or have the cloud start "
         "another run (fedbac cloud KIT --overwrite)"
     )
+    MORE_CLASSES = "its labels go up to {}, and the run has classes 0 to {}; leave those examples out"
     OTHER_KIT = "the run has {} clients at this edge and its kit {}; renew the kit"
     BUSY = "is still busy with an earlier request"
     NOT_WAITED_FOR = "nobody waited for the answer any more"

@@ -211,6 +211,9 @@ class DataHolder:
         data, held = self._held_out(charter.experiment), charter.holdings.get(self.name)
         if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
+        highest = max(len(data.classes(split)) for split in ("train", "validation", "test")) - 1
+        if highest >= charter.num_classes:  # who joins later tells nobody its classes
+            raise SiteError(Failure.MORE_CLASSES, highest, charter.num_classes - 1)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
@@ -260,7 +263,7 @@ class DataHolder:
             test=tuple(
                 np.arange(data.size("test")) if edge == self.edge else nothing for edge in range(len(charter.clients))
             ),
-            clients=tuple(range(clients[0], clients[-1] + 1) for clients in charter.clients),
+            clients=charter.clients,
         )
         task = charter.experiment.task
         examples = OwnExamples(

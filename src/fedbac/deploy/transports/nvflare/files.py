@@ -77,6 +77,7 @@ class SiteOrder:
     rounds: int | None = None
     overwrite: bool = False
     accept_rollback: bool = False
+    refresh: tuple[str, ...] = ()
     track: str | None = None
 
     @classmethod
