@@ -147,8 +147,8 @@ class MemoryFederation:
     def connect(self, enrolled: Enrolled, folder: Path | None = None) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them; those of a run in a folder know its records."""
         records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
-        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, self.accept_rollback)
-        rest = (*rest, self.members.moved)
+        anyway, moved = self.accept_rollback, self.members.moved
+        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, anyway, moved)
         if self.experiment.method.topology.tiers == 2:
             self.remote = RemoteClients(self.folder / "state" / "cloud", *rest)
         else:

@@ -14,7 +14,7 @@ import fedbac
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.deploy.roles import epochs
-from fedbac.deploy.roles.enrolment import stored
+from fedbac.deploy.roles.enrolment import Enrolled, stored
 from fedbac.deploy.settings import Members
 from fedbac.errors import DeployError
 from fedbac.runs.store import Run, RunFolder
@@ -232,6 +232,26 @@ def test_who_joins_with_labels_that_the_run_does_not_know_is_left_out(
     assert not any(5 in record["selected"][0] for record in run.records)
 
 
+def test_newcomers_help_where_too_few_are_left(tmp_path: Path) -> None:
+    """A round that cannot be played does not keep out those with whom it could be."""
+    tiny = small("hierfavg", rounds=4)
+    late = tiny.federation(tmp_path, start_after=1e-9)
+    late.cloud.lost = {"edge-1"}
+    playing = late.play_on(tmp_path / "run")
+    next(playing)
+
+    links = late.cloud
+    honest = links.answers["edge-0"]
+
+    def dies(payload: bytes, gone: Any) -> bytes:
+        links.lost, links.answers["edge-0"] = set(), honest
+        raise OSError
+
+    links.answers["edge-0"] = dies
+    records = rest(playing).records
+    assert [record["accuracy_per_edge"][1] is None for record in records] == [True, False, False, False]
+
+
 def test_numbers_never_change(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=4)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
@@ -290,8 +310,8 @@ def dying(patch: pytest.MonkeyPatch, step: int) -> None:
         return call
 
     for owner, name in (
-        (epochs, "remove"), (epochs, "make_folder"), (epochs.shutil, "copy2"), (Path, "rename"),
-        (epochs.Enrolled, "save"), (RunFolder, "clear"), (RunFolder, "write_config"), (RunFolder, "append"),
+        (epochs, "remove"), (epochs, "make_folder"), (shutil, "copy2"), (Path, "rename"),
+        (Enrolled, "save"), (RunFolder, "clear"), (RunFolder, "write_config"), (RunFolder, "append"),
         (RunFolder, "save"),
     ):  # fmt: skip
         patch.setattr(owner, name, counted(getattr(owner, name)))

@@ -112,7 +112,7 @@ def cloud(
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, metrics, health, listen=listen):
         order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
-        order = replace(order, refresh=tuple(refresh or ()))
+        order = replace(order, refresh=refresh or [])
         return _hosted_cloud(kit, place, order, state)
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, refresh or (), state)
     with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
@@ -273,7 +273,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     lines = [f"{found.get('site', 'site')}: {doing}{gone}{why}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
-        lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")
+        epoch = f" (epoch {found['epoch']} of its members)" if found.get("epoch", 1) != 1 else ""
+        lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}{epoch}")
     edges, clients = found.get("edges", {}), found.get("clients", {})
     for name in found.get("expected", ()):
         seen = edges.get(name)

@@ -152,6 +152,11 @@ class Charter:
         return tuple(name_of[number] for number in range(len(name_of)))
 
     @property
+    def title(self) -> str:
+        """What a site takes part in."""
+        return f"run {self.run}, epoch {self.epoch} (charter {self.id})"
+
+    @property
     def path(self) -> str:
         """Who trains, as the run's configuration says it."""
         return f"federation of {len(self.clients)} edges and {len(self.names)} clients"

@@ -25,8 +25,8 @@ class Failure(Enum):
     UNNAMED = "error {}" + ITS_LOG
     CANNOT_RUN = "the experiment of the federation cannot run here" + ITS_LOG
     OTHER_DATA = (
-        "its data are not those with which the run began; put them back and start it again, or have the cloud start "
-        "another run (fedbac cloud KIT --overwrite)"
+        "its data are not those with which the run began; put them back and start it again, or have the cloud take "
+        "the new ones (fedbac cloud KIT --refresh SITE)"
     )
     MORE_CLASSES = "its labels go up to {}, and the run has classes 0 to {}; leave those examples out"
     OTHER_KIT = "the run has {} clients at this edge and its kit {}; renew the kit"

@@ -96,6 +96,7 @@ class Cloud:
 
     def _play(self, enrolled: Enrolled, children: Children) -> Generator[dict[str, Any], None, Run]:
         overwrite, self.overwrite = self.overwrite, False  # only what was there before
+        self._board.say(epoch=enrolled.charter.epoch)
         connect = partial(self._connect, enrolled, children)
         return play_soundly(enrolled, connect, self.runtime, self.folder, overwrite, self.stop)
 

@@ -218,7 +218,7 @@ class DataHolder:
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
-        log.info("part of run %s with %d examples to %s", charter.run, data.size(split), split)
+        log.info("part of %s with %d examples to %s", charter.title, data.size(split), split)
         return sent("ready")
 
     @property

@@ -329,7 +329,7 @@ class Edge:
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach
         self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy)
-        log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
+        log.info("part of %s: %s", charter.title, charter.experiment.method.name)
         return sent("ready")
 
     def _revoked(self, message: Message) -> bytes:

@@ -49,6 +49,10 @@ class Interruption(Exception):  # noqa: N818 (no error)
     """The operator wants to stop while the cloud waits for sites."""
 
 
+class Newcomers(Exception):  # noqa: N818 (no error)
+    """A round cannot be played, and sites are there that could join the run."""
+
+
 class BrokenRoundError(DeployError):
     """A round could not be played from the networks that there are, however often it was tried."""
 
@@ -127,7 +131,16 @@ class Remote:
             raise Interruption(what)
         time.sleep(self.pause)
         self.pause = min(2 * self.pause, LONGEST)
+        if self.newcomers():
+            raise Newcomers(what)
         return TooFewSitesError(reason)
+
+    def newcomers(self) -> list[str]:
+        """Return the clients that are there, or at an edge that is, and have no part in the run yet."""
+        names, edges = self.charter.names, self.children.present() - self.members.keys()
+        there = {name for each in self.present.values() for name in each}
+        there |= {names[c] for m, own in enumerate(self.charter.clients) if edge_name(m) in edges for c in own}
+        return [name for name in names if name in there and name not in self.charter.commitments]
 
     def answered(self, name: str, message: Message) -> None:
         """Note which clients an edge has."""

@@ -278,7 +278,7 @@ def _tests(own: Any) -> Facts:
 def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:
     """Write the charter, once everybody's data fit together."""
     everybody = {**roll.clients, **roll.edges}
-    names = list(roll.clients)
+    names = sorted(roll.clients)
     first = roll.clients[names[0]]
     for name, facts in everybody.items():
         if (facts.shape, facts.dtype) != (first.shape, first.dtype):

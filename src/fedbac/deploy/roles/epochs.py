@@ -18,13 +18,12 @@ from torch import Tensor
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
-from fedbac.deploy.roles.edges import Remote
+from fedbac.deploy.roles.edges import Newcomers, Remote
 from fedbac.deploy.roles.enrolment import (
     AGAIN,
     FILE,
     Enrolled,
     Roll,
-    expected_sites,
     newcomers,
     next_charter,
     stored,
@@ -90,8 +89,7 @@ def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str
     }
     clients = [list(numbers) for numbers in after.charter.clients]
     mix = [" ".join(map(str, counts)) for counts in after.classes_per_edge().tolist()]
-    more = {"classes_per_edge": mix} if "classes_per_edge" in config else {}
-    more["trainer"] = after.charter.path
+    more = {"trainer": after.charter.path, **({"classes_per_edge": mix} if "classes_per_edge" in config else {})}
     folder.clear()
     folder.write_config(config | frozen | more | {"clients": clients, "epochs": [*config.get("epochs", ()), told]})
     folder.restore(first, frozen)
@@ -210,35 +208,36 @@ def play_epochs(
 
     ``connected`` returns the edges with which it is being played.
     """
+    declined: set[str] = set()
     while True:
         playing = play(enrolled)
-        while True:
+        experiment, played = enrolled.charter.experiment, checkpoints.newest(folder.checkpoints)
+        new: set[str] = set()
+        while not new:
             try:
                 record = next(playing)
+            except Newcomers as waiting:
+                log.info("%s", waiting)
+                declined = set()
             except StopIteration as done:
                 run: Run = done.value
                 return run
-            yield record
-            charter, remote = enrolled.charter, connected()
+            else:
+                yield record
+                played = record["round"]
+            remote = connected()
             assert remote is not None
-            there = {name for names in remote.present.values() for name in names}
-            there |= {
-                name
-                for edge, clients in expected_sites(charter.experiment, site.members).items()
-                if edge in children.present() and edge not in remote.members
-                for name in clients
-            }
-            new = sorted(name for name in there if name not in charter.commitments and name in charter.names)
-            if not new or record["round"] == charter.experiment.task.rounds:
-                continue
-            roll = newcomers(enrolled, charter.experiment, children, site.deploy, site.members, new)
+            there = set(remote.newcomers() if played < experiment.task.rounds else ())
+            declined &= there  # who was away meanwhile may have other data
+            new = there - declined
+        playing.close()
+        roll = newcomers(enrolled, experiment, children, site.deploy, site.members, new)
+        try:
             if roll.clients:
-                playing.close()
-                try:
-                    enrolled = _next(enrolled, charter.experiment, folder, site.members, roll, record["round"])
-                except DeployError as error:
-                    log.warning("%s cannot join: %s", ", ".join(roll.clients), error)
-                break
+                enrolled = _next(enrolled, experiment, folder, site.members, roll, played)
+        except DeployError as error:
+            log.warning("%s cannot join: %s", ", ".join(roll.clients), error)
+        declined |= new - enrolled.charter.commitments.keys()
 
 
 def _next(
