@@ -29,6 +29,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients
 from fedbac.deploy.roles.edges import RelayReach, RemoteEdges, lost_measurements, lost_report
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
+from fedbac.deploy.settings import Members
 from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
@@ -348,10 +349,10 @@ def _enrolled_anew(federation: MemoryFederation, number: int, changed: bytes) ->
     roll = Roll({}, {}, {}, {})
     for m, (name, clients) in enumerate(expected.items()):
         true = next(answer for who, _, answer in federation.cloud.heard["enroll"] if who == name)  # type: ignore[attr-defined]
-        enrolment._note(roll, m, clients, changed if m == number else true, {})
+        enrolment._note(roll, name, clients, changed if m == number else true, len(clients), {})
     if set(roll.clients) != {name for clients in expected.values() for name in clients}:
         raise WireError("it was not taken")
-    anew = charter_of(federation.experiment, roll, expected)
+    anew = charter_of(federation.experiment, roll, Members())
     return anew.normalization, anew.classes_per_edge(), anew.charter.id
 
 

@@ -15,7 +15,8 @@ from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
-from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig
+from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
+from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig, Members
 from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
@@ -79,6 +80,9 @@ class MemoryFederation:
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
     accept_rollback: bool = False
+    members: Members = Members()  # noqa: RUF009 (frozen)
+    remote: RemoteEdges | RemoteClients | None = None
+    """The connection that was made last."""
     most_said: int = 3
     """The operator stops the cloud once it has said so much."""
     waited: Callable[[str], None] = lambda text: None
@@ -92,6 +96,7 @@ class MemoryFederation:
             cloud=CloudPlace(**place),
             edges=tuple(EdgePlace(**place, clients=count) for count in counts),
             deploy=self.deploy,
+            members=self.members,
             experiment=self.experiment.model_dump(mode="json"),
         )
         self.sites = config.sites()
@@ -130,7 +135,7 @@ class MemoryFederation:
 
     def enrol(self) -> Enrolled:
         """Let everybody say what they hold."""
-        return enrol(self.experiment, self.cloud, 10.0, self._waiting, self._stopped)
+        return enrol(self.experiment, self.cloud, self.deploy, self._waiting, self._stopped, self.members)
 
     def _waiting(self, text: str) -> None:
         self.said.append(text)
@@ -142,10 +147,30 @@ class MemoryFederation:
     def connect(self, enrolled: Enrolled, folder: Path | None = None) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them; those of a run in a folder know its records."""
         records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
-        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, self.accept_rollback)
+        anyway, moved = self.accept_rollback, self.members.moved
+        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, anyway, moved)
         if self.experiment.method.topology.tiers == 2:
-            return RemoteClients(self.folder / "state" / "cloud", *rest)
-        return RemoteEdges(*rest)
+            self.remote = RemoteClients(self.folder / "state" / "cloud", *rest)
+        else:
+            self.remote = RemoteEdges(*rest)
+        return self.remote
+
+    def play_on(self, folder: Path, refreshed: Sequence[str] = ()) -> Generator[dict[str, Any], None, Run]:
+        """Play a run as a cloud does that may have been started again, and let members come."""
+        to = RunFolder(folder)
+        to.path.mkdir(exist_ok=True)
+        before = advanced(to, self.members.moved) if to.has_run() or (folder / EPOCHS / NEXT).exists() else None
+        if before is None:
+            enrolled = self.enrol()
+            enrolled.save(folder)
+        else:
+            rest = (self.sites["cloud"], self.cloud, refreshed, self._waiting, self._stopped)
+            enrolled = continued(before, self.experiment, to, *rest)
+
+        def play(enrolled: Enrolled) -> Generator[dict[str, Any], None, Run]:
+            return play_soundly(enrolled, lambda: self.connect(enrolled, folder), ELSEWHERE, to)
+
+        return play_epochs(enrolled, self.sites["cloud"], self.cloud, play, lambda: self.remote, to)
 
     def play(
         self,

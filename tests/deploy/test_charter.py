@@ -138,7 +138,9 @@ def test_an_edge_takes_no_charter_that_keeps_a_client_s_numbers_from_it(tmp_path
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda plain: plain["commitments"].pop(FIRST),
+        lambda plain: plain["commitments"].clear(),
+        lambda plain: plain["clients"][0].reverse() or plain["clients"][0].append(9),
+        lambda plain: plain["clients"][0].append(plain["clients"][1].pop()),
         lambda plain: plain["commitments"].update({"edge-9": "0" * 64}),
         lambda plain: plain["commitments"].update({FIRST: "short"}),
         lambda plain: plain["commitments"].update({FIRST: 7}),

@@ -221,7 +221,7 @@ def test_what_one_client_says_of_its_data_is_not_quoted_to_the_cloud(
         return encode("facts", lie(facts), {})
 
     links.answers[FIRST] = answer
-    payload = encode("enroll", {"experiment": federation.experiment.model_dump(mode="json")}, {})
+    payload = encode("enroll", {"experiment": federation.experiment.model_dump(mode="json"), "only": []}, {})
     said = federation.edges[EDGE].answer(payload, threading.Event())
     assert FIRST in decode(said, ("roster",)).head["reasons"]
     assert SECRET.encode() not in said
@@ -291,7 +291,7 @@ def test_a_loader_that_fails_while_the_federation_runs_tells_the_row_to_nobody_b
                 enrol(
                     configure(federation.kit("cloud") / "experiment.yaml"),
                     children,
-                    PATIENCE,
+                    DeploySettings(deadline=PATIENCE),
                     heard.append,
                     lambda: any(TOLD.search(text) for text in heard),
                 )

@@ -115,10 +115,14 @@ def cloud(
             "--accept-rollback", help="Go on with the state that sites have, where it is not that of the run."
         ),
     ] = False,
+    refresh: Annotated[
+        list[str] | None,
+        typer.Option("--refresh", metavar="SITE", help="A site whose data have changed on purpose; may be repeated."),
+    ] = None,
     track: TrackOption = None,
     allowed: AllowOption = None,
 ) -> None:
-    """Run the cloud of a federation: wait for all sites, then play the rounds. Started again, it resumes."""
+    """Run the cloud of a federation: wait for the sites, then play the rounds. Started again, it resumes."""
     kit = _kit(folder, "cloud")
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.roles.cloud import Cloud, run_folder
@@ -128,8 +132,9 @@ def cloud(
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, metrics, health, listen=listen):
         order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
+        order = replace(order, refresh=refresh or [])
         return _hosted_cloud(kit, place, order, state)
-    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, state)
+    run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, refresh or (), state)
     with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
         playing = run.play()
         while True:
@@ -290,7 +295,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     lines = [f"{found.get('site', 'site')}: {doing}{gone}{why}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
-        lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}")
+        epoch = f" (epoch {found['epoch']} of its members)" if found.get("epoch", 1) != 1 else ""
+        lines.append(f"{found.get('method')}: round {found.get('round')} of {found['rounds']}{accuracy}{epoch}")
     edges, clients = found.get("edges", {}), found.get("clients", {})
     for name in found.get("expected", ()):
         seen = edges.get(name)

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,9 +19,10 @@ from fedbac.deploy.settings import (
     SITE_DAYS,
     DeploySettings,
     FederationConfig,
+    client_name,
     parse_settings,
 )
-from fedbac.errors import ConfigError, quoted
+from fedbac.errors import ConfigError, quoted, unknown
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.authority import Issued
@@ -217,6 +218,86 @@ def revoke(
         say(f"  {place}")
     if name in federation.config.sites() and federation.config.sites()[name].role == "edge":
         say(f"Clients of {name} do not see the list: stop them if someone else may answer at its address.")
+
+
+@federation_app.command("add")
+def add(
+    folder: FolderArgument,
+    edge: Annotated[int | None, typer.Option("--edge", help="Edge of the new clients. Default: a new edge.")] = None,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="How many clients.")] = 1,
+    host: Annotated[str, typer.Option("--host", help="Host of a new edge.")] = HERE[0],
+    port: Annotated[int, typer.Option("--port", help="Port of a new edge, or the next that is free there.")] = 8443,
+    keys: KeysOption = False,
+) -> None:
+    """Add clients to an edge, or a new edge with clients. They join a run that is under way after a round."""
+    federation = _federation_folder().load(folder)
+    tree = federation.config.model_dump(mode="json")
+    edges = tree["edges"]
+    if edge is None:
+        used = [place["address"].rpartition(":")[0] for place in (tree["cloud"], *edges)]
+        (wanted,) = _hosts(host, 0)
+        address = _addresses([*(one for one in used if one == wanted), wanted], port)[-1]
+        edges.append({"address": address, "listen": _listening(address), "clients": 0})
+        edge = len(edges) - 1
+    elif not 0 <= edge < len(edges):
+        raise ConfigError(f"--edge: {edge} is no edge; give a number from 0 to {len(edges) - 1}")
+    first = edges[edge]["clients"]
+    new = [client_name(edge, first + number) for number in range(clients)]
+    edges[edge]["clients"] += clients
+    tree["members"]["added"] += new
+    _change(federation, tree, keys)
+    if not keys:
+        say(f"Each new site runs: fedbac federation request KIT. You run: fedbac federation sign {folder} REQUEST...")
+
+
+@federation_app.command("leave")
+def leave(
+    folder: FolderArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client, or the edge with all its clients.")],
+) -> None:
+    """Have a site leave the federation: runs go on without it. It may still connect; to forbid that, revoke it."""
+    federation = _federation_folder().load(folder)
+    tree = federation.config.model_dump(mode="json")
+    _leave(federation, tree, name)
+    _change(federation, tree)
+
+
+@federation_app.command("move")
+def move(
+    folder: FolderArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
+    edge: Annotated[int, typer.Option("--to", help="Number of the edge it moves to.")],
+) -> None:
+    """Move a client to another edge. There it has another name, and a kit of its own; its state goes with it."""
+    federation = _federation_folder().load(folder)
+    tree = federation.config.model_dump(mode="json")
+    if not 0 <= edge < len(tree["edges"]):
+        raise ConfigError(f"--to: {edge} is no edge; give a number from 0 to {len(tree['edges']) - 1}")
+    _leave(federation, tree, name)
+    new = client_name(edge, tree["edges"][edge]["clients"])
+    tree["edges"][edge]["clients"] += 1
+    tree["members"]["added"].append(new)
+    tree["members"]["moved"][new] = name
+    _change(federation, tree)
+    say(f"{name} is now {new}: it makes its key (fedbac federation request), and is started with its old state folder:")
+    say(f"  fedbac client {federation.kit(new)} --data DATA --state {federation.kit(name) / 'state'}")
+
+
+def _leave(federation: "FederationFolder", tree: dict[str, Any], name: str) -> None:
+    sites = federation.config.sites()
+    if name not in sites or name == CLOUD:
+        raise ConfigError(unknown("site", name, [site for site in sites if site != CLOUD]))
+    tree["members"]["left"].append(name)
+
+
+def _change(federation: "FederationFolder", tree: dict[str, Any], keys: bool = False) -> None:
+    """Make a federation one of other members, and say what is to be done with its kits."""
+    counts = [edge["clients"] for edge in tree["edges"]]
+    tree["experiment"]["task"] |= {"num_edges": len(counts), "clients_per_edge": counts}
+    changed = federation.change(parse_settings(FederationConfig, tree, f"{federation.path}: "), keys)
+    say("Copy these kits, or their site.yaml where a site runs already, and start those sites again:")
+    for name in changed:
+        say(f"  {federation.kit(name)}")
 
 
 @federation_app.command("show")

@@ -23,7 +23,7 @@ class Shards:
     """Per client: indices into ``x_train``."""
     test: tuple[IntArray, ...]
     """Per edge: indices into ``x_test``."""
-    clients: tuple[range, ...]
+    clients: tuple[Sequence[int], ...]
     """Per edge: the numbers of its clients."""
     noisy: tuple[int, ...] = ()
     """The clients whose labels were made noisy (see ``Noise``)."""

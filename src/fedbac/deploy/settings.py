@@ -4,7 +4,7 @@ This module imports no torch, so that a process that only waits stays small.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -84,6 +84,9 @@ class DeploySettings(Configuration):
     finish, or all if fewer were selected. Null: a majority, of the edge's clients and of the selected."""
     min_edges: Count | None = None
     """Edges that must answer for a round to count. Null: a majority."""
+    start_after: Seconds | None = None
+    """Seconds after which a run begins with min_edges edges of min_clients clients each; who comes later joins it then.
+    Null: it begins when everybody is there."""
     deadline: Seconds = 300.0
     """Time limit for a client to answer one request, in seconds."""
     min_deadline: Seconds = 30.0
@@ -112,6 +115,31 @@ class ExternalAuthority(Configuration):
     """By site, the name in its certificate: a DNS name of its SAN, or its CN if it has no SAN."""
 
 
+class Members(Configuration):
+    """Who came to a federation later, left it, or moved: ``members`` of federation.yaml and of the cloud's site.yaml.
+
+    ``fedbac federation add``, ``leave`` and ``move`` write it.
+    """
+
+    added: tuple[str, ...] = ()
+    """Clients that came after the federation was made, in that order; those of new edges too."""
+    left: tuple[str, ...] = ()
+    """Clients and edges that left. Their places stay empty, so that others keep their names and numbers."""
+    moved: dict[str, str] = {}
+    """By the new place of a client that moved to another edge, its old one, which is also in left."""
+
+    def numbers(self, counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of each edge's clients: edge by edge, then of those that were added."""
+        names = [[client_name(m, n) for n in range(count)] for m, count in enumerate(counts)]
+        ordered = [name for clients in names for name in clients if name not in self.added] + list(self.added)
+        number = {name: place for place, name in enumerate(ordered)}
+        return tuple(tuple(number[name] for name in clients) for clients in names)
+
+    def gone(self, site: str) -> bool:
+        """Whether a site has left, itself or with its edge."""
+        return any(site == name or site.startswith(f"{name}-") for name in self.left)
+
+
 class SiteConfig(Configuration):
     """What one site knows of the federation: ``site.yaml`` of its kit."""
 
@@ -122,7 +150,8 @@ class SiteConfig(Configuration):
     role: Role
     """What the site does."""
     number: Number
-    """Of an edge: its own. Of a client: its own over all edges, counted edge by edge. Of the cloud: 0."""
+    """Of an edge: its own. Of a client: its own over all edges, counted edge by edge, then in the order in which
+    clients were added. Of the cloud: 0."""
     edge: Number | None = None
     """Number of a client's edge; of an edge, its own; null at the cloud."""
     listen: Listen | None = None
@@ -135,6 +164,8 @@ class SiteConfig(Configuration):
     """Names of the sites it takes; none at a client."""
     deploy: DeploySettings = DeploySettings()
     """How long it waits, and for whom."""
+    members: Members = Members()
+    """Who came later, left or moved; only the cloud has it."""
     external_ca: tuple[ExternalAuthority, ...] = ()
     """Which of the site itself, its parent and its children other authorities prove."""
 
@@ -198,6 +229,8 @@ class FederationConfig(Configuration):
     """Every edge, by its number."""
     deploy: DeploySettings = DeploySettings()
     """Given to every site."""
+    members: Members = Members()
+    """Who came later, left or moved."""
     external_ca: tuple[ExternalAuthority, ...] = ()
     """Organizations whose own authorities prove some of the sites."""
     experiment: dict[str, Any]
@@ -227,15 +260,29 @@ class FederationConfig(Configuration):
         for given, what in ((dict(proven), "site"), ({name: site for site, name in proven}, "name")):
             if len(given) < len(proven):
                 raise ValueError(f"external_ca: a {what} is given twice; leave one out")
-        known = self._sites() if proven else {}
-        for site, _ in proven:
-            if site not in known:
-                raise ValueError(f"external_ca: {unknown('site', site, known)}")
+        known = self._places()
+        members = self.members
+        for field, names in (
+            ("external_ca", dict(proven)),
+            ("members.added", members.added),
+            ("members.left", members.left),
+            ("members.moved", [*members.moved, *members.moved.values()]),
+        ):
+            for site in names:
+                if site not in known or (field == "members.added" and "client" not in site):
+                    raise ValueError(f"{field}: {unknown('site', site, known)}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"{field}: a site is given twice; leave one out")
+        for new, old in members.moved.items():
+            if new not in members.added or old not in members.left:
+                raise ValueError(f"members.moved: {new} must be in members.added, and {old} in members.left")
+        if all(members.gone(edge_name(m)) for m in range(len(self.edges))):
+            raise ValueError("members.left: every edge has left; make another federation instead")
         return self
 
     def sites(self) -> dict[str, SiteConfig]:
         """Return what every site is told, by its name: the cloud, then each edge followed by its clients."""
-        found = self._sites()
+        found = {name: site for name, site in self._places().items() if not self.members.gone(name)}
         if not self.external_ca:
             return found
         return {name: site.model_copy(update={"external_ca": self._proving(site)}) for name, site in found.items()}
@@ -246,7 +293,13 @@ class FederationConfig(Configuration):
         kept = (({s: n for s, n in one.sites.items() if s in others}, one) for one in self.external_ca)
         return tuple(one.model_copy(update={"sites": sites}) for sites, one in kept if sites)
 
-    def _sites(self) -> dict[str, SiteConfig]:
+    def _places(self) -> dict[str, SiteConfig]:
+        """Return all places, also of those who left; but nobody's children are those."""
+        numbers = self.members.numbers([edge.clients for edge in self.edges])
+
+        def staying(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(name for name in names if not self.members.gone(name))
+
         found = [
             SiteConfig(
                 federation=self.name,
@@ -254,11 +307,11 @@ class FederationConfig(Configuration):
                 role="cloud",
                 number=0,
                 listen=self.cloud.listen,
-                children=tuple(edge_name(number) for number in range(len(self.edges))),
+                children=staying(edge_name(number) for number in range(len(self.edges))),
                 deploy=self.deploy,
+                members=self.members,
             )
         ]
-        num_clients = 0
         for number, edge in enumerate(self.edges):
             clients = tuple(client_name(number, within) for within in range(edge.clients))
             found.append(
@@ -271,7 +324,7 @@ class FederationConfig(Configuration):
                     listen=edge.listen,
                     parent=CLOUD,
                     parent_address=self.cloud.address,
-                    children=clients,
+                    children=staying(clients),
                     deploy=self.deploy,
                 )
             )
@@ -280,7 +333,7 @@ class FederationConfig(Configuration):
                     federation=self.name,
                     name=client,
                     role="client",
-                    number=num_clients + within,
+                    number=numbers[number][within],
                     edge=number,
                     parent=edge_name(number),
                     parent_address=edge.address,
@@ -288,12 +341,12 @@ class FederationConfig(Configuration):
                 )
                 for within, client in enumerate(clients)
             ]
-            num_clients += edge.clients
         return {site.name: site for site in found}
 
 
 GROUPS: dict[Any, type[Configuration]] = {
     "deploy": DeploySettings,
+    "members": Members,
     "cloud": CloudPlace,
     "edges": EdgePlace,
     "external_ca": ExternalAuthority,

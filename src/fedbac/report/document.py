@@ -60,7 +60,7 @@ def run_data(run: Run) -> Json:
         "edges": [[_scaled(accuracy) for accuracy in record["accuracy_per_edge"]] for record in records],
         "assignment": changes([record["assignment"] for record in records]),
         "sites": sites,
-        "selected": selections(records, num_clients),
+        "selected": selections(records, num_clients, run.config.get("clients")),
         "beliefs": beliefs(records) if num_clients <= MOST_CLIENTS else None,
         "traffic": traffic(records),
         "seconds": seconds(records),
@@ -97,8 +97,12 @@ def site_sizes(run: Run) -> list[int]:
     return [clients] * edges if isinstance(clients, int) and isinstance(edges, int) else []
 
 
-def selections(records: Sequence[Mapping[str, Any]], num_clients: int) -> list[str] | None:
-    """Return who was selected in each round; None where records do not say, or speak of clients that are not there."""
+def selections(records: Sequence[Mapping[str, Any]], num_clients: int, clients: Any = None) -> list[str] | None:
+    """Return who was selected in each round; None where records do not say, or speak of clients that are not there.
+
+    ``clients`` are the numbers of each edge's, where they are not counted edge by edge.
+    """
+    row = {number: place for place, number in enumerate(n for own in clients for n in own)} if clients else {}
     known = range(num_clients)
     if num_clients > MOST_CLIENTS:
         return None
@@ -108,7 +112,7 @@ def selections(records: Sequence[Mapping[str, Any]], num_clients: int) -> list[s
         return None
     if any(client not in known for clients in clients_T for client in clients):
         return None
-    return [f"{sum(1 << int(client) for client in set(clients)):x}" for clients in clients_T]
+    return [f"{sum(1 << int(row.get(client, client)) for client in set(clients)):x}" for clients in clients_T]
 
 
 def beliefs(records: Sequence[Mapping[str, Any]]) -> list[str] | None:

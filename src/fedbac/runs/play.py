@@ -79,7 +79,7 @@ def conduct(
 
     ``seal`` surrounds what is computed, where others may use torch in this process.
     """
-    frozen = _frozen(experiment, federation, given_in_python)
+    frozen = frozen_of(experiment, federation, given_in_python)
     whole = federation.source_sha256  # of all the data, by which seeds that use a sample each are of one task
     config: dict[str, Any] = {
         "fedbac": __version__,
@@ -144,7 +144,7 @@ def _within(seal: Callable[[], AbstractContextManager[None]], playing: Iterator[
         yield played
 
 
-def _frozen(experiment: Experiment, federation: Assembled, given_in_python: bool) -> dict[str, Any]:
+def frozen_of(experiment: Experiment, federation: Assembled, given_in_python: bool = False) -> dict[str, Any]:
     """Return what must not change during a run."""
     still = frozen_sha256(federation.network)
     return {
@@ -201,5 +201,5 @@ def saved_models(
     experiment, _ = experiment_in(folder, with_data=inputs.dataset is not None)
     federation = federation or assemble(experiment, **vars(inputs))
     template = start(experiment, federation.build, federation.sites)
-    records, state = folder.last(template, _frozen(experiment, federation, inputs.dataset is not None))
+    records, state = folder.last(template, frozen_of(experiment, federation, inputs.dataset is not None))
     return models_of(experiment, federation, state, records, elsewhere)

@@ -217,6 +217,21 @@ class FederationFolder:
             self._write_kit(sites[name], pairs.get(name))
         return chosen
 
+    def change(self, config: FederationConfig, keys: bool = False) -> list[str]:
+        """Make it a federation of these sites; return whose kits have changed. All keep their certificates.
+
+        New sites ask for one, unless keys are made here.
+        """
+        before, sites = self.config.sites(), config.sites()
+        changed = [name for name, site in sites.items() if name == CLOUD or site != before.get(name)]
+        new = {name: sites[name].role for name in changed if name not in before}
+        pairs = self.authority.issue(new, SITE_DAYS) if keys else {}
+        self.config = config
+        for name in changed:
+            self._write_kit(sites[name], pairs.get(name))
+        write_whole(self.path / "federation.yaml", to_yaml(config.model_dump(mode="json")))
+        return changed
+
     def sign(self, files: Sequence[Path], days: int = SITE_DAYS, replace: bool = False) -> dict[str, str]:
         """Sign requests of sites, all or none, each into a file to send back; return the keys' hashes, by site.
 

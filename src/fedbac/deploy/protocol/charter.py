@@ -117,16 +117,24 @@ class Charter:
     clients: tuple[tuple[int, ...], ...]
     """Per edge, the numbers of its clients."""
     commitments: Mapping[str, str]
-    """Of every client, and of every edge that holds test data itself, by name."""
+    """Of every client that takes part, and of every edge that holds test data itself, by name."""
     holdings: Mapping[str, Holding]
     """Those that are known here; no part of the terms."""
     label_shape: tuple[int, ...] = ()
     """Of one label: none of a class, else how many numbers or tokens it has."""
+    epoch: int = 1
+    """Counts the charters of the run: members came or left, or there are other rounds or data."""
+    after: int = 0
+    """The last round under the charter before."""
+    before: str = ""
+    """The hash of that."""
 
     @cached_property
     def text(self) -> str:
         """The terms as they travel."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "holdings"}
+        if self.epoch == 1:
+            plain = {name: value for name, value in plain.items() if name not in ("epoch", "after", "before")}
         return json.dumps(plain | {"experiment": self.experiment.model_dump(mode="json")}, sort_keys=True)
 
     def known_to(self, site: str) -> dict[str, Any]:
@@ -136,8 +144,7 @@ class Charter:
 
     def held(self, split: Split) -> list[int]:
         """Return how many examples of a split each client holds; 0 where that is not known here."""
-        names = [client_name(m, n) for m, own in enumerate(self.clients) for n in range(len(own))]
-        return [getattr(self.holdings[name], split) if name in self.holdings else 0 for name in names]
+        return [getattr(self.holdings[name], split) if name in self.holdings else 0 for name in self.names]
 
     def edge_tests(self, edge: int) -> int:
         """Return how many test examples an edge itself holds; 0 where its clients do, or it is not known here."""
@@ -146,7 +153,23 @@ class Charter:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of clients, by their numbers."""
-        return tuple(client_name(m, n) for m, clients in enumerate(self.clients) for n in range(len(clients)))
+        name_of = {c: client_name(m, n) for m, clients in enumerate(self.clients) for n, c in enumerate(clients)}
+        return tuple(name_of[number] for number in range(len(name_of)))
+
+    @property
+    def title(self) -> str:
+        """What a site takes part in."""
+        return f"run {self.run}, epoch {self.epoch} (charter {self.id})"
+
+    @property
+    def path(self) -> str:
+        """Who trains, as the run's configuration says it."""
+        return f"federation of {len(self.clients)} edges and {len(self.names)} clients"
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """The edges of which a client takes part; the places of others are empty, or not taken yet."""
+        return tuple(m for m, own in enumerate(self.clients) if any(self.names[c] in self.commitments for c in own))
 
     @cached_property
     def id(self) -> str:
@@ -364,6 +387,9 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
             commitments=dict(plain["commitments"]),
             holdings={name: Holding.model_validate(said) for name, said in known.items()},
             label_shape=tuple(map(int, plain.get("label_shape", ()))),
+            epoch=int(plain.get("epoch", 1)),
+            after=int(plain.get("after", 0)),
+            before=str(plain.get("before", "")),
         )
         if not _possible(charter):
             raise ValueError
@@ -391,9 +417,10 @@ def _possible(charter: Charter) -> bool:
         and (charter.label_shape == () or are_sides(charter.label_shape))
         and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
         and (pixels is None or _are_pixels(pixels, charter.shape[0]))
-        and members == list(range(len(members)))
+        and sorted(members) == list(range(len(members)))
         and tuple(map(len, charter.clients)) == charter.experiment.task.clients()
-        and clients <= charter.commitments.keys() <= clients | edges
+        and charter.commitments.keys() <= clients | edges
+        and len(charter.members) > 0
         and all(isinstance(one, str) and HASH.fullmatch(one) for one in charter.commitments.values())
         and all(charter.commitments.get(name) == held.commitment for name, held in charter.holdings.items())
     )

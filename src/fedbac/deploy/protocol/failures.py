@@ -31,9 +31,10 @@ class Failure(Enum):
     )
     OTHER_LABELS = "its labels are not what the federation learns" + ITS_LOG
     OTHER_DATA = (
-        "its data are not those with which the run began; put them back and start it again, or have the cloud start "
-        "another run (fedbac cloud KIT --overwrite)"
+        "its data are not those with which the run began; put them back and start it again, or have the cloud take "
+        "the new ones (fedbac cloud KIT --refresh SITE)"
     )
+    MORE_CLASSES = "its labels go up to {}, and the run has classes 0 to {}; leave those examples out"
     OTHER_KIT = "the run has {} clients at this edge and its kit {}; renew the kit"
     BUSY = "is still busy with an earlier request"
     NOT_WAITED_FOR = "nobody waited for the answer any more"

@@ -47,8 +47,9 @@ class Expected:
 Expectations = Mapping[str, Expected]
 """By the number of a client, and of the site itself under ``edge``."""
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
-    # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings.
-    "enroll": {"experiment": Json},
+    # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings. Of
+    # clients that join later, ``only`` those, it tells neither: they would be those of one client.
+    "enroll": {"experiment": Json, "only": Names},
     "facts": {"facts": Json},
     "roster": {"clients": Mapping[str, Json], "edge": Json | None, "together": Json, "reasons": Mapping[str, str]},
     "begin": {"charter": str, "known": Mapping[str, Json]},

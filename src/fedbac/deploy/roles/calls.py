@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from fedbac.deploy.protocol.charter import Charter
-from fedbac.deploy.protocol.failures import Failure
+from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.transports.base import NO_ANSWER, Children, kind_of
@@ -22,6 +22,9 @@ STRANGER = sent("stranger")
 """The answer of a child that does not know the charter, as after a restart."""
 FORGOTTEN = sent("forgotten")
 """The answer of a child that does not have the networks whose changes it was sent."""
+
+UNFIT = (Failure.OTHER_DATA, Failure.MORE_CLASSES)
+"""Why a child that is there takes no part until its data are others."""
 
 Child = TypeVar("Child")
 Answered = tuple[dict[Child, bytes], dict[Child, str]]
@@ -92,7 +95,7 @@ class Caller:
                 reasons[name] = str(error)
         with self._lock:  # what somebody said over a link before its present one counts no more
             self._informed |= answers.keys() - reasons.keys() - self._rejoined
-            others = {name: why for name, why in reasons.items() if Failure.OTHER_DATA.value in why}
+            others = {name: why for name, why in reasons.items() if SiteError.found(why, *UNFIT)}
             unfit = {name: why for name, why in others.items() if name not in self._rejoined}
             self._unfit |= unfit
             left_out = {name: self._unfit[name] for name in names if name in self._unfit}

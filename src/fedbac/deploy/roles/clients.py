@@ -152,8 +152,8 @@ class Clients:
         return list(results.values())
 
     def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        resting = self.standing.back
-        return {client: message for client, message in messages.items() if self.charter.names[client] not in resting}
+        names, members = self.charter.names, self.charter.commitments.keys() - self.standing.back.keys()
+        return {client: message for client, message in messages.items() if names[client] in members}
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         made: dict[tuple[int, Expected], bytes] = {}

@@ -2,33 +2,34 @@
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedbac.config.experiment import Experiment, Runtime
+from fedbac.config.experiment import Runtime
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.models import cloud_models
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.roles.edges import BrokenRoundError, Interruption, RemoteClients, RemoteEdges
-from fedbac.deploy.roles.enrolment import Enrolled, enrol, stored
+from fedbac.deploy.roles.enrolment import Enrolled, enrol
+from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
 from fedbac.errors import DeployError, Error
-from fedbac.files import make_folder
+from fedbac.files import make_folder, remove
 from fedbac.rounds.messages import Edges
 from fedbac.runs import checkpoints
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder, differences
+from fedbac.runs.store import Run, RunFolder
 
 LINKS_BACK = 3
 """Heartbeats in which edges have dialled again, where the cloud of a finished run is started once more."""
@@ -50,6 +51,8 @@ class Cloud:
     overwrite: bool = False
     accept_rollback: bool = False
     """Whether sites go on with what they have where they lack what the run needs of them."""
+    refresh: Sequence[str] = ()
+    """Sites whose data have changed on purpose."""
     state: Path | None = None
     """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
@@ -59,9 +62,9 @@ class Cloud:
     def play(self) -> Generator[dict[str, Any], None, Run]:
         """Wait for everybody, then play all rounds; yield each once it is safe on the disk."""
         experiment = configure(self.kit.experiment_file, rounds=self.rounds)
-        before = None if self.overwrite or not self.folder.has_run() else stored(self.folder.path)
-        if before is not None:
-            _refuse_another(before.charter.experiment, experiment, self.folder)
+        site, wanted = self.kit.site, lambda: self.stop.wanted
+        begun = not self.overwrite and (self.folder.has_run() or (self.folder.path / EPOCHS / NEXT).exists())
+        before = advanced(self.folder, site.members.moved) if begun else None
         with (
             closing(children_of(self.kit, self._shake_hands, self.listen)) as children,
             closing(Board(self._state, lambda: self._look(children))) as board,
@@ -73,13 +76,17 @@ class Cloud:
             board.say(rounds=experiment.task.rounds, round=played, method=experiment.method.name, run=run)
             try:
                 make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
-                deadline = self.kit.site.deploy.deadline
-                enrolled = before or enrol(experiment, children, deadline, self._waiting, lambda: self.stop.wanted)
+                if before is None:
+                    remove(self.folder.path / EPOCHS)
+                    enrolled = enrol(experiment, children, site.deploy, self._waiting, wanted, site.members)
+                    enrolled.save(self.folder.path)
+                else:
+                    rest = (site, children, self.refresh, self._waiting, wanted)
+                    enrolled = continued(before, experiment, self.folder, *rest)
                 board.say(doing="playing")
-                enrolled.save(self.folder.path)
-                connect = partial(self._connect, enrolled, children)
-                playing = play_soundly(enrolled, connect, self.runtime, self.folder, self.overwrite, self.stop)
-                return (yield from self._followed(playing, board, children, enrolled))
+                play = partial(self._play, children=children)
+                playing = play_epochs(enrolled, site, children, play, lambda: self.remote, self.folder)
+                return (yield from self._followed(playing, board, children))
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
@@ -87,8 +94,14 @@ class Cloud:
                 board.say(doing="stopped", why=str(error))
                 raise
 
+    def _play(self, enrolled: Enrolled, children: Children) -> Generator[dict[str, Any], None, Run]:
+        overwrite, self.overwrite = self.overwrite, False  # only what was there before
+        self._board.say(epoch=enrolled.charter.epoch)
+        connect = partial(self._connect, enrolled, children)
+        return play_soundly(enrolled, connect, self.runtime, self.folder, overwrite, self.stop)
+
     def _followed(
-        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children, enrolled: Enrolled
+        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
     ) -> Generator[dict[str, Any], None, Run]:
         self._pass_list_on(children)
         handed = time.monotonic()
@@ -105,7 +118,7 @@ class Cloud:
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
             self._pass_list_on(children)
             if self.remote is not None and time.monotonic() - handed >= SECONDS_APART:
-                self.remote.hand_out(cloud_models(self.folder.path, enrolled))
+                self.remote.hand_out(cloud_models(self.folder.path))
                 handed = time.monotonic()
             yield record
 
@@ -121,7 +134,8 @@ class Cloud:
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
         who = (enrolled.charter, children, self.kit.site.deploy)
-        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, self.accept_rollback)
+        anyway, moved = self.accept_rollback, self.kit.site.members.moved
+        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote
@@ -201,12 +215,3 @@ def run_folder(kit: Kit, out: Path | None) -> RunFolder:
     """Return where the cloud writes: beside its kit, unless told otherwise."""
     command = f"fedbac cloud {kit.folder}" + (f" --out {out}" if out else "")
     return RunFolder(out or kit.folder / "run", command)
-
-
-def _refuse_another(began: Experiment, now: Experiment, folder: RunFolder) -> None:
-    if began.model_dump(mode="json") != now.model_dump(mode="json"):
-        found = "; ".join(differences(began.model_dump(mode="json"), now.model_dump(mode="json"))[:3])
-        raise DeployError(
-            f"{folder.path}: the run in this folder is another experiment ({found}); undo the change, choose another "
-            "--out, or replace the run with --overwrite"
-        )

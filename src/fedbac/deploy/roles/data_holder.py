@@ -222,11 +222,13 @@ class DataHolder:
         if held is None or held.model_dump(exclude={"salt"}) != self._held(data):
             raise SiteError(Failure.OTHER_DATA)
         charter.check_here()
+        if self.raw.labels != "numbers" and self.raw.num_classes > charter.num_classes:  # who joins later tells nobody
+            raise SiteError(Failure.MORE_CLASSES, self.raw.num_classes - 1, charter.num_classes - 1)
         self.charter, self.data = charter, data
         self.__dict__.pop("trainer", None)
         self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
-        log.info("part of run %s with %d examples to %s", charter.run, data.size(split), split)
+        log.info("part of %s with %d examples to %s", charter.title, data.size(split), split)
         return sent("ready")
 
     @property
@@ -271,7 +273,7 @@ class DataHolder:
             test=tuple(
                 np.arange(data.size("test")) if edge == self.edge else nothing for edge in range(len(charter.clients))
             ),
-            clients=tuple(range(clients[0], clients[-1] + 1) for clients in charter.clients),
+            clients=charter.clients,
         )
         task = charter.experiment.task
         examples = OwnExamples(

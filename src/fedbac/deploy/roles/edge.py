@@ -147,7 +147,10 @@ class OrderHandler:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         holds_N = self.site.size_N > 0
-        count, least = int((present_N & holds_N).sum()), quorum(self.min_clients, int(holds_N.sum()))
+        count, least = (
+            int((present_N & holds_N).sum()),
+            min(quorum(self.min_clients, int(holds_N.sum())), int(holds_N.sum())),
+        )
         if count < least:
             if resting:
                 raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
@@ -188,12 +191,13 @@ class EdgeReach:
         self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
         self.asked: list[int] = []
         self.deadline, self.edge = site.deploy.deadline, site.edge
-        self.name_of = dict(zip(charter.clients[site.edge], site.children, strict=True))
+        self.name_of = {client: charter.names[client] for client in charter.clients[site.edge]}
         self.number_of = {name: number for number, name in self.name_of.items()}
+        self.members = charter.commitments.keys() & self.number_of.keys()
 
     def clients(self) -> frozenset[int]:
         """Return the clients whose link is alive, and whose data are those of the run."""
-        here = [name for name in self.children.present() if name in self.number_of]
+        here = self.children.present() & self.members
         refused = self.caller.inform(here, self.deadline)
         return frozenset(self.number_of[name] for name in here if name not in refused)
 
@@ -290,9 +294,11 @@ class Edge:
 
     def _enroll(self, message: Message) -> bytes:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
-        read_experiment(received(message)["experiment"])
-        payload = sent("enroll", **received(message))
-        answers, reasons = self.clients.call(dict.fromkeys(self.clients.present(), payload), self.site.deploy.deadline)
+        asked = received(message)
+        read_experiment(asked["experiment"])
+        payload, only = sent("enroll", **asked), set(asked["only"])
+        names = self.clients.present() & only if only else self.clients.present()
+        answers, reasons = self.clients.call(dict.fromkeys(names, payload), self.site.deploy.deadline)
         facts_of: dict[str, Facts] = {}
         unusable: dict[str, str] = {}
         for name, answer in answers.items():
@@ -311,7 +317,8 @@ class Edge:
             unusable, Failure.UNUSABLE.value
         )  # an error quotes one client; the cloud hears of all together
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
-        return sent("roster", clients=plain, edge=own, together=_together(list(facts_of.values())), reasons=reasons)
+        together = {} if only else _together(list(facts_of.values()))
+        return sent("roster", clients=plain, edge=own, together=together, reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:
         begin = received(message)
@@ -319,8 +326,9 @@ class Edge:
         if self.handler is not None and self.handler.charter.id == charter.id:  # after a link was lost for a moment
             return sent("ready")
         assert self.site.edge is not None
-        if len(charter.clients[self.site.edge]) != len(self.site.children):
-            raise SiteError(Failure.OTHER_KIT, len(charter.clients[self.site.edge]), len(self.site.children))
+        members = {charter.names[client] for client in charter.clients[self.site.edge]} & charter.commitments.keys()
+        if not members <= set(self.site.children):
+            raise SiteError(Failure.OTHER_KIT, len(members), len(self.site.children))
         mine = {self.site.name, *self.site.children} & charter.commitments.keys()
         if untold := sorted(mine - charter.holdings.keys()):
             raise WireError(f"begin: it does not tell what {', '.join(untold)} hold")
@@ -331,7 +339,7 @@ class Edge:
         site = next(site for site in charter.sites if self.site.edge in site.edges)
         self.reach = reach
         self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy)
-        log.info("part of run %s: %s", charter.run, charter.experiment.method.name)
+        log.info("part of %s: %s", charter.title, charter.experiment.method.name)
         return sent("ready")
 
     def _revoked(self, message: Message) -> bytes:
@@ -378,7 +386,8 @@ class Edge:
         _, kept = handler.local_state.before((models.round + 1, 0))
         models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
         models.keep(self.state)
-        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in models.clients})
+        here = [client for client in models.clients if reach.name_of[client] in reach.members]
+        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in here})
         reach.note(reasons)
         return sent("ready")
 

@@ -49,6 +49,10 @@ class Interruption(Exception):  # noqa: N818 (no error)
     """The operator wants to stop while the cloud waits for sites."""
 
 
+class Newcomers(Exception):  # noqa: N818 (no error)
+    """A round cannot be played, and sites are there that could join the run."""
+
+
 class BrokenRoundError(DeployError):
     """A round could not be played from the networks that there are, however often it was tried."""
 
@@ -68,13 +72,15 @@ class Remote:
         stopped: Callable[[], bool],
         records: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         accept_rollback: bool = False,
+        moved: Mapping[str, str] = {},
     ) -> None:
         """``records`` are those of the rounds before, once the first order is given."""
-        self.history = History(charter, records, accept_rollback)
+        self.history = History(charter, records, accept_rollback, moved)
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
-        self.min_edges = quorum(deploy.min_edges, len(charter.clients))
+        self.members = {edge_name(m): m for m in charter.members}
+        self.min_edges = min(quorum(deploy.min_edges, len(self.members)), len(self.members))
         self.standing = Standing(deploy.outlier_factor)
         """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
         self.left_out: dict[str, str] = {}
@@ -85,7 +91,7 @@ class Remote:
         """By edge, the clients that were there when it last spoke."""
         self.spoke: dict[str, float] = {}
         """By edge, when that was."""
-        self.path = f"federation of {len(charter.clients)} edges and {sum(map(len, charter.clients))} clients"
+        self.path = charter.path
 
     @property
     def patience(self) -> float:
@@ -125,7 +131,16 @@ class Remote:
             raise Interruption(what)
         time.sleep(self.pause)
         self.pause = min(2 * self.pause, LONGEST)
+        if self.newcomers():
+            raise Newcomers(what)
         return TooFewSitesError(reason)
+
+    def newcomers(self) -> list[str]:
+        """Return the clients that are there, or at an edge that is, and have no part in the run yet."""
+        names, edges = self.charter.names, self.children.present() - self.members.keys()
+        there = {name for each in self.present.values() for name in each}
+        there |= {names[c] for m, own in enumerate(self.charter.clients) if edge_name(m) in edges for c in own}
+        return [name for name in names if name in there and name not in self.charter.commitments]
 
     def answered(self, name: str, message: Message) -> None:
         """Note which clients an edge has."""
@@ -147,13 +162,12 @@ class Remote:
     def hand_out(self, models: Models, patience: float = 0.0) -> None:
         """Give every edge its models, for itself and its clients to keep; who is not there in time gets none."""
         over = time.monotonic() + patience
-        while len(self.children.present()) < len(self.charter.clients) and time.monotonic() < over:
+        while not self.members.keys() <= self.children.present() and time.monotonic() < over:
             if self.stopped():
                 break
             time.sleep(LOOK)
         messages = {
-            edge_name(m): models_of_edge(models, self.charter, m).message(self.charter.id)
-            for m in range(len(self.charter.clients))
+            name: models_of_edge(models, self.charter, m).message(self.charter.id) for name, m in self.members.items()
         }
         _, reasons = self.caller.ask(messages, self.patience)
         self.silences.note(messages, reasons, f"the models of round {models.round}: ")
@@ -173,7 +187,7 @@ class RemoteEdges(Remote):
         phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
         expected = {name: self.history.expected(order.site) for name, order in named.items()}
-        asked = {name: order for name, order in named.items() if name not in resting}
+        asked = {name: order for name, order in named.items() if name in self.members and name not in resting}
         messages = {name: train_request(order, self.charter, expected[name]) for name, order in asked.items()}
 
         def whole(name: str) -> bytes:
@@ -184,7 +198,7 @@ class RemoteEdges(Remote):
 
         found = resting | self._ask(messages, "trained", whole)
         reports, reasons = self._read(orders, found, read_trained, lost)
-        good = {name: report for name, report in reports.items() if name not in reasons}
+        good = {name: report for name, report in reports.items() if name in self.members and name not in reasons}
         for name, times in self.standing.outliers(phases, self._changes(named, good)).items():
             reasons[name] = self.standing.strike(name, Failure.OUTLIER, times)
         for name in good:
@@ -219,7 +233,7 @@ class RemoteEdges(Remote):
             message = sent("measure", charter=charter.id, round=self.round, **said)
             messages[edge_name(order.site)] = message
         resting = self.standing.news
-        asked = {name: message for name, message in messages.items() if name not in resting}
+        asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
         found = resting | self._ask(asked, "measured", messages.__getitem__)
         reports, reasons = self._read(orders, found, read_measured, lost_measurements)
         self._count(reports, reasons)
@@ -237,6 +251,8 @@ class RemoteEdges(Remote):
         for order in orders:
             name, site = edge_name(order.site), self.charter.sites[order.site]
             answer, reports[name] = found.get(name, "it was not there"), lost(order, site)
+            if name not in self.members:
+                continue
             if isinstance(answer, str):
                 reasons[name] = answer
                 continue
@@ -265,10 +281,10 @@ class RemoteEdges(Remote):
         return found
 
     def _too_few(self) -> str | None:
-        here = self.children.present()
+        here = self.children.present() & self.members.keys()
         if len(here) >= self.min_edges:
             return None
-        missing = [edge_name(m) for m in range(len(self.charter.clients)) if edge_name(m) not in here]
+        missing = [name for name in self.members if name not in here]
         return (
             f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.min_edges}; "
             f"missing: {', '.join(missing)}"
@@ -278,7 +294,7 @@ class RemoteEdges(Remote):
         self.silences.note(asked, reasons, f"round {self.round}: ")
         for reason in reasons.values():
             self.history.refuse(reason)
-        answered = len(asked) - len(reasons)
+        answered = len(self.members) - len(reasons)
         if answered < self.min_edges:
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
@@ -325,7 +341,7 @@ class RelayReach:
 
     def clients(self) -> frozenset[int]:
         """Ask the edges which clients are there."""
-        return self._relayed({m: ({}, None) for m in range(len(self.charter.clients))})[2]
+        return self._relayed({m: ({}, None) for m in self.charter.members})[2]
 
     def ask(self, messages: Mapping[int, bytes]) -> Answers:
         """Send clients their messages, those of an edge together."""

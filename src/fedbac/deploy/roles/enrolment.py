@@ -5,8 +5,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedbac.deploy.protocol.charter import (
 )
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.settings import DeploySettings, Members, client_name, edge_name, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
@@ -97,16 +97,19 @@ class Enrolled:
             table[edge, : len(counts)] = counts
         return table
 
-    def save(self, folder: Path) -> None:
-        """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
+    def told(self) -> dict[str, Any]:
+        """Return it as plain data."""
         known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
-        told = {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
-        write_whole(folder / FILE, json.dumps(told))
+        return {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
+
+    def save(self, folder: Path, name: str = FILE) -> None:
+        """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
+        write_whole(folder / name, json.dumps(self.told()))
 
 
-def stored(folder: Path) -> Enrolled | None:
-    """Return how the run in a folder began; None if there is none."""
-    path = folder / FILE
+def stored(folder: Path, name: str = FILE) -> Enrolled | None:
+    """Return the charter of the run in a folder; None if there is none."""
+    path = folder / name
     if not path.exists():
         return None
     try:
@@ -144,62 +147,145 @@ class Roll:
     """What sites have said of their data so far."""
 
     clients: dict[str, Facts]
-    edges: dict[int, Facts]
-    classes: dict[int, list[int]]
-    sums: dict[int, list[list[int]] | None]
+    edges: dict[str, Facts]
+    classes: dict[str, list[int]]
+    """Of all clients of an edge together; not of those who join later."""
+    sums: dict[str, list[list[int]] | None]
 
 
 def enrol(
     experiment: Experiment,
     children: Children,
-    deadline: float,
+    deploy: DeploySettings,
     waiting: Callable[[str], None],
     stopped: Callable[[], bool],
+    members: Members = Members(),  # noqa: B008 (frozen)
 ) -> Enrolled:
-    """Wait until every site has said what it holds, and return the federation; ``waiting`` hears who is missing."""
+    """Wait until sites have said what they hold, and return the federation; ``waiting`` hears who is missing.
+
+    All must have, or where ``deploy.start_after`` says so, enough of them.
+    """
     check_deployable(experiment)
-    expected = {
-        edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(experiment.task.clients())
-    }
-    roll, patience = Roll({}, {}, {}, {}), 1
-    payload = sent("enroll", experiment=experiment.model_dump(mode="json"))
+    expected = expected_sites(experiment, members)
+    roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
+    min_edges = min(quorum(deploy.min_edges, len(expected)), len(expected))
+    payload = sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
     while True:
-        due = [edge for edge, clients in expected.items() if not set(clients) <= set(roll.clients)]
-        if not due:
-            return charter_of(experiment, roll, expected)
         if stopped():
             raise DeployError("stopped before the first round")
-        answers, reasons = children.call({edge: payload for edge in due if edge in children.present()}, deadline)
+        late = deploy.start_after is not None and time.monotonic() - began >= deploy.start_after
+        due = [edge for edge in expected if edge not in roll.classes]
+        asked = {edge: payload for edge in due if edge in children.present()}
+        answers, reasons = children.call(asked, deploy.deadline)
         heard = set(roll.clients)
         for name, answer in answers.items():
-            heard |= _note(roll, list(expected).index(name), expected[name], answer, reasons)
+            clients = expected[name]
+            least = quorum(deploy.min_clients, len(clients)) if late else len(clients)
+            heard |= _note(roll, name, clients, answer, least, reasons)
+        if len(roll.classes) >= (min_edges if late else len(expected)):
+            return charter_of(experiment, roll, members)
         missing = [name for edge in due for name in ([edge] if edge not in answers else expected[edge])]
         missing = [name for name in missing if name not in heard]
-        if missing:
-            each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
-            waiting(f"waiting for {', '.join(each)}")
-            patience = min(2 * patience, MOST_PATIENCE) if reasons else 1  # whoever cannot is not asked every second
-            for _ in range(patience):
-                if not stopped():
-                    time.sleep(AGAIN)
+        each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
+        waiting(f"waiting for {', '.join(each)}")
+        patience = min(2 * patience, MOST_PATIENCE) if reasons else 1  # whoever cannot is not asked every second
+        for _ in range(patience):
+            if not stopped():
+                time.sleep(AGAIN)
 
 
-def _note(roll: Roll, edge: int, clients: list[str], answer: bytes, reasons: dict[str, str]) -> set[str]:
-    """Take what an edge says of its clients, once all are there; return who is, and add the reasons of others."""
+def expected_sites(experiment: Experiment, members: Members) -> dict[str, list[str]]:
+    """Return the edges that there should be, and their clients."""
+    counts = experiment.task.clients()
+    places = {edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(counts)}
+    staying = {edge: [name for name in names if not members.gone(name)] for edge, names in places.items()}
+    return {edge: names for edge, names in staying.items() if names}
+
+
+def newcomers(
+    before: Enrolled,
+    experiment: Experiment,
+    children: Children,
+    deploy: DeploySettings,
+    members: Members,
+    only: Collection[str],
+) -> Roll:
+    """Ask those of the sites ``only`` that are there what they hold."""
+    roll = Roll({}, {}, {}, {})
+    asked = {
+        edge: sent("enroll", experiment=experiment.model_dump(mode="json"), only=tuple(mine))
+        for edge, clients in expected_sites(experiment, members).items()
+        if edge in children.present() and (mine := [name for name in clients if name in only])
+    }
+    answers, reasons = children.call(asked, deploy.deadline)
+    for edge, answer in answers.items():
+        _note(roll, edge, list(only), answer, None, reasons)
+    for name, reason in reasons.items():
+        log.warning("%s cannot join: %s", name, visible(reason))
+    charter = before.charter
+    for name, facts in list(roll.clients.items()):
+        ours, theirs = ((tuple(it.shape), it.dtype, tuple(it.label_shape)) for it in (charter, facts))
+        alike = ours == theirs
+        if not alike or (facts.largest_token or 0) > (charter.largest_token or 0):
+            log.warning(
+                "%s cannot join: its examples, labels and largest token are %s, those of the run %s",
+                name, (*theirs, facts.largest_token), (*ours, charter.largest_token),
+            )  # fmt: skip
+            del roll.clients[name]
+    return roll
+
+
+def next_charter(before: Enrolled, experiment: Experiment, members: Members, roll: Roll, round_: int) -> Enrolled:
+    """Return the charter under which a run goes on after a round: with newcomers, and without those who left."""
+    old, clients = before.charter, members.numbers(experiment.task.clients())
+    if any(numbers[: len(was)] != was for was, numbers in zip(old.clients, clients, strict=False)):
+        raise DeployError(
+            "the clients of this run would get other numbers; add sites with: fedbac federation add, or list new ones "
+            "in members.added of federation.yaml"
+        )
+    facts = roll.clients | {name: one for name, one in roll.edges.items() if name not in old.holdings}
+    holdings = {name: held for name, held in old.holdings.items() if not members.gone(name)} | _holdings(facts)
+    charter = replace(
+        old,
+        experiment=experiment,
+        clients=clients,
+        commitments={name: held.commitment for name, held in holdings.items()},
+        holdings=holdings,
+        epoch=old.epoch + 1,
+        after=round_,
+        before=old.id,
+    )
+    _refuse_untested(charter)
+    more = len(clients) - len(before.classes_ME)
+    return Enrolled(charter, before.classes_ME + ((),) * more)
+
+
+def _holdings(facts: Mapping[str, Facts]) -> dict[str, Holding]:
+    return {name: Holding(**one.model_dump(include=set(Held.model_fields))) for name, one in facts.items()}
+
+
+def _note(
+    roll: Roll, edge: str, clients: list[str], answer: bytes, least: int | None, reasons: dict[str, str]
+) -> set[str]:
+    """Take what an edge says, if it speaks of so many clients at least; of any, if they join later.
+
+    Return of whom it does, and add the reasons of others.
+    """
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
         own = roster["edge"]
-        if len(facts_of) == len(clients):  # sums and classes are those of all clients of the edge, or of no use
-            together = read_together(roster["together"], list(facts_of.values()))
-            roll.classes[edge], roll.sums[edge] = together.classes, together.sums
+        if len(facts_of) >= (least or 1):  # sums and classes are those of all clients that are named, or of no use
+            if least is not None:
+                together = read_together(roster["together"], list(facts_of.values()))
+                roll.classes[edge], roll.sums[edge] = together.classes, together.sums
             if own is not None:
                 roll.edges[edge] = _tests(own)
             roll.clients |= facts_of
         reasons |= {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
         return set(facts_of)
     except (WireError, ValueError, TypeError) as error:
-        log.warning("%s: %s", edge_name(edge), error)
+        log.warning("%s: %s", edge, error)
         return set()
 
 
@@ -210,10 +296,10 @@ def _tests(own: Any) -> Facts:
     return facts
 
 
-def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[str]]) -> Enrolled:
+def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:
     """Write the charter, once everybody's data fit together."""
-    everybody = {**roll.clients, **{edge_name(m): facts for m, facts in roll.edges.items()}}
-    names = [name for clients in expected.values() for name in clients]
+    everybody = {**roll.clients, **roll.edges}
+    names = sorted(roll.clients)
     first = roll.clients[names[0]]
     for name, facts in everybody.items():
         one, other = (
@@ -229,13 +315,9 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
     counts = [*roll.classes.values(), *(facts.classes for facts in roll.edges.values())]
     tokens = [facts.largest_token for facts in everybody.values() if facts.largest_token is not None]
     sums = [rows for rows in roll.sums.values() if rows is not None]
-    numbers, begin = [], 0
-    for clients in expected.values():
-        numbers.append(tuple(range(begin, begin + len(clients))))
-        begin += len(clients)
     largest_token = max(tokens) if tokens else None
     num_classes = max(len(classes) for classes in counts)
-    holdings = {name: Holding(**facts.model_dump(include=set(Held.model_fields))) for name, facts in everybody.items()}
+    holdings = _holdings(everybody)
     charter = Charter(
         run=uuid.uuid4().hex[:16],
         experiment=experiment,
@@ -244,20 +326,25 @@ def charter_of(experiment: Experiment, roll: Roll, expected: Mapping[str, list[s
         num_classes=outputs(experiment, num_classes, first.label_shape, first.shape, largest_token),
         largest_token=largest_token,
         pixels=_pixels(added_up(sums)),
-        clients=tuple(numbers),
+        clients=members.numbers(experiment.task.clients()),
         commitments={name: held.commitment for name, held in holdings.items()},
         holdings=holdings,
         label_shape=tuple(first.label_shape),
     )
     _ = charter.build  # now, so that what does not fit is said before the first round
-    for m, (edge, clients) in enumerate(expected.items()):
-        if not charter.edge_tests(m) and not any(roll.clients[name].test for name in clients):
+    _refuse_untested(charter)
+    return Enrolled(charter, tuple(tuple(roll.classes.get(edge_name(m), ())) for m in range(len(charter.clients))))
+
+
+def _refuse_untested(charter: Charter) -> None:
+    tests = charter.held("test")
+    for m in charter.members:
+        if not charter.edge_tests(m) and not any(tests[client] for client in charter.clients[m]):
             raise DeployError(
-                f"{edge} has no test data, so its accuracy is undefined; give x_test and y_test to its clients, or "
-                "to the edge (fedbac edge KIT --data ...)"
+                f"{edge_name(m)} has no test data, so its accuracy is undefined; give x_test and y_test to its "
+                "clients, or to the edge (fedbac edge KIT --data ...)"
             )
-    check_validation(experiment, charter.sites)
-    return Enrolled(charter, tuple(tuple(roll.classes[m]) for m in range(len(expected))))
+    check_validation(charter.experiment, [site for site in charter.sites if site.size])
 
 
 def check_deployable(experiment: Experiment) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import Expectations, Expected
-from fedbac.deploy.settings import client_name, edge_name
+from fedbac.deploy.settings import edge_name
 from fedbac.errors import DeployError
 
 EDGE = "edge"
@@ -17,8 +17,17 @@ NOT_BACK = ("failed", "dropped", "late")
 class History:
     """The last round in which every client and every site trained, of those that count."""
 
-    def __init__(self, charter: Charter, records: Callable[[], Sequence[Mapping[str, Any]]], anyway: bool) -> None:
+    def __init__(
+        self,
+        charter: Charter,
+        records: Callable[[], Sequence[Mapping[str, Any]]],
+        anyway: bool,
+        moved: Mapping[str, str],
+    ) -> None:
+        """``moved``: by the new place of a client that moved, the old one, in which it trained."""
         self.charter, self.records, self.anyway = charter, records, anyway
+        number = {name: str(client) for client, name in enumerate(charter.names)}
+        self.moved = {number[new]: number[old] for new, old in moved.items()}
         self.round = 0
         self.trained: dict[str, int] = {}
         self.latest: dict[str, int] = {}
@@ -43,7 +52,8 @@ class History:
     def expected(self, site: int) -> Expectations:
         """Return what a site and its clients must have kept."""
         names = {str(client): str(client) for client in self.charter.sites[site].clients} | {EDGE: f"{EDGE}-{site}"}
-        return {name: Expected(self.trained.get(key, 0), self.anyway) for name, key in names.items()}
+        trained = {key: self.trained.get(key) or self.trained.get(self.moved.get(key, ""), 0) for key in names.values()}
+        return {name: Expected(trained[key], self.anyway) for name, key in names.items()}
 
     def refuse(self, reason: str) -> None:
         """Stop the run if a site has not what it should have kept; the operator decides."""
@@ -51,8 +61,7 @@ class History:
         if found is None:
             return
         number, after, kept = found.numbers
-        clients = {c: client_name(m, n) for m, many in enumerate(self.charter.clients) for n, c in enumerate(many)}
-        name = clients.get(number, f"client {number}")
+        name = dict(enumerate(self.charter.names)).get(number, f"client {number}")
         if found.failure is Failure.EDGE_STATE:
             name = edge_name(number) if self.charter.experiment.method.topology.tiers == 3 else "the cloud"
         fix = (

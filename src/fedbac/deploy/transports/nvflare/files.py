@@ -5,7 +5,7 @@ Nothing here imports NVFlare, and no code travels with a job: it says which clas
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -77,6 +77,7 @@ class SiteOrder:
     rounds: int | None = None
     overwrite: bool = False
     accept_rollback: bool = False
+    refresh: list[str] = field(default_factory=list)
     track: str | None = None
 
     @classmethod

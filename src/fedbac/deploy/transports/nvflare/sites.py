@@ -48,7 +48,7 @@ class CloudSite:
         post.called.set()  # NVFlare calls this method once all others can be called
         runtime = parse(Runtime, {"engine": "federation", "device": "cpu", "track": order.track}, "runtime")
         place = run_folder(kit, None if order.out is None else Path(order.out))
-        choices = (order.rounds, None, order.overwrite, order.accept_rollback)
+        choices = (order.rounds, None, order.overwrite, order.accept_rollback, order.refresh)
         cloud = Cloud(kit, place, runtime, *choices, _state(kit, order))
         over, refused = threading.Event(), ""
 
