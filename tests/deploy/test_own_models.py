@@ -222,7 +222,7 @@ def test_no_site_imports_what_was_not_allowed_there(tmp_path: Path, monkeypatch:
 def _enroll(experiment: Experiment) -> bytes:
     from fedbac.deploy.protocol.messages import sent
 
-    return sent("enroll", experiment=experiment.model_dump(mode="json"))
+    return sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
 
 
 def test_the_cloud_waits_for_a_site_with_another_version_and_says_which(
