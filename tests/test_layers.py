@@ -17,6 +17,7 @@ LAYERS = [
     {"errors", "version"},
     {"files"},
     {"core"},
+    {"packages"},
     {"losses"},
     {"data", "models", "topology", "native", "gpu"},
     {"clustering", "selection", "sharing", "personalization", "aggregation", "steps"},
