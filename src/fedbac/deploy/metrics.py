@@ -17,7 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedbac.deploy.transports.base import Answer, kind_of
+from fedbac.deploy.protocol.messages import kind_of
+from fedbac.deploy.transports.base import Answer
 from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.version import __version__

@@ -58,18 +58,7 @@ def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np
 
 def decode(data: bytes, kinds: Collection[str]) -> Message:
     """Return the message that bytes hold, if it is of one of these kinds; else raise a WireError."""
-    length = int.from_bytes(data[:LENGTH], "little")
-    if len(data) < LENGTH or length > min(len(data) - LENGTH, MOST_HEAD):
-        raise WireError("a message is cut short, or says too much of itself")
-    try:
-        outer = json.loads(data[LENGTH : LENGTH + length])
-        if not isinstance(outer, dict) or len(outer) > MOST_TENSORS:
-            raise WireError("a message holds too many tensors")
-        meta = outer.get("__metadata__", {})
-        said = json.loads(meta["fedbac"], parse_constant=_refuse_constant)
-        protocol, kind, order, head = (said[name] for name in ("protocol", "kind", "order", "head"))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError("a message has no head that can be read") from error
+    protocol, kind, order, head = said(data)
     if protocol != PROTOCOL:
         raise WireError(f"a message is of protocol {quoted(protocol)}, and this is {PROTOCOL}; update the older site")
     if not isinstance(kind, str) or kind not in kinds or not isinstance(head, dict):
@@ -82,6 +71,22 @@ def decode(data: bytes, kinds: Collection[str]) -> Message:
     if not named or set(order) != set(tensors) or len(order) != len(tensors):
         raise WireError(f"{kind}: it does not name its tensors")
     return Message(kind, head, {path: tensors[path] for path in order})
+
+
+def said(data: bytes) -> tuple[Any, Any, Any, Any]:
+    """Return protocol, kind, order of tensors and values, as a message says them."""
+    length = int.from_bytes(data[:LENGTH], "little")
+    if len(data) < LENGTH or length > min(len(data) - LENGTH, MOST_HEAD):
+        raise WireError("a message is cut short, or says too much of itself")
+    try:
+        outer = json.loads(data[LENGTH : LENGTH + length])
+        if not isinstance(outer, dict) or len(outer) > MOST_TENSORS:
+            raise WireError("a message holds too many tensors")
+        meta = outer.get("__metadata__", {})
+        found = json.loads(meta["fedbac"], parse_constant=_refuse_constant)
+        return found["protocol"], found["kind"], found["order"], found["head"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError("a message has no head that can be read") from error
 
 
 def _ready(value: Tensor | np.ndarray[Any, Any]) -> Tensor:

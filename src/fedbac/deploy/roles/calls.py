@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import sent
+from fedbac.deploy.protocol.messages import kind_of, sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.transports.base import NO_ANSWER, Children, kind_of
+from fedbac.deploy.transports.base import NO_ANSWER, Children
 
 log = logging.getLogger("fedbac")
 SHORT = 1024

@@ -1,11 +1,11 @@
 """The seam between roles and networks: a parent calls its children, a child serves its parent; calls are counted."""
 
-import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from fedbac.deploy.protocol.messages import kind_of
 from fedbac.deploy.transports.refusals import Reason
 from fedbac.errors import DeployError
 
@@ -100,16 +100,6 @@ class Call:
         return self.answer is not None or self.reason is not None
 
 
-KIND = re.compile(rb'"kind\\": \\"([a-z]{1,16})\\"')
-LOOKED_AT = 256
-"""Bytes at the beginning of a message, within which it says its kind."""
-KINDS = {
-    *("enroll", "facts", "roster", "begin", "ready", "stranger", "forgotten", "revoked", "absent", "relay", "relayed"),
-    *("train", "trained", "measure", "measured", "fit", "update", "evaluate", "evaluation", "model"),
-}
-"""Those that are told apart: a child cannot make its parent remember others."""
-
-
 class Counted:
     """Children whose messages are counted, by kind: how many there were, and their bytes without frames."""
 
@@ -154,10 +144,3 @@ class Counted:
     def close(self) -> None:
         """End all links and stop listening."""
         self._children.close()
-
-
-def kind_of(message: bytes) -> str:
-    """Return what a message says that it is, without reading it; ``other`` for what nobody here says."""
-    found = KIND.search(message[:LOOKED_AT])
-    kind = found[1].decode() if found else ""
-    return kind if kind in KINDS else "other"
