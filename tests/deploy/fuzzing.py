@@ -23,14 +23,13 @@ from fedbac.core.parts import Parts
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_measured, read_trained, sent
-from fedbac.deploy.protocol.wire import WireError, decode
+from fedbac.deploy.protocol.wire import ROOM, WireError, decode
 from fedbac.deploy.roles import enrolment
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients
 from fedbac.deploy.roles.edges import RelayReach, RemoteEdges, lost_measurements, lost_report
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
 from fedbac.deploy.settings import Members
-from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import DeployError
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.data import Dataset, Shards
+from fedbac.deploy.protocol.wire import ROOM
 from fedbac.deploy.roles.cloud import play_soundly
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import Edge
@@ -17,7 +18,6 @@ from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
 from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig, Members
-from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import Run, RunFolder
 

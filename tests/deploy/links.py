@@ -15,8 +15,9 @@ import grpc
 
 from fedbac.deploy.pki.authority import Authority
 from fedbac.deploy.pki.credentials import Credentials
+from fedbac.deploy.protocol.wire import ROOM
 from fedbac.deploy.settings import Role
-from fedbac.deploy.transports.base import ROOM, Answer
+from fedbac.deploy.transports.base import Answer
 from fedbac.deploy.transports.frames import HEADER, Kind, framed
 from fedbac.deploy.transports.grpc import GrpcChildren, GrpcParent
 from fedbac.deploy.transports.grpc.common import METHOD, SITE

@@ -13,11 +13,11 @@ import torch
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.messages import kind_of, read_update, sent
-from fedbac.deploy.protocol.wire import Message, encode
+from fedbac.deploy.protocol.wire import ROOM, Message, encode
 from fedbac.deploy.roles import clients
 from fedbac.deploy.roles.calls import Caller
 from fedbac.deploy.roles.standing import Change, Standing
-from fedbac.deploy.transports.base import NO_ANSWER, ROOM
+from fedbac.deploy.transports.base import NO_ANSWER
 from fedbac.errors import DeployError
 from fedbac.rounds.messages import Wanted
 from fedbac.runs.checkpoints import newest

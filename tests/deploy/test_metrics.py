@@ -15,6 +15,7 @@ from fedbac.deploy import metrics
 from fedbac.deploy.metrics import FAMILIES, Metrics, check_loopback, monitored
 from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.protocol.messages import sent
+from fedbac.deploy.protocol.wire import encode
 from fedbac.deploy.transports.base import Counted
 from fedbac.deploy.transports.refusals import Refusals
 from fedbac.deploy.trial import free_ports
@@ -78,7 +79,7 @@ def test_what_is_counted_is_told(refused: Refusals) -> None:
 )
 def test_a_round_counts_when_it_was_trained(kind: str, reply: str, counts: int) -> None:
     def said(kind: str) -> bytes:
-        return b'...{"kind\\": \\"' + kind.encode() + b'\\"'
+        return encode(kind, {}, {})
 
     answer = metrics.METRICS.parent("edge", bytes, lambda said: None, lambda request, gone: said(reply))["answer"]
     answer(said(kind), NEVER)

@@ -13,9 +13,8 @@ from fedbac.core.links import DIRECTIONS, TIERS
 from fedbac.core.parts import Parts
 from fedbac.deploy.protocol.messages import MESSAGES, read_train_request
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf, pack, stamp, unpacked
-from fedbac.deploy.protocol.wire import Message, WireError, decode, encode
+from fedbac.deploy.protocol.wire import ROOM, Message, WireError, decode, encode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
-from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import finish
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.small import small

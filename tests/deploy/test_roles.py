@@ -10,9 +10,8 @@ import torch
 
 from fedbac import LeNet5
 from fedbac.core.world import World
-from fedbac.deploy.protocol.wire import Message, decode
+from fedbac.deploy.protocol.wire import ROOM, Message, decode
 from fedbac.deploy.settings import DeploySettings
-from fedbac.deploy.transports.base import ROOM
 from fedbac.runs.play import finish
 from tests.covering import first
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation

@@ -27,9 +27,8 @@ from fedbac.core.settings import IntArray
 from fedbac.core.state import flatten
 from fedbac.deploy.local_data import MOST_CLASSES, MOST_TOKENS, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.wire import WireError
+from fedbac.deploy.protocol.wire import ROOM, WireError
 from fedbac.deploy.settings import client_name, edge_name
-from fedbac.deploy.transports.base import ROOM
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.packages import PackageError

@@ -21,6 +21,8 @@ PROTOCOL = 1
 MOST_HEAD = 2**22
 """Bytes of the JSON of a message."""
 MOST_TENSORS = 100_000
+ROOM = 2**23
+"""Bytes that a message may have which holds no networks, and that others may have besides them."""
 LENGTH = 8
 """Bytes of the number that a message begins with: the length of its JSON."""
 

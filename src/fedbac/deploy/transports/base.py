@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from fedbac.deploy.protocol.messages import kind_of
+from fedbac.deploy.protocol.wire import ROOM
 from fedbac.deploy.transports.refusals import Reason
 from fedbac.errors import DeployError
 
@@ -26,10 +27,6 @@ A transport calls it for one child at a time, from a thread of its own.
 
 Answer = Callable[[bytes, threading.Event], bytes]
 """Takes a request and an event; returns the answer. The event is set once nobody waits for the answer any more."""
-
-
-ROOM = 2**23
-"""Bytes that a message may have which holds no networks, and that others may have besides them."""
 
 
 NO_ANSWER = "gave no answer within"

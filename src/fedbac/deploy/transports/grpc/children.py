@@ -13,7 +13,8 @@ import grpc
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
+from fedbac.deploy.protocol.wire import ROOM
+from fedbac.deploy.transports.base import NO_ANSWER, Call, Handshake, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,

@@ -9,7 +9,8 @@ from typing import Any
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import NO_ANSWER, ROOM, Call, Handshake, Refusal
+from fedbac.deploy.protocol.wire import ROOM
+from fedbac.deploy.transports.base import NO_ANSWER, Call, Handshake, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
 from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
