@@ -1,7 +1,8 @@
-"""Files on the disk: each is written whole or not at all, here and nowhere else."""
+"""Files on the disk: each is written whole or not at all, and only regular ones of a sensible size are read."""
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
@@ -9,12 +10,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedbac.errors import OutputError
 
 PARTIAL = ".partial"
 """How the name of a file ends that is being written; one that a killed process left is of no use."""
+MOST = 2**26
+"""Bytes of one of our own files, or of one line of a longer one."""
 
 
 @contextmanager
@@ -90,10 +93,43 @@ def remove_partial(folder: Path, name: str = "*") -> None:
         remove(partial)
 
 
+@contextmanager
+def opened(path: Path, most: float = math.inf) -> Iterator[BinaryIO]:
+    """Open a regular file of at most so many bytes: one would wait for a pipe, and never reach the end of a device."""
+    waitless = getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waitless)) as file:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+        if there.st_size > most:
+            raise OSError(errno.EFBIG, f"It is longer than {most:,} bytes, as none of ours is", str(path))
+        yield file
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """Return what is in a regular file of at most so many bytes."""
+    with opened(path, most) as file:
+        return file.read(most)
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the complete lines that are left of a file; one that is far too long is cut, and is the last."""
+    while (line := file.readline(MOST)).endswith(b"\n"):
+        yield line[:-1]
+    if len(line) == MOST:
+        yield line
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a regular file."""
+    with opened(path) as file:
+        yield from lines_of(file)
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file says; a ValueError if it says nothing sensible."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

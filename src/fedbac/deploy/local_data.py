@@ -14,6 +14,7 @@ from fedbac.core.rng import stream
 from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of, labels_of
 from fedbac.data.partition import validation_count
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
+from fedbac.files import opened
 from fedbac.losses import Labels
 from fedbac.packages import imported
 
@@ -184,15 +185,15 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+    with _reading(path), opened(path) as file, np.load(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
 
 def _folder(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     for file in sorted(path.glob("*.npy")):
-        with _reading(file):
-            arrays[file.stem] = np.load(file, allow_pickle=False)
+        with _reading(file), opened(file) as content:
+            arrays[file.stem] = np.load(content, allow_pickle=False)
     if not arrays:
         raise DeployError(f"{path}: there is no {FILE} and no .npy file in this folder")
     return arrays

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.errors import CheckpointError
-from fedbac.files import read_json, remove, remove_partial, replacing, write_whole
+from fedbac.files import opened, read_json, remove, remove_partial, replacing, write_whole
 
 KEEP = 2
 NAME = re.compile(r"round-(\d{6,})\.(json|safetensors)")
@@ -153,7 +153,7 @@ def _files(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.errors import ConfigError, OutputError, RunFolderError
-from fedbac.files import write_whole
+from fedbac.files import read_lines, write_whole
 
 Record = dict[str, Any]
 
@@ -53,21 +53,20 @@ def read_log(file: Path, root: str, signed: bool) -> Log:
     What follows the last line break is half a line of a process that died, or that is writing now: no trouble.
     """
     try:
-        *lines, _ = file.read_bytes().split(b"\n")
+        signed = signed or any(map(CHECK.search, read_lines(file)))
+        log = Log([], [], signed)
+        previous = root if signed else ""
+        for number, line in enumerate(read_lines(file), start=1):
+            try:
+                record, previous = _parse(line, number, previous)
+            except ValueError as error:
+                return Log(log.records, log.checks, signed, f"line {number} {error}")
+            log.records.append(record)
+            log.checks.append(previous)
     except FileNotFoundError:
-        lines = []
+        return Log([], [], signed)
     except OSError as error:
         raise RunFolderError(f"{file}: it cannot be read ({error.strerror}); put the run's own file back") from error
-    signed = signed or any(map(CHECK.search, lines))
-    log = Log([], [], signed)
-    previous = root if signed else ""
-    for number, line in enumerate(lines, start=1):
-        try:
-            record, previous = _parse(line, number, previous)
-        except ValueError as error:
-            return Log(log.records, log.checks, signed, f"line {number} {error}")
-        log.records.append(record)
-        log.checks.append(previous)
     return log
 
 

@@ -12,6 +12,7 @@ up to them. What does not match is never believed in silence.
 """
 
 import functools
+import itertools
 import json
 import logging
 import math
@@ -28,7 +29,7 @@ from filelock import FileLock, Timeout
 from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State
 from fedbac.errors import CheckpointError, ConfigError, Error, OutputError, RunFolderError, RunInUseError
-from fedbac.files import read_json, remove, remove_empty, remove_partial, why, write_whole
+from fedbac.files import lines_of, opened, read_json, read_lines, remove, remove_empty, remove_partial, why, write_whole
 from fedbac.runs import checkpoints
 from fedbac.runs.folders import refuse_strangers, usable
 from fedbac.runs.records import Log, Record, Writer, read_log, record_in, root_of
@@ -375,12 +376,11 @@ class RunFolder:
         return kept.records
 
     def _cut(self, count: int) -> None:
-        try:
-            content = self.rounds_file.read_bytes()
-        except FileNotFoundError:
-            content = None
-        kept = b"".join(line + b"\n" for line in (content or b"").split(b"\n")[:count])
-        if content != kept:
+        there = self.rounds_file.stat().st_size if self.rounds_file.exists() else None
+        kept = (
+            b"".join(line + b"\n" for line in itertools.islice(read_lines(self.rounds_file), count)) if there else b""
+        )
+        if there != len(kept):
             write_whole(self.rounds_file, kept)
 
 
@@ -430,14 +430,14 @@ class Tail:
 
     def _read_on(self) -> None:
         seen = self.last + b"\n" if self.rounds else b""
-        with self.file.open("rb") as file:
+        with opened(self.file) as file:
             file.seek(self._end - len(seen))
             # A resumed run cuts off what lies beyond its last checkpoint and writes it again, longer or shorter. Each
             # line continues the checksum of the one before, so all lines are the same if the last one is.
             if file.read(len(seen)) != seen:
                 self._start_over()
                 file.seek(0)
-            *lines, _ = file.read().split(b"\n")
+            lines = list(lines_of(file))
         if lines:
             self.rounds, self.last = self.rounds + len(lines), lines[-1]
             self._end += sum(len(line) + 1 for line in lines)
