@@ -9,8 +9,9 @@ import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedbac.errors import OutputError
 
@@ -48,6 +49,12 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     """Write a file. What UTF-8 cannot hold of a text (half a surrogate pair) becomes a character reference."""
     with replacing(path, mode=mode) as partial:
         partial.write_bytes(content.encode(errors="xmlcharrefreplace") if isinstance(content, str) else content)
+
+
+def write_copy(path: Path, source: BufferedReader) -> None:
+    """Write what is left of an open file, however large, even if it was deleted since."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def make_folder(path: Path) -> Path:
@@ -94,7 +101,7 @@ def remove_partial(folder: Path, name: str = "*") -> None:
 
 
 @contextmanager
-def opened(path: Path, most: float = math.inf) -> Iterator[BinaryIO]:
+def opened(path: Path, most: float = math.inf) -> Iterator[BufferedReader]:
     """Open a regular file of at most so many bytes: one would wait for a pipe, and never reach the end of a device."""
     waitless = getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waitless)) as file:
@@ -112,7 +119,7 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
         return file.read(most)
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def lines_of(file: BufferedReader) -> Iterator[bytes]:
     """Yield the complete lines that are left of a file; one that is far too long is cut, and is the last."""
     while (line := file.readline(MOST)).endswith(b"\n"):
         yield line[:-1]

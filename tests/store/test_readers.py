@@ -96,9 +96,7 @@ def test_data_are_read_from_regular_files(read: object, count: int, tmp_path: Pa
 
 
 def test_a_lack_of_memory_is_no_damage(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "big.npz", **dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.zeros(2**28, np.uint8))
-    )
+    np.savez(tmp_path / "big.npz", x_train=np.zeros(2**28, np.uint8), y_train=0, x_test=0, y_test=0)
     program = (
         "import resource, sys; from pathlib import Path; import psutil; from fedbac.data.readers import read_npz\n"
         "used = psutil.Process().memory_info().vms; resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)\n"

@@ -18,7 +18,7 @@ from fedbac.cli import deploying, federating, lists, modelling, reporting, runni
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
 from fedbac.runs.stopping import Interrupted, interrupting
-from fedbac.version import __version__
+from fedbac.version import full_version
 from fedbac_command import leaving_on_interrupt
 from fedbac_paper.command import reproduce
 
@@ -44,6 +44,7 @@ for command in (
     running.sweep,
     reproduce,
     running.resume,
+    running.verify,
     reporting.report,
     reporting.watch,
     reporting.export,
@@ -67,7 +68,7 @@ def _version(wanted: bool) -> None:
             import torch
 
             from fedbac.local import kernels
-        typer.echo(f"fedbac {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        typer.echo(f"fedbac {full_version()}, torch {torch.__version__}, Python {platform.python_version()}")
         typer.echo(f"kernels: {'; '.join(kernels())}")
         raise typer.Exit
 

@@ -13,7 +13,7 @@ import torch
 
 from fedbac.errors import ConfigError
 from fedbac.rounds import metrics
-from fedbac.version import __version__
+from fedbac.version import full_version
 
 NEEDED: dict[str, type] = {
     "seed": int,
@@ -64,7 +64,7 @@ def written() -> dict[str, str]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
-        "fedbac": __version__,
+        "fedbac": full_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

@@ -23,7 +23,15 @@ from fedbac.core import signals
 from fedbac.errors import ConfigError, EngineError, FederationError, quoted
 from fedbac.files import remove_empty
 from fedbac.local.pool import RESTARTS, start_pool
-from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
+from fedbac.runs.configure import (
+    Inputs,
+    common_file,
+    configure,
+    is_file,
+    refuse_another,
+    refuse_federation,
+    refuse_runtime,
+)
 from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
@@ -91,6 +99,7 @@ def grid(
     points = []
     for seed, name, chosen in itertools.product(seeds or (None,), names, itertools.product(*choices)):
         settings = tuple(itertools.chain(*chosen))
+        refuse_runtime("--grid, --point", settings)
         experiment = configure(name, task, seed=seed, rounds=rounds, settings=[*fixed, *settings], beside=beside)
         own = Path(name).stem if is_file(name) else name
         folder = RunFolder(parent / folder_name(named(own, settings, experiment.seed)))

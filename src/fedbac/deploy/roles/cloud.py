@@ -206,7 +206,7 @@ def play_soundly(
                         "to resume, or with --overwrite to start over"
                     ) from error
                 log.warning("%s; going back to round %d", error, older)
-                checkpoints.tidy(folder.checkpoints, older)
+                checkpoints.tidy(folder.checkpoints, older, folder.keep)
             overwrite = False
             tried.add(older)
 
