@@ -10,13 +10,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import signals
@@ -41,6 +42,8 @@ from fedbac.runs.summary import leaves, written
 log = logging.getLogger("fedbac")
 
 POLL_SECONDS = 0.2
+FROZEN_SECONDS, IDLE_SHARE, LOOK_SECONDS = 300, 0.01, 5
+"""A worker that used less than this share of a core for so long is frozen; how often to look whether it is stopped."""
 MOST_POINTS = 10_000
 PLAIN, STRANGE = r"[\w.=+-]+", r"[^\w.=+-]+"
 """Signs that names of folders consist of, and all others."""
@@ -293,6 +296,27 @@ def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
         stop.wanted = stopped()
 
 
+class Watch:
+    """Notices that a process stands still: it is stopped, or has done next to nothing for a long time."""
+
+    def __init__(self, pid: int, patience: float = FROZEN_SECONDS) -> None:
+        self.process, self.patience = psutil.Process(pid), patience
+        self._since, self._worked = time.monotonic(), self._work()
+
+    def _work(self) -> float:
+        return float(sum(self.process.cpu_times()[:2]))
+
+    def still(self) -> bool:
+        """Whether it does so now."""
+        if self.process.status() == psutil.STATUS_STOPPED:
+            return True
+        since, worked = self._since, self._worked
+        if time.monotonic() < since + self.patience:
+            return False
+        self._since, self._worked = time.monotonic(), self._work()
+        return self._worked - worked < IDLE_SHARE * (self._since - since)
+
+
 class RunPool:
     """Worker processes, each a pool of its own: when one dies, only the run in its hands is begun again."""
 
@@ -326,7 +350,7 @@ class RunPool:
             try:
                 with signals.held():
                     future = pool.submit(work, folder, *words)
-                future.result()
+                _await(future, pool, folder)
             except TerminatedWorkerError:
                 with self.lock:
                     self.mine.pool = None
@@ -349,6 +373,21 @@ class RunPool:
                 self.mine.pool = start_pool(1)
                 self.pools.append(self.mine.pool)
             return None if self.closed else self.mine.pool
+
+
+def _await(future: Future[None], pool: Any, folder: str) -> None:
+    """Wait for a worker, and say so once if it stands still."""
+    watch, told = None, False
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        with suppress(psutil.Error, StopIteration):  # it is just being replaced
+            watch = watch or Watch(next(iter(pool._processes)))
+            if not told and watch.still():
+                told = True
+                log.warning(
+                    "%s: its process %d is frozen (%s); continue it, or kill it: then it resumes from its checkpoint",
+                    folder, watch.process.pid, watch.process.status(),
+                )  # fmt: skip
+    future.result()
 
 
 @contextmanager
