@@ -55,6 +55,9 @@ START_OVER = "To start over, run again with --overwrite (overwrite=True in Pytho
 
 log = logging.getLogger("fedbac")
 
+_HELD: set[Path] = set()
+"""Locks that this process holds."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -110,10 +113,12 @@ class RunFolder:
             refuse_strangers((self.config_file, self.rounds_file, self.summary_file, self.lock_file), self.checkpoints)
             lock.acquire()
             self._lock = self.lock_file.stat()
+            _HELD.add(self.lock_file.resolve())
         except Timeout:
-            raise RunInUseError(
-                f"{self.path}: another process is running in this folder; wait for it, or choose another folder"
-            ) from None
+            who = "another process is running in this folder; wait for it, or choose another folder"
+            if self.lock_file.resolve() in _HELD:
+                who = "a run that this process began is still open; play it to its end, or call close() on it"
+            raise RunInUseError(f"{self.path}: {who}") from None
         except OSError as error:
             raise RunFolderError(
                 f"{self.path}: it cannot be used as a folder ({error.strerror}); choose another one"
@@ -132,6 +137,7 @@ class RunFolder:
             if self._writer is not None:
                 self._writer.close()
             self._lock, self._writer, self._unsaved, self._last_save = None, None, None, -math.inf
+            _HELD.discard(self.lock_file.resolve())
             lock.release()
 
     def has_run(self) -> bool:

@@ -75,4 +75,5 @@ def _command() -> str:
     """Return the command as it was typed, without the folders that its program is in."""
     program = Path(sys.argv[0] if sys.argv else "")
     name = program.parent.name if program.name == "__main__.py" else program.name  # python -m
-    return shlex.join([name or "python", *sys.argv[1:]])
+    words = shlex.join([name or "python", *sys.argv[1:]])
+    return words.encode(errors="backslashreplace").decode()  # a file's name may be no text
