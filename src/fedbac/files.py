@@ -8,7 +8,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,17 @@ def write_copy(path: Path, source: BufferedReader) -> None:
 def make_folder(path: Path) -> Path:
     """Make a folder, and those above it, where there is none yet."""
     with explained(path):
-        path.mkdir(parents=True, exist_ok=True)
+        add_folder(path)
     return path
+
+
+def add_folder(path: Path) -> None:
+    """Make a folder so that no crash of the system loses it, and with it all that is synced into it later."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        with suppress(PermissionError):  # one that may be written to but not read
+            sync(folder.parent)
 
 
 @contextmanager

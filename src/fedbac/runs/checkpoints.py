@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.errors import CheckpointError
-from fedbac.files import opened, read_json, remove, remove_partial, replacing, sync, write_copy, write_whole
+from fedbac.files import add_folder, opened, read_json, remove, remove_partial, replacing, write_copy, write_whole
 
 NAME = re.compile(r"round-(\d{6,})\.(json|safetensors)")
 ANOTHER = "was the network or a policy changed, or was it written by another version?"
@@ -61,9 +61,7 @@ class Manifest:
 
 def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any], keep: Keep) -> None:
     """Write the checkpoint of a state, and remove those that need not be kept."""
-    if not folder.exists():
-        folder.mkdir()
-        sync(folder.parent)  # else a crash of the system may lose the folder, and all that was synced into it
+    add_folder(folder)
     file = folder / f"round-{state.round:06d}.json"
     with replacing(file.with_suffix(".safetensors"), sync_folder=False) as partial:
         try:

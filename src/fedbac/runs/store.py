@@ -30,6 +30,7 @@ from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State
 from fedbac.errors import CheckpointError, ConfigError, Error, OutputError, RunFolderError, RunInUseError
 from fedbac.files import (
+    add_folder,
     lines_of,
     make_folder,
     opened,
@@ -109,7 +110,7 @@ class RunFolder:
         """Hold the folder for this process; the lock goes with the process, however it ends."""
         lock = FileLock(self.lock_file, timeout=0)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            add_folder(self.path)
             refuse_strangers((self.config_file, self.rounds_file, self.summary_file, self.lock_file), self.checkpoints)
             lock.acquire()
             self._lock = self.lock_file.stat()
@@ -368,8 +369,11 @@ class RunFolder:
             if troubles:
                 log.warning("%s; resuming from round %d", "; ".join(troubles), state.round)
             return state, self._begin(found, state.round)
-        if troubles:
+        played = max(len(found.records), checkpoints.newest(self.checkpoints))
+        if troubles and (played > 1 or troubles != misfits):
             raise CheckpointError(f"{self.path}: no checkpoint can be used ({'; '.join(troubles)}). {START_OVER}")
+        if troubles:  # as a crash of the system may leave the first round
+            log.warning("%s; starting with round 1", "; ".join(troubles))
         return template, self._begin(found, 0)
 
     def last(self, template: State, experiment: Mapping[str, Any]) -> tuple[list[Record], State]:
