@@ -34,8 +34,8 @@ MAY_WRITE = {
     "fedbac/deploy/transports/nvflare/hosting.py",
     "fedbac/deploy/transports/nvflare/project.py",
 }
-"""The writer; the terminal; the log of rounds, which grows a line a round; pipes, which are no files; logs of processes; arrays of a
-trial, through the writer; and folders that NVFlare made, which are moved."""
+"""The writer; the terminal; the log of rounds, which grows a line a round; pipes, which are no files; logs of
+processes; arrays of a trial, through the writer; and folders that NVFlare made, which are moved."""
 
 
 def full(*words: Any, real: Any = os.open, **__: Any) -> Any:

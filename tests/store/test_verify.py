@@ -18,6 +18,7 @@ from fedbac import files
 from fedbac.api.results import rows
 from fedbac.cli.main import main
 from fedbac.errors import ConfigError, RunFolderError
+from fedbac.local import LoopTrainer
 from fedbac.report.outcome import caveats
 from fedbac.report.sections import facts
 from fedbac.runs import checkpoints, provenance
@@ -26,6 +27,7 @@ from fedbac.runs.play import finish, play
 from fedbac.runs.records import Writer
 from fedbac.runs.store import Run, RunFolder
 from fedbac.version import __version__, full_version
+from tests.engines.queueing import Queueing
 from tests.store.damage import INPUTS, TASK, weights
 
 ALONE = fedbac.Runtime(workers=1, device="cpu")
@@ -185,6 +187,16 @@ def test_rounds_repeat_their_bits(whole: Path) -> None:
     assert (found[0].first, found[-1].last) == (1, TASK.rounds)
     assert all(verdict.weights for verdict in found)
     assert len(fedbac.verify(whole, dataset=DATA, rounds=1)) == 1
+
+
+def test_an_engine_that_works_ahead_repeats_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the next round has begun when one is told, and checkpoints are further apart."""
+    monkeypatch.setattr("fedbac.engines.make_trainer", lambda *words: Queueing(LoopTrainer(*words[:3])))
+    played(tmp_path, keep_every=2)
+    assert {2, 4} < checkpoints.rounds_in(tmp_path / "checkpoint")
+    found = fedbac.verify(tmp_path, dataset=DATA)
+    assert [verdict.difference for verdict in found] == [None] * len(found)
+    assert found[-1].last == TASK.rounds
 
 
 def test_a_forged_weight_is_found(run: Path) -> None:

@@ -31,7 +31,7 @@ from fedbac.runs.folders import shortened
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
     from fedbac.runs.configure import Inputs
-    from fedbac.runs.store import Run
+    from fedbac.runs.store import Run, RunFolder
     from fedbac.runs.sweep import Point
 
 METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
@@ -252,25 +252,28 @@ def verify(
     data_folder: DataOption = None,
 ) -> None:
     """Replay rounds of saved runs and compare them bit for bit. Ends with status 1 if one differs."""
+    if not replayed_alike(run_folders(folders), None if everything else count, data_folder):
+        raise typer.Exit(1)
+
+
+def replayed_alike(places: Sequence["RunFolder"], count: int | None, data_folder: Path | None) -> bool:
+    """Replay rounds of runs, so many of each or all, say what became of them, and return whether all are the same."""
     from fedbac.runs.configure import Inputs
     from fedbac.runs.provenance import in_words
     from fedbac.runs.replay import verify
 
-    wrong = 0
-    for place in run_folders(folders):
-        rounds = 0
-        for found in verify(place, Inputs(data_folder=data_folder), None if everything else count):
-            if not rounds:
-                say(f"{place.path}: replayed by {in_words(found.by)}")
-            rounds += found.last - found.first + 1
+    alike = True
+    for place in places:
+        found = None
+        for found in verify(place, Inputs(data_folder=data_folder), count):
             span = f"round {found.last}" if found.first == found.last else f"rounds {found.first} to {found.last}"
             same = f"the same bits ({'records and weights' if found.weights else 'records'})"
-            say(f"  {span}: {same if found.difference is None else f'DIFFERENT: {found.difference}'}")
-            wrong += found.difference is not None
-        if not rounds:
+            say(f"{place.path}: {span}: {same if found.difference is None else f'DIFFERENT: {found.difference}'}")
+            alike &= found.difference is None
+        if found is None:
             raise ConfigError(f"{place.path}: no round was played yet, so there is nothing to replay")
-    if wrong:
-        raise typer.Exit(1)
+        say(f"{place.path}: replayed by {in_words(found.by)}")
+    return alike
 
 
 def _source(names: Sequence[str], task: str | None) -> str:
