@@ -29,13 +29,15 @@ MAY_WRITE = {
     "fedbac/files.py",
     "fedbac/cli/main.py",
     "fedbac/runs/records.py",
+    "fedbac/deploy/metrics.py",
+    "fedbac/deploy/transports/handshakes.py",
     "fedbac/deploy/transports/pipes.py",
     "fedbac/deploy/trial.py",
     "fedbac/deploy/transports/nvflare/hosting.py",
     "fedbac/deploy/transports/nvflare/project.py",
 }
-"""The writer; the terminal; the log of rounds, which grows a line a round; pipes, which are no files; logs of
-processes; arrays of a trial, through the writer; and folders that NVFlare made, which are moved."""
+"""The writer; the terminal; the log of rounds, which grows a line a round; pipes and sockets, which are no files; logs
+of processes; arrays of a trial, through the writer; and folders that NVFlare made, which are moved."""
 
 
 def full(*words: Any, real: Any = os.open, **__: Any) -> Any:
