@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,20 @@ from contextlib import contextmanager
 
 def main() -> None:
     """Import the command and run it."""
+    _open_streams()
     with leaving_on_interrupt():
         from fedbac.cli.main import main as command
     command()
+
+
+def _open_streams() -> None:
+    """Let streams that were closed (``>&-``) lead nowhere, before a file of a run gets their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (it stays open)
 
 
 @contextmanager

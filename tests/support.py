@@ -205,11 +205,10 @@ def in_order(shards: Shards, edges: Sequence[int]) -> Shards:
 
 def poisoned(dataset: Dataset, rows: IntArray) -> Dataset:
     """Return the data with some training examples so large that they are infinite to a network."""
-    x_train = dataset.x_train.astype(np.float64)
-    x_train[rows] = 1e300
-    return Dataset(
-        dataset.name, x_train, dataset.y_train, dataset.x_test.astype(np.float64), dataset.y_test, dataset.num_classes
-    )
+    x_train, x_test = dataset.x_train.astype(np.float64), dataset.x_test.astype(np.float64)
+    made = Dataset(dataset.name, x_train, dataset.y_train, x_test, dataset.y_test, dataset.num_classes)
+    x_train[rows] = 1e300  # later, as a data set that holds it is refused
+    return made
 
 
 # ---------------------------------------------------------------------------------------------- comparison

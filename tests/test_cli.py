@@ -61,7 +61,7 @@ def test_run_report_and_repeat_from_the_configuration(fedbac: Shell, tmp_path: P
         [json.loads(line) for line in (tmp_path / f / "rounds.jsonl").read_text().splitlines()] for f in "ab"
     )
     for left, right in zip(first, second, strict=True):
-        own = {"seconds": 0, "check": ""}
+        own = {"seconds": 0, "check": "", "computed_by": {}}
         assert left | own == right | own  # whatever the number of workers
     assert yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())["trainer"]
     assert "fed-bac" in fedbac("report", "a", "b", "--out", "both.html")

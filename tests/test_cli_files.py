@@ -20,6 +20,7 @@ import fedbac as package
 from fedbac.cli import reporting, running
 from fedbac.cli.terminal import out
 from fedbac.runs.summary import written
+from fedbac.version import full_version
 from tests.made_up_runs import fake, renamed
 from tests.test_cli import SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # a fixture
@@ -100,7 +101,7 @@ def test_a_configuration_says_where_its_run_comes_from_and_a_resume_changes_noth
     assert config["written"].keys() == written().keys()
     assert config["written"]["command"].startswith("fedbac run hierfavg --rounds 2")
     assert config["written"]["command"].endswith("--out 'a b'")
-    assert config["written"]["fedbac"] == package.__version__
+    assert config["written"]["fedbac"] == full_version()
     before = file.read_bytes()
     fedbac("resume", "a b")
     assert file.read_bytes() == before
@@ -170,7 +171,7 @@ def test_the_version_names_what_computes(fedbac: Shell) -> None:
     import torch
 
     text = fedbac("--version")
-    assert text.startswith(f"fedbac {package.__version__}, torch {torch.__version__}")
+    assert text.startswith(f"fedbac {full_version()}, torch {torch.__version__}")
     assert "kernels: CPU: " in text
     assert "GPU: " in text
 

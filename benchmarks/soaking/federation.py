@@ -33,7 +33,7 @@ START = 600.0
 """Seconds that a federation has for its first round."""
 RETURN = 300.0
 """Seconds that a site has to take part again, while nobody else is disturbed."""
-TIMELESS = ("seconds", "check")
+TIMELESS = ("seconds", "check", "computed_by")
 
 
 @dataclass(frozen=True)

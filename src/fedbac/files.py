@@ -1,13 +1,15 @@
-"""Files on the disk: each is written whole or not at all, here and nowhere else."""
+"""Files on the disk: each is written whole or not at all, and only regular ones of a sensible size are read."""
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from fedbac.errors import OutputError
 
 PARTIAL = ".partial"
 """How the name of a file ends that is being written; one that a killed process left is of no use."""
+MOST = 2**26
+"""Bytes of one of our own files, or of one line of a longer one."""
 
 
 @contextmanager
@@ -47,11 +51,26 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         partial.write_bytes(content.encode(errors="xmlcharrefreplace") if isinstance(content, str) else content)
 
 
+def write_copy(path: Path, source: BufferedReader) -> None:
+    """Write what is left of an open file, however large, even if it was deleted since."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        shutil.copyfileobj(source, file)
+
+
 def make_folder(path: Path) -> Path:
     """Make a folder, and those above it, where there is none yet."""
     with explained(path):
-        path.mkdir(parents=True, exist_ok=True)
+        add_folder(path)
     return path
+
+
+def add_folder(path: Path) -> None:
+    """Make a folder so that no crash of the system loses it, and with it all that is synced into it later."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        with suppress(PermissionError):  # one that may be written to but not read
+            sync(folder.parent)
 
 
 @contextmanager
@@ -90,10 +109,43 @@ def remove_partial(folder: Path, name: str = "*") -> None:
         remove(partial)
 
 
+@contextmanager
+def opened(path: Path, most: float = math.inf) -> Iterator[BufferedReader]:
+    """Open a regular file of at most so many bytes: one would wait for a pipe, and never reach the end of a device."""
+    waitless = getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waitless)) as file:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "It is no regular file", str(path))
+        if there.st_size > most:
+            raise OSError(errno.EFBIG, f"It is longer than {most:,} bytes, as none of ours is", str(path))
+        yield file
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """Return what is in a regular file of at most so many bytes."""
+    with opened(path, most) as file:
+        return file.read(most)
+
+
+def lines_of(file: BufferedReader) -> Iterator[bytes]:
+    """Yield the complete lines that are left of a file; one that is far too long is cut, and is the last."""
+    while (line := file.readline(MOST)).endswith(b"\n"):
+        yield line[:-1]
+    if len(line) == MOST:
+        yield line
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a regular file."""
+    with opened(path) as file:
+        yield from lines_of(file)
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file says; a ValueError if it says nothing sensible."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -246,6 +246,14 @@ def frozen_sha256(module: nn.Module) -> str | None:
 
 def _output(module: nn.Module, shape: Sequence[int], largest_token: int | None) -> Tensor:
     """Return what a network makes of two examples, if that can be learned from."""
+    for name, value in module.named_parameters():
+        if isinstance(value, nn.UninitializedParameter):
+            raise ConfigError(
+                f"network: {name} is of a lazy layer, of no shape yet; use the layer that is told its size"
+            )
+        if value.requires_grad and value.dtype != torch.float32:
+            kind = str(value.dtype).removeprefix("torch.")
+            raise ConfigError(f"network: {name} is {kind}, but only float32 is trained; call float() on the network")
     module.eval()
     examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
     with torch.enable_grad():

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted
+from fedbac.files import opened
 
 VARIABLE = "FEDBAC_ALLOW"
 """Holds the packages that this process, and those that it starts, may import for a configuration."""
@@ -116,7 +117,7 @@ def fingerprint(package: str) -> str:
     for name, path in sorted(files.items()):
         hidden = any(part.startswith((".", "__pycache__")) for part in Path(name).parts)
         if not hidden and path.suffix not in COMPILED:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 digest.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     if not files:
         raise PackageError(f"--allow ({VARIABLE}): there is no package {package} here; install it")

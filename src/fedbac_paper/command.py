@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedbac.cli.running import replayed_alike
 from fedbac.cli.terminal import (
     DataOption,
     DeviceOption,
@@ -71,6 +72,9 @@ def reproduce(
     pages_folder: Annotated[
         Path | None, typer.Option("--pages", help="Folder for the pages. Default: OUT/pages.")
     ] = None,
+    verified: Annotated[
+        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every finished run, and compare bits.")
+    ] = 0,
     plan: Annotated[
         bool, typer.Option("--plan", help="List the runs, and estimate how long they would take, without running them.")
     ] = False,
@@ -118,6 +122,8 @@ def reproduce(
         if not collect_only:
             say_if_runs_take_turns(device, jobs)
             stopped, failed = run_missing(wanted, alone, jobs, data_folder, deadline)
+        finished = [point.folder for point in wanted if point.folder.finished()] if verified else []
+        failed |= not replayed_alike(finished, verified, data_folder)
         for artefact in artefacts:
             found = collect(artefact, seeds, change, parent, before[artefact.name])
             say(f"Results: {write_results(found, place)}")

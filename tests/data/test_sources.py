@@ -82,9 +82,7 @@ def test_an_npz_without_the_arrays_or_with_odd_labels_is_named(tmp_path: Path) -
     with pytest.raises(DataNotFoundError, match=r"svhn.npz .*labels run from 1 to 10"):
         load("svhn", tmp_path)
     layouts.write_npz(tmp_path / "svhn.npz", (np.full((10, 2), np.nan), y_train[:10], x_test, y_test))
-    with pytest.raises(
-        DataNotFoundError, match=r"svhn.npz cannot be used: .*hold NaN or infinite values; remove"
-    ) as said:
+    with pytest.raises(DataNotFoundError, match=r"svhn.npz cannot be used: .*hold NaN or infinite values, or") as said:
         load("svhn", tmp_path)
     assert "damaged" not in str(said.value)
 

@@ -136,7 +136,7 @@ def test_networks_that_do_not_fit_are_refused_before_they_are_made(
     method: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "free_memory", lambda device: 5 * 4 * (64 * 32 + 32 + 32 * 10 + 10))
-    monkeypatch.setattr("fedbac.runs.play.start", lambda *_: pytest.fail("they were made") if not fits else 1 / 0)
+    monkeypatch.setattr("fedbac.runs.replay.start", lambda *_: pytest.fail("they were made") if not fits else 1 / 0)
     settings = ["task.network={kind: mlp}", "task.partition.min_edge_test=1", "task.partition.min_client_samples=1"]
     settings += ["task.num_edges=8", "task.clients_per_edge=2"]
     with pytest.raises(ZeroDivisionError if fits else NotEnoughMemoryError):

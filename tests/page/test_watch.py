@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,20 +95,20 @@ class Reader(contextlib.ExitStack):
 
     def __init__(self, address: str) -> None:
         super().__init__()
-        self.port = int(address.split(":")[2].strip("/"))
+        _, _, self.host, self.own = address.split("/")[:4]
 
     def _ask(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection(self.host, timeout=20)
         self.callback(connection.close)
         connection.request("GET", path, headers=headers)
         return self.enter_context(connection.getresponse())
 
-    def get(self, path: str = "/", **headers: str) -> tuple[int, str, http.client.HTTPResponse]:
-        answer = self._ask(path, headers)
+    def get(self, path: str | None = None, **headers: str) -> tuple[int, str, http.client.HTTPResponse]:
+        answer = self._ask(f"/{self.own}/" if path is None else path, headers)
         return answer.status, answer.read().decode(), answer
 
     def stream(self, after: str = "") -> http.client.HTTPResponse:
-        return self._ask(f"/events?after={after}", {})
+        return self._ask(f"/{self.own}/events?after={after}", {})
 
 
 def event(stream: http.client.HTTPResponse) -> dict[str, Any]:
@@ -156,11 +157,59 @@ def test_the_page_has_what_there_is_and_its_own_script_only(reader: Reader) -> N
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::1]", ""])
 def test_other_names_for_this_machine_are_refused(reader: Reader, host: str) -> None:
     """A page from elsewhere whose name leads to 127.0.0.1 must not read runs."""
-    for path in ("/", "/events"):
+    for path in (f"/{reader.own}/", f"/{reader.own}/events"):
         status, text, _ = reader.get(path, Host=host)
         assert status == 400
         assert "fedbac" not in text
-    assert reader.get("/", Host="localhost")[0] == 200
+    assert reader.get(Host="localhost")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/another/", "/another/events"])
+def test_who_does_not_know_the_address_learns_nothing(reader: Reader, path: str) -> None:
+    """Other users of the machine reach the port too."""
+    status, text, answer = reader.get(path)
+    assert (status, text) == (404, "Not Found")
+    assert reader.own not in str(answer.headers)
+    assert len(reader.own) > 20
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection without an answer."""
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def test_any_number_of_silent_connections_keeps_nobody_out(run: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take a file handle of the run for as long as it likes."""
+    monkeypatch.setattr("fedbac.report.live.MOST_CONNECTIONS", 8)
+    run.grow()
+    server = Live(lambda: [run.folder])
+    with server.beside(), Reader(server.address) as reader:
+        stream = reader.stream()
+        event(stream)
+        host, port = reader.host.split(":")
+        silent = [socket.create_connection((host, int(port)), timeout=20) for _ in range(200)]
+        for opened in silent[:190]:
+            assert closed(opened)
+        assert reader.get()[0] == 200
+        run.grow()
+        assert event(stream), "whoever reads goes on reading"
+        for opened in silent:
+            opened.close()
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(run: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbac.report.live.ASK_SECONDS", 0.05)
+    run.grow()
+    server = Live(lambda: [run.folder])
+    with server.beside(), Reader(server.address) as reader:
+        host, port = reader.host.split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as half:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            assert closed(half)
+        monkeypatch.undo()
+        assert event(reader.stream())
 
 
 @pytest.mark.parametrize("path", ["/config.yaml", "/../config.yaml", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"])
@@ -200,7 +249,7 @@ def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: P
     ) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
-        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", said)
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/[\w-]+/", said)
         with Reader(address) as reader:
             assert event(reader.stream())["document"]["runs"]
             process.send_signal(signal.SIGINT)
@@ -223,7 +272,7 @@ def test_live_says_where_follows_the_runs_and_ends_with_the_command(
     monkeypatch.setattr("fedbac.report.live.Follower", Noted)
     several = {"run": [], "compare": ["fedavg"], "sweep": ["--grid", "task.training.batch_size=8,16", "--jobs", "1"]}
     text = fedbac(command, "hierfavg", *several[command], "--rounds", "1", "--live", "--out", "a", *SMALL[2:])
-    assert re.search(r"Live page: http://127\.0\.0\.1:\d+/ \(it ends with this command\)", text)
+    assert re.search(r"Live page: http://127\.0\.0\.1:\d+/[\w-]+/ \(it ends with this command\)", text)
     assert text.index("Live page:") < text.index("Report:") < text.index("The live page has ended")
     assert [rounds_shown(follower) for follower in followers] == [[1] if command == "run" else [1, 1]]
 

@@ -95,6 +95,7 @@ def test_a_changed_digit_is_not_believed(
 def test_records_in_memory_have_no_checksum(finished: Path) -> None:
     lines = [json.loads(line) for line in (finished / "rounds.jsonl").read_text().splitlines()]
     assert all(len(line.pop("check")) == 16 for line in lines)
+    assert [line.pop("computed_by", {}) != {} for line in lines] == [True] + [False] * (len(lines) - 1)
     assert fedbac.load(finished).records == lines
 
 

@@ -212,14 +212,14 @@ def test_other_data_are_noticed(copy: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused(copy: Path) -> None:
-    with RunFolder(copy).locked(), pytest.raises(RunInUseError, match="another process"):
+    with RunFolder(copy).locked(), pytest.raises(RunInUseError, match="this process began"):
         worker.play(copy, resume=True)
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     process = start(tmp_path)
     wait_for(tmp_path, 1, process)
-    with pytest.raises(RunInUseError):
+    with pytest.raises(RunInUseError, match="another process"):
         worker.play(tmp_path, resume=True)
     process.kill()
     process.wait()

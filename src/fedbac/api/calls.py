@@ -1,4 +1,4 @@
-"""What to call: ``run``, ``compare``, ``sweep``, ``play``, ``resume``, ``load`` and ``report``."""
+"""What to call: ``run``, ``compare``, ``sweep``, ``play``, ``resume``, ``verify``, ``load`` and ``report``."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted
 from fedbac.models import UserNetwork
 from fedbac.runs import play as playing
+from fedbac.runs import replay
 from fedbac.runs.configure import (
     Changes,
     Inputs,
@@ -25,7 +26,10 @@ from fedbac.runs.configure import (
     is_file,
     reached,
     refuse_another,
+    refuse_runtime,
+    with_settings,
 )
+from fedbac.runs.replay import Verdict
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder, Tail
 from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, run_all
@@ -63,7 +67,7 @@ def run(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track, settings)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
@@ -94,7 +98,7 @@ def play(
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
-    runtime = _runtime(device, workers, memory_gib, trainer, precision, track)
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track, settings)
     return _play(experiment, runtime, inputs, out, overwrite, None)
 
 
@@ -171,7 +175,7 @@ def sweep(
     if jobs > 1 and parent is None:
         raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
     jobs = min(jobs, len(points))
-    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track)
+    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track, settings)
     check_ready([point.experiment for point in points], runtime, inputs)
     laid = Laid() if parent is None else lay_out(points, runtime, overwrite, parent)
     try:
@@ -204,6 +208,19 @@ def resume(
     runtime = reached(runtime, address, place.config_file)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, folder, False, show).finish()
+
+
+def verify(
+    folder: Path | str,
+    *,
+    rounds: int | None = None,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    data_folder: Path | str | None = None,
+) -> list[Verdict]:
+    """Replay rounds of a saved run, so many at random or all, and say of each whether it has the same bits."""
+    return list(replay.verify(RunFolder(folder), Inputs(dataset, shards, network, data_folder), rounds))
 
 
 def load(folder: Path | str) -> Run:
@@ -250,10 +267,11 @@ def _play_side_by_side(
 
 
 def _runtime(
-    device: str, workers: int | None, memory_gib: float | None, trainer: str, precision: str, track: str | None
-) -> Runtime:
+    device: str, workers: int | None, memory_gib: float | None, trainer: str, precision: str, track: str | None,
+    settings: Changes,
+) -> Runtime:  # fmt: skip
     chosen = {"device": device, "workers": workers, "memory_gib": memory_gib, "trainer": trainer, "track": track}
-    return parse(Runtime, chosen | {"precision": precision}, "runtime")
+    return with_settings(parse(Runtime, chosen | {"precision": precision}, "runtime"), settings)
 
 
 def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:
@@ -268,6 +286,7 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None) -> list[list[tuple[str, Any]
     grid = {} if grid is None else grid
     if not isinstance(grid, Mapping):
         raise ConfigError(f"grid: {quoted(grid)} is no mapping from settings to lists of values")
+    refuse_runtime("grid", map(str, grid))
     for path, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"grid: {quoted(path)} must have a list of values, not {quoted(values)}")

@@ -12,6 +12,7 @@ from fedbac.models import UserNetwork
 from fedbac.runs.configure import Inputs
 from fedbac.runs.models import Models, Predictor, save
 from fedbac.runs.play import saved_models
+from fedbac.runs.provenance import in_words
 from fedbac.runs.store import Run as StoredRun
 from fedbac.runs.store import RunFolder
 
@@ -35,7 +36,8 @@ def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -
         experiment = run.config["experiment"]
         who = {"run": label, "method": experiment["method"]["name"], "seed": experiment["seed"]}
         for record in run.records:
-            found += [who | row for row in make(run, record)]
+            by = run.computed_by(record["round"])
+            found += [who | row | ({"computed_by": in_words(by)} if by else {}) for row in make(run, record)]
     return found
 
 

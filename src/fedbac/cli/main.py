@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -17,8 +17,9 @@ from typer.core import TyperCommand
 from fedbac.cli import deploying, federating, lists, modelling, reporting, running
 from fedbac.cli.terminal import err, say
 from fedbac.errors import Error, visible
+from fedbac.files import why
 from fedbac.runs.stopping import Interrupted, interrupting
-from fedbac.version import __version__
+from fedbac.version import full_version
 from fedbac_command import leaving_on_interrupt
 from fedbac_paper.command import reproduce
 
@@ -44,6 +45,7 @@ for command in (
     running.sweep,
     reproduce,
     running.resume,
+    running.verify,
     reporting.report,
     reporting.watch,
     reporting.export,
@@ -67,7 +69,7 @@ def _version(wanted: bool) -> None:
             import torch
 
             from fedbac.local import kernels
-        typer.echo(f"fedbac {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+        typer.echo(f"fedbac {full_version()}, torch {torch.__version__}, Python {platform.python_version()}")
         typer.echo(f"kernels: {'; '.join(kernels())}")
         raise typer.Exit
 
@@ -96,7 +98,7 @@ def main() -> None:
     handler = RichHandler(console=err, show_path=False, show_time=False)
     handler.setFormatter(_Plain("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    with _flushed():
+    with _lasting():
         try:
             with interrupting():
                 app(prog_name="fedbac")  # however it was started
@@ -118,14 +120,44 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
+class _Lasting:
+    """A stream whose reader may go and whose disk may be full: what is written then is lost, and nothing else."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except OSError as error:
+            self.lost = error
+            # Python keeps what it could not write, and tries again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
 @contextmanager
-def _flushed() -> Iterator[None]:
-    """Write out what is left of the output; end quietly where its reader has gone, as under ``| head``."""
+def _lasting() -> Iterator[None]:
+    """Let nothing that becomes of the output end the work; say so at the end, unless its reader has gone (``head``)."""
+    before, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), _Lasting(sys.stdout), _Lasting(sys.stderr)
+    said = sys.stdout
     try:
         yield
     finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at its end
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdout, sys.stderr = before
+        if said.lost is not None:
+            if not isinstance(said.lost, BrokenPipeError):
+                say(f"The output could not be written ({why(said.lost)}); what was saved is safe.", err)
             sys.exit(1)

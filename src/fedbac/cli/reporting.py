@@ -206,10 +206,21 @@ def export(
         Per, typer.Option("--per", help="What a row of csv or parquet is: a round, or an edge in a round.")
     ] = (Per.ROUND),
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write to. Default: print to the terminal.")
+        Path | None,
+        typer.Option("--out", help="File to write to, or folder for --snapshot. Default: print to the terminal."),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option("--snapshot", help="Copy a run folder as of its newest checkpoint, even while it is running."),
+    ] = False,
 ) -> None:
-    """Export the numbers of runs, finished or not, for use in other programs."""
+    """Export the numbers of runs, finished or not, for use in other programs, or a copy that can be resumed."""
+    if snapshot:
+        places = run_folders(folders)
+        if out_file is None or len(places) > 1:
+            raise ConfigError("--snapshot: it is of one run, into a new folder; name both, as RUN --out FOLDER")
+        say(f"Snapshot of round {places[0].snapshot(out_file)}: {out_file}", err)
+        return
     from fedbac.api.results import pandas, rows
     from fedbac.report.groups import begun, labels
 

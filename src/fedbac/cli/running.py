@@ -20,6 +20,7 @@ from fedbac.cli.terminal import (
     TrainerOption,
     changed,
     method_names,
+    say,
     say_if_runs_take_turns,
 )
 from fedbac.core.settings import MOST_JOBS
@@ -30,7 +31,7 @@ from fedbac.runs.folders import shortened
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
     from fedbac.runs.configure import Inputs
-    from fedbac.runs.store import Run
+    from fedbac.runs.store import Run, RunFolder
     from fedbac.runs.sweep import Point
 
 METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
@@ -86,7 +87,7 @@ def run(
     track: TrackOption = None,
 ) -> None:
     """Run one method on one task. The same command resumes an interrupted run."""
-    from fedbac.runs.configure import Inputs, check_ready, configure, is_file, reached, runtime_in
+    from fedbac.runs.configure import Inputs, check_ready, configure, is_file, reached, runtime_in, with_settings
     from fedbac.runs.store import RunFolder
     from fedbac.runs.sweep import Point
 
@@ -94,7 +95,8 @@ def run(
     runtime = runtime_in(method) if is_file(method) else None
     source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
     runtime = changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = reached(changed(runtime, precision=precision, track=track), address, Path(method))
+    runtime = with_settings(changed(runtime, precision=precision, track=track), settings)
+    runtime = reached(runtime, address, Path(method))
     name = shortened(f"{experiment.method.name}-{source}-seed{experiment.seed}")
     folder = RunFolder(out_folder or Path("runs") / name)
     below = [path.parent.name for path in folder.path.glob("*/config.yaml")]
@@ -130,14 +132,14 @@ def compare(
 ) -> None:
     """Run several methods on the same task, one after another. The same command resumes a comparison."""
     from fedbac.presets import methods
-    from fedbac.runs.configure import Inputs, check_ready
+    from fedbac.runs.configure import Inputs, check_ready, with_settings
     from fedbac.runs.sweep import grid
 
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
     runtime = changed(device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
-    runtime = changed(runtime, address=address, precision=precision, track=track)
+    runtime = with_settings(changed(runtime, address=address, precision=precision, track=track), settings)
     parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
 
     def named(method: str, settings: Sequence[str], seed: int) -> str:
@@ -183,7 +185,7 @@ def sweep(
 ) -> None:
     """Run every combination of methods, settings and seeds, several at a time. The same command resumes a sweep."""
     from fedbac.local import num_cores
-    from fedbac.runs.configure import Inputs, check_ready
+    from fedbac.runs.configure import Inputs, check_ready, with_settings
     from fedbac.runs.sweep import grid
 
     parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
@@ -193,6 +195,7 @@ def sweep(
     alone = jobs == 1 and engine == "simulator"
     workers = None if alone else 1
     own = changed(device=device, trainer=trainer, precision=precision, track=track, workers=workers)
+    own = with_settings(own, settings)
     spread = changed(device=device, engine=engine, address=address)
     say_if_runs_take_turns(device, jobs)
     if spread.engine == "simulator":  # elsewhere there may be what is not here
@@ -208,6 +211,14 @@ def resume(
     memory: MemoryOption = None,
     engine: Annotated[str | None, typer.Option("--engine", help=f"{ENGINE_HELP} Default: as before.")] = None,
     address: AddressOption = None,
+    mixed: Annotated[
+        str | None,
+        typer.Option(
+            "--mixed",
+            help="If code, torch, numpy, trainer or processor are others than before: allow it with a warning, refuse "
+            "it, or replay the last saved round and go on if it has the same bits. Default: as before (allow).",
+        ),
+    ] = None,
 ) -> None:
     """Resume interrupted runs, one after another, exactly as if they had never stopped."""
     from fedbac.cli.playing import play_all
@@ -217,7 +228,7 @@ def resume(
     points, runtimes, inputs = [], [], Inputs(data_folder=data_folder)
     for place in run_folders([folder]):
         experiment, before = experiment_in(place)
-        runtime = changed(before, device=device, workers=workers, memory_gib=memory, engine=engine)
+        runtime = changed(before, device=device, workers=workers, memory_gib=memory, engine=engine, mixed=mixed)
         runtime = reached(runtime, address, place.config_file)
         if runtime != before:  # which the folder is about to state
             check_ready((), runtime, inputs)
@@ -229,6 +240,40 @@ def resume(
     conclude(runs, folder)
     if len(runs) < len(points):
         raise typer.Exit(1)
+
+
+def verify(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain run folders.")],
+    count: Annotated[
+        int,
+        typer.Option("--rounds", min=1, help="Rounds to replay, at random, of those that follow a saved checkpoint."),
+    ] = 3,
+    everything: Annotated[bool, typer.Option("--all", help="Replay every round.")] = False,
+    data_folder: DataOption = None,
+) -> None:
+    """Replay rounds of saved runs and compare them bit for bit. Ends with status 1 if one differs."""
+    if not replayed_alike(run_folders(folders), None if everything else count, data_folder):
+        raise typer.Exit(1)
+
+
+def replayed_alike(places: Sequence["RunFolder"], count: int | None, data_folder: Path | None) -> bool:
+    """Replay rounds of runs, so many of each or all, say what became of them, and return whether all are the same."""
+    from fedbac.runs.configure import Inputs
+    from fedbac.runs.provenance import in_words
+    from fedbac.runs.replay import verify
+
+    alike = True
+    for place in places:
+        found = None
+        for found in verify(place, Inputs(data_folder=data_folder), count):
+            span = f"round {found.last}" if found.first == found.last else f"rounds {found.first} to {found.last}"
+            same = f"the same bits ({'records and weights' if found.weights else 'records'})"
+            say(f"{place.path}: {span}: {same if found.difference is None else f'DIFFERENT: {found.difference}'}")
+            alike &= found.difference is None
+        if found is None:
+            raise ConfigError(f"{place.path}: no round was played yet, so there is nothing to replay")
+        say(f"{place.path}: replayed by {in_words(found.by)}")
+    return alike
 
 
 def _source(names: Sequence[str], task: str | None) -> str:

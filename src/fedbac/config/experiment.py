@@ -384,3 +384,11 @@ class Runtime(Settings):
     """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None
     """Where rounds are also shown as they finish."""
+    keep_last: Annotated[int, Field(ge=2, le=1_000_000)] = 2
+    """How many of the newest checkpoints stay; a damaged one is replaced by the one before it."""
+    keep_every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """The checkpoint of every so many rounds stays too: ``fedbac verify`` replays rounds from them."""
+    mixed: Literal["allow", "refuse", "replay"] = "allow"
+    """If a run is resumed by other code, another version of torch or numpy, another trainer or processor: go on with a
+    warning, refuse, or replay the last saved round and go on only if it has the same bits. The report shows who
+    computed which rounds."""

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fedbac.errors import ConfigError, quoted
+from fedbac.files import read_bytes
 
 MAX_FILE, MAX_VALUE = 2**20, 2**16
 """Bytes of a file, and of a value on the command line."""
@@ -82,9 +83,7 @@ def parse_yaml(text: str, source: str, limit: int = MAX_VALUE) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the settings in a file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE + 1)
-        tree = parse_yaml(raw.decode("utf-8"), str(path), MAX_FILE)
+        tree = parse_yaml(read_bytes(path, MAX_FILE).decode("utf-8"), str(path), MAX_FILE)
     except OSError as error:
         raise ConfigError(f"{path}: the file cannot be read ({error.strerror}); check its name") from error
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbac.core.parts import Parts
 from fedbac.core.settings import BoolArray, IntArray
+from fedbac.errors import PolicyError
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,15 @@ class State:
 def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
     """Return the arrays and tensors of a tree by their paths; numbers and None stand in its template."""
     return {
-        place: leaf.detach().cpu().contiguous()
-        if isinstance(leaf, Tensor)
-        else torch.from_numpy(np.array(leaf, order="C"))
+        place: leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else torch.from_numpy(_savable(place, leaf))
         for place, leaf in _arrays(tree, path)
     }
+
+
+def _savable(path: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind not in "biuf":
+        raise PolicyError(f"{path}: a policy remembers {array.dtype}, which no checkpoint can hold; use plain numbers")
+    return np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:

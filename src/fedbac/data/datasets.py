@@ -18,6 +18,7 @@ from fedbac.losses import IGNORED, Labels
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+LARGEST_FLOAT = np.finfo(np.float32).max
 
 LABELS = "labels must be classes (whole numbers from 0), numbers to predict (floats), or rows of tokens (whole numbers)"
 
@@ -195,8 +196,10 @@ def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
         raise ConfigError(
             f"{where} examples are {kind_of(x)}; give uint8 images, floating-point numbers or int64 tokens"
         )
-    elif not np.isfinite(x).all():
-        raise ConfigError(f"{where} examples hold NaN or infinite values; remove or replace them")
+    elif not (x.min() >= -LARGEST_FLOAT and x.max() <= LARGEST_FLOAT):  # nor if it is NaN
+        raise ConfigError(
+            f"{where} examples hold NaN or infinite values, or numbers that float32 has not; remove or replace them"
+        )
 
 
 def kind_of(array: Array) -> str:
@@ -206,9 +209,10 @@ def kind_of(array: Array) -> str:
 
 def as_labels(name: str, field: str, y: Array) -> Array:
     """Return labels as they are kept: whole numbers as int64, others as float32 with a row for each example."""
-    y = np.asarray(y)
+    y = _plain(y)
     if np.issubdtype(y.dtype, np.floating):
-        return y.astype(np.float32).reshape(len(y), -1)
+        with np.errstate(over="ignore"):  # infinite labels are refused
+            return y.astype(np.float32).reshape(len(y), -1)
     if not np.issubdtype(y.dtype, np.integer):
         number = " (numpy.unique(labels, return_inverse=True) numbers them)" * (kind_of(y) == "text")
         raise ConfigError(f"data set {name!r}: {field} is {kind_of(y)}; {LABELS}{number}")
@@ -217,7 +221,7 @@ def as_labels(name: str, field: str, y: Array) -> Array:
 
 def as_examples(x: Array) -> Array:
     """Return examples as they are kept: images channels first, whole numbers as int64 tokens."""
-    x = np.asarray(x)
+    x = _plain(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, np.newaxis]
     elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
@@ -226,6 +230,14 @@ def as_examples(x: Array) -> Array:
         x = x.astype(np.int64)
     # torch warns about sharing the memory of a read-only array, so such an array is copied.
     return np.require(x, requirements=("C", "W"))
+
+
+def _plain(array: Array) -> Array:
+    """Return an array in the byte order of this machine; one with masked entries is refused, as these are no data."""
+    if np.ma.is_masked(array):
+        raise ConfigError("the data are masked in places; remove these examples, or replace the entries (filled)")
+    array = np.asarray(array)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array, Array]:

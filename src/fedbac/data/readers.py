@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from fedbac.data.datasets import Array
-from fedbac.errors import LONGEST_QUOTE, ConfigError, DataNotFoundError
+from fedbac.errors import LONGEST_QUOTE, ConfigError, DataNotFoundError, NotEnoughMemoryError
+from fedbac.files import opened, read_bytes
 
 Arrays = tuple[Array, Array, Array, Array]
 
@@ -42,6 +43,10 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except ConfigError as error:  # which says what is wrong with sound bytes
         raise DataNotFoundError(f"{path} cannot be used: {error}") from error
+    except MemoryError as error:
+        raise NotEnoughMemoryError(
+            f"{path}: there is not enough memory to read it; free some, or take less data"
+        ) from error
     except Exception as error:  # on damaged bytes a parser can raise nearly anything
         raise DataNotFoundError(
             f"{path} cannot be used: it is damaged, cut short, or not in the format of its name "
@@ -54,7 +59,7 @@ def read_npz(paths: Sequence[Path]) -> Arrays:
     """Read one ``.npz`` file with the four arrays under their names."""
     (path,) = paths
     # Opened here, because numpy leaves a file that it opened itself open when it is damaged.
-    with reading(path), path.open("rb") as file:
+    with reading(path), opened(path) as file:
         with zipfile.ZipFile(file) as members:
             _refuse_beyond(MAX_BYTES, sum(member.file_size for member in members.infolist()))
         file.seek(0)
@@ -73,7 +78,7 @@ def read_idx(paths: Sequence[Path]) -> Arrays:
 
 
 def _idx(path: Path) -> Array:
-    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with reading(path), opened(path) as raw_file, gzip.open(raw_file) if path.suffix == ".gz" else raw_file as file:
         # Two zero bytes, the element type (8: unsigned byte), the number of axes, then each length, big-endian.
         start = file.read(4)
         if len(start) < 4 or start[:3] != b"\0\0\x08":
@@ -106,7 +111,7 @@ def read_svhn(paths: Sequence[Path], official: frozenset[str] = frozenset()) -> 
 
 def _mat(path: Path, official: frozenset[str]) -> tuple[Array, Array]:
     with reading(path):
-        with path.open("rb") as file:
+        with opened(path) as file:
             known = hashlib.file_digest(file, "sha256").hexdigest() in official
         content = _mat_here(path) if known else _mat_elsewhere(path)
         return content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1) % 10
@@ -152,8 +157,7 @@ def read_cifar(paths: Sequence[Path]) -> Arrays:
 
 def _cifar_batch(path: Path) -> tuple[Array, Array]:
     with reading(path):
-        _refuse_beyond(MAX_BYTES, path.stat().st_size)
-        raw = path.read_bytes()
+        raw = read_bytes(path, MAX_BYTES)
         for opcode, argument, _ in pickletools.genops(raw):
             if "PUT" in opcode.name and isinstance(argument, int) and argument > MAX_MEMO:
                 raise ValueError("it asks for more memory than any batch needs")

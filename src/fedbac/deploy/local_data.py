@@ -14,6 +14,7 @@ from fedbac.core.rng import stream
 from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of, labels_of
 from fedbac.data.partition import validation_count
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
+from fedbac.files import opened
 from fedbac.losses import Labels
 from fedbac.packages import imported
 
@@ -157,16 +158,11 @@ def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
             if f"{letter}_{split}" not in found:
                 raise DeployError(f"{source}: {letter}_{split} is missing; give examples and labels")
     try:
-        x = {split: _native(as_examples(found[f"x_{split}"])) for split in splits}
+        x = {split: as_examples(found[f"x_{split}"]) for split in splits}
         y = {split: as_labels(source, f"y_{split}", found[f"y_{split}"]) for split in splits}
         return LocalData(x, y)
     except (ConfigError, DeployError) as error:
         raise DeployError(f"{source}: {error}") from error
-
-
-def _native(x: Array) -> Array:
-    """Return numbers in the byte order of this machine."""
-    return x.astype(x.dtype.newbyteorder("="), copy=False)
 
 
 @contextmanager
@@ -184,15 +180,15 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    with _reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+    with _reading(path), opened(path) as file, np.load(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
 
 def _folder(path: Path) -> dict[str, NDArray[Any]]:
     arrays = {}
     for file in sorted(path.glob("*.npy")):
-        with _reading(file):
-            arrays[file.stem] = np.load(file, allow_pickle=False)
+        with _reading(file), opened(file) as content:
+            arrays[file.stem] = np.load(content, allow_pickle=False)
     if not arrays:
         raise DeployError(f"{path}: there is no {FILE} and no .npy file in this folder")
     return arrays

@@ -3,7 +3,8 @@ in chunks that fit into memory, however many there are.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +32,8 @@ GIB = 2**30
 FREE_SHARE, PER_CORE = 0.25, GIB // 2
 """When no budget is given: this share of the memory that is free, and on a CPU at most so many bytes per core, which
 keep it busy; more would only grow with the number of clients."""
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 log = logging.getLogger("fedbac")
 
@@ -161,12 +164,23 @@ def free_memory(device: torch.device) -> int:
         free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux
         return 4 * GIB
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
-        return min(free, max(int(limit) - int(used), 0))
-    except (OSError, ValueError):  # no limit
-        return free
+    return min([free, *(max(room, 0) for room in _group_room())])
+
+
+def _group_room() -> Iterator[int]:
+    """Yield what each control group around this process, of version 1 or 2, has left of its limit."""
+    with suppress(OSError, ValueError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            root = GROUPS / "memory" if kinds else GROUPS
+            own = root.joinpath(*Path(path).parts[1:])
+            names = ("limit_in_bytes", "usage_in_bytes") if kinds else ("max", "current")
+            for group in (own, *own.parents[: len(own.parts) - len(root.parts)]):
+                with suppress(OSError, ValueError):  # no limit
+                    limit, used = ((group / f"memory.{name}").read_text() for name in names)
+                    yield int(limit) - int(used)
 
 
 def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:

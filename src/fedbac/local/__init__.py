@@ -141,7 +141,15 @@ def describe(device: torch.device) -> str:
     return f"{num_cores()} cores of {model}"
 
 
+def arithmetic(device: torch.device) -> str:
+    """Return what decides how the processor rounds: the GPU's name, or the instructions that kernels and torch use."""
+    if device.type == "cuda":
+        return describe(device)
+    ours = [native.default_instruction_set()] if native.missing() is None else []
+    return ", ".join([*ours, f"torch {torch.backends.cpu.get_cpu_capability()}"])
+
+
 __all__ = [
-    "Examples", "FusedTrainer", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "check_device",
-    "describe", "kernels", "make_trainer", "num_cores", "one_thread",
+    "Examples", "FusedTrainer", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "arithmetic",
+    "check_device", "describe", "kernels", "make_trainer", "num_cores", "one_thread",
 ]  # fmt: skip

@@ -1,11 +1,13 @@
 """The page as a server: on this machine only, for any number of readers, and never writing anything.
 
-It answers two addresses, the page and its events; no path of a request is ever looked up on the disk.
+It answers two addresses, the page and its events, below a path that nobody can guess: other users of the machine reach
+the port too. No path of a request is ever looked up on the disk.
 """
 
 import asyncio
 import json
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedbac.errors import ConfigError
 from fedbac.report.following import TITLE, Find, Follower
@@ -33,8 +36,33 @@ LOOK_SECONDS = 0.5
 STREAM_SECONDS = 0.1
 """How often a stream looks whether there is something to send, or the server is to end."""
 KEEP_ALIVE = 15 / STREAM_SECONDS
+MOST_CONNECTIONS = 100
+"""At a time; of more, the oldest goes that has asked for nothing. Each takes a file handle, which runs need too."""
+ASK_SECONDS = 10
+"""What a connection may take to ask for something."""
 END_SECONDS = 2
 """What a reader that does not listen may delay the end."""
+
+
+class Bounded(H11Protocol):
+    """A connection to the server, one of a limited number: whoever opens many and asks nothing keeps nobody out."""
+
+    opened = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room for a new connection, and give it some time to ask."""
+        super().connection_made(transport)
+        self.opened = self.loop.time()
+        if len(self.connections) > MOST_CONNECTIONS:
+            silent = [other for other in self.connections if isinstance(other, Bounded) and other.cycle is None]
+            min(silent, key=lambda other: other.opened).leave()  # the new one is among them
+        self.loop.call_later(ASK_SECONDS, self.leave)
+
+    def leave(self) -> None:
+        """Close a connection that has asked for nothing."""
+        if self.cycle is None:
+            self.connections.discard(self)
+            self.transport.abort()
 
 
 class Live:
@@ -43,14 +71,21 @@ class Live:
     def __init__(self, find: Find, port: int | None = None) -> None:
         self.follower = Follower(find)
         self.socket = _listen(port)
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
+        self.path = f"/{secrets.token_urlsafe(16)}/"
+        quiet: dict[str, Any] = {
+            "log_config": None,
+            "access_log": False,
+            "server_header": False,
+            "ws": "none",
+            "http": Bounded,
+        }
         config = uvicorn.Config(self.app(), lifespan="on", timeout_graceful_shutdown=END_SECONDS, **quiet)
         self.server = uvicorn.Server(config)
 
     @property
     def address(self) -> str:
         """Where the page is."""
-        return f"http://{HOST}:{self.socket.getsockname()[1]}/"
+        return f"http://{HOST}:{self.socket.getsockname()[1]}{self.path}"
 
     def serve(self) -> None:
         """Serve until a signal, or another thread, ends it."""
@@ -71,7 +106,7 @@ class Live:
     def app(self) -> Starlette:
         """Return the application."""
         return Starlette(
-            routes=[Route("/", self._page), Route("/events", self._events)],
+            routes=[Route(self.path, self._page), Route(f"{self.path}events", self._events)],
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)],
             lifespan=self._looking,
         )

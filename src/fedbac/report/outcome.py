@@ -9,6 +9,7 @@ import numpy as np
 from fedbac.core.settings import FloatArray
 from fedbac.report.groups import Group, data_of, groups, last_rounds, look_up, numbers, summarized
 from fedbac.report.table import percent
+from fedbac.runs.provenance import DECIDES, in_words
 from fedbac.runs.store import Run
 
 FEW_FAILURES = 0.1
@@ -86,6 +87,11 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         notes.append("The methods ran with different seeds, so on differently spread data.")
     if len({len(run.records) for run in runs}) > 1:
         notes.append("The runs are not equally long.")
+    notes += [
+        f"{run.name} was computed in {len(run.segments)} environments, which may round differently (see its facts)."
+        for run in runs
+        if len({in_words({key: segment.by.get(key) for key in DECIDES}) for segment in run.segments}) > 1
+    ]
     notes += [
         f"{run.name} stopped after {len(run.records)} of {planned} rounds."
         for run in runs

@@ -11,6 +11,7 @@ import yaml
 from fedbac.report.groups import Group, groups, labels, last_rounds, look_up
 from fedbac.report.outcome import caveats, leaks, measured_on, outcome
 from fedbac.report.table import NONE, Table, best, duration, ledger_table, seeds_table, table
+from fedbac.runs.provenance import in_words
 from fedbac.runs.store import Run
 
 POINTS = {
@@ -104,6 +105,7 @@ def facts(run: Run) -> dict[str, str]:
         "Rounds": str(planned) if planned == len(run.records) else f"{len(run.records)} of {planned}",
         "Seed": str(look_up(run.config, "experiment.seed", NONE)),
         "Trainer": _trainer(run),
+        **_computed_by(run),
         "Accuracy measured": POINTS.get(point, point),
         "Final accuracy": f"mean over the last {last_rounds(run)} rounds",
         "Targets": f"reached after {look_up(judge, 'target_patience', 1)} rounds in a row",
@@ -115,9 +117,17 @@ def facts(run: Run) -> dict[str, str]:
 
 def _trainer(run: Run) -> str:
     """Return which one trained, and what it gave up for speed."""
-    path = str(look_up(run.config, "trainer", NONE))
+    used = dict.fromkeys(str(segment.by.get("trainer", NONE)) for segment in run.segments)
+    path = ", then ".join(used) or str(look_up(run.config, "trainer", NONE))
     coarse = next((name for name in ("tf32", "bf16") if path.endswith(f"-{name}")), None)
     return path if coarse is None else f"{path}: products in {coarse}; a repeated run differs in its last bits"
+
+
+def _computed_by(run: Run) -> dict[str, str]:
+    """Return what computed which rounds, where the run says."""
+    ends = [segment.first - 1 for segment in run.segments[1:]] + [len(run.records)]
+    told = [f"rounds {first} to {end}: {in_words(by)}" for (first, by), end in zip(run.segments, ends, strict=False)]
+    return {"Computed by": "; ".join(told)} if told else {}
 
 
 def _devices(run: Run) -> dict[str, str]:

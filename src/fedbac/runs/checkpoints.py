@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,22 @@ from safetensors.torch import load_file, save_file
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.errors import CheckpointError
-from fedbac.files import read_json, remove, remove_partial, replacing, write_whole
+from fedbac.files import add_folder, opened, read_json, remove, remove_partial, replacing, write_copy, write_whole
 
-KEEP = 2
 NAME = re.compile(r"round-(\d{6,})\.(json|safetensors)")
 ANOTHER = "was the network or a policy changed, or was it written by another version?"
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the newest few, and those of every so many rounds."""
+
+    last: int = 2
+    every: int | None = None
+
+    def whole(self, round_: int) -> bool:
+        """Whether the checkpoint of a round stays for good."""
+        return self.every is not None and round_ % self.every == 0
 
 
 @dataclass(frozen=True)
@@ -47,9 +59,9 @@ class Manifest:
         return self.file.with_suffix(".safetensors")
 
 
-def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any]) -> None:
-    """Write the checkpoint of a state, and remove those before the newest two."""
-    folder.mkdir(exist_ok=True)
+def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any], keep: Keep) -> None:
+    """Write the checkpoint of a state, and remove those that need not be kept."""
+    add_folder(folder)
     file = folder / f"round-{state.round:06d}.json"
     with replacing(file.with_suffix(".safetensors"), sync_folder=False) as partial:
         try:
@@ -59,7 +71,7 @@ def save(folder: Path, state: State, check: str, experiment: Mapping[str, Any]) 
         digest = _digest(partial)
     stated = {"round": state.round, "sha256": digest, "records": check, "experiment": experiment}
     write_whole(file, json.dumps(stated | {"check": _check(stated)}))
-    tidy(folder, state.round)
+    tidy(folder, state.round, keep)
 
 
 def found(folder: Path) -> list[Path]:
@@ -67,9 +79,19 @@ def found(folder: Path) -> list[Path]:
     return [file for _, file in sorted(_files(folder), reverse=True) if file.suffix == ".json"]
 
 
+def rounds_in(folder: Path) -> set[int]:
+    """Return the rounds that have a manifest, by their names."""
+    return {round_ for round_, file in _files(folder) if file.suffix == ".json"}
+
+
 def newest(folder: Path) -> int:
     """Return the round of the newest manifest, by its name; 0 if there is none."""
-    return max((round_ for round_, file in _files(folder) if file.suffix == ".json"), default=0)
+    return max(rounds_in(folder), default=0)
+
+
+def checked(folder: Path, round_: int) -> Manifest:
+    """Return the manifest of a round, like ``read_manifest``."""
+    return read_manifest(folder / f"round-{round_:06d}.json")
 
 
 def sound_before_newest(folder: Path) -> int | None:
@@ -84,9 +106,24 @@ def sound_before_newest(folder: Path) -> int | None:
     return 0 if newest(folder) == 1 else None
 
 
-def tidy(folder: Path, last: int) -> None:
-    """Remove all but the newest two checkpoints up to a round, and what processes that died left."""
-    kept = sorted({round_ for round_, file in _files(folder) if file.suffix == ".json" and round_ <= last})[-KEEP:]
+def copy_all(folder: Path, to: Path) -> int:
+    """Copy the checkpoints of a run that may be running, and return the round of the newest; 0 if all had vanished.
+
+    Files are replaced, never changed: once both are open, a checkpoint can be copied whatever the run does.
+    """
+    done = 0
+    for file in found(folder):
+        with suppress(FileNotFoundError), opened(file) as stated, opened(file.with_suffix(".safetensors")) as tensors:
+            write_copy(to / f"{file.stem}.safetensors", tensors)
+            write_copy(to / file.name, stated)
+            done = max(done, read_manifest(to / file.name).round)
+    return done
+
+
+def tidy(folder: Path, last: int, keep: Keep) -> None:
+    """Remove the checkpoints beyond a round and those that need not be kept, and what processes that died left."""
+    known = sorted(round_ for round_ in rounds_in(folder) if round_ <= last)
+    kept = {*known[-keep.last :], *filter(keep.whole, known)}
     for round_, file in sorted(_files(folder)):  # manifests first: tensors without one are nothing
         if round_ not in kept:
             remove(file)
@@ -153,7 +190,7 @@ def _files(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -20,6 +20,8 @@ from fedbac.runs.store import RunFolder, differences, read_config
 from fedbac.runs.tracking import check_tracker
 
 SHOWN_DIFFERENCES = 3
+RUNTIME = "runtime."
+"""How settings begin that are no part of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def configure(
     """
     if not isinstance(method, str | Method | Path):
         raise ConfigError(f"method: {quoted(method)} is no method; give a name, a file or a fedbac.Method")
-    wanted = changes_of(settings)
+    wanted = [change for change in changes_of(settings) if not change.path.startswith(RUNTIME)]
     _refuse_contradictions(wanted, {"seed": seed, "task.rounds": rounds})
     file = method if is_file(method) else beside
     base = _stored(Path(str(file)), inputs) if file is not None else {}
@@ -163,6 +165,19 @@ def _task(task: str | Task | Path) -> Task:
     if isinstance(tree.get("experiment"), dict):  # a whole experiment, of which this is a part
         tree = tree["experiment"].get("task", {})
     return parse(Task, tree, "task")
+
+
+def with_settings(runtime: Runtime, settings: Changes) -> Runtime:
+    """Return the runtime with those of the settings that are its own."""
+    own = [change for change in changes_of(settings) if change.path.startswith(RUNTIME)]
+    return parse(Runtime, override({"runtime": runtime.model_dump()}, own)["runtime"], "runtime") if own else runtime
+
+
+def refuse_runtime(option: str, paths: Iterable[str]) -> None:
+    """Refuse to vary what no number depends on."""
+    for path in paths:
+        if path.startswith(RUNTIME):
+            raise ConfigError(f"{option} {path}: it is the same for all runs; give it with --set (settings=)")
 
 
 def runtime_in(path: Path | str) -> Runtime:

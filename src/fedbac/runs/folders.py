@@ -27,6 +27,10 @@ def usable(path: Path | str) -> Path:
     path = Path(path)
     if "\0" in str(path):
         raise ConfigError(f"{quoted(str(path))}: a folder's name cannot hold the character NUL; choose another")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:  # safetensors could not read what is saved there
+        raise ConfigError(f"{quoted(str(path))}: a folder's name must be text in UTF-8; choose another") from error
     for part in path.parts:
         if len(part.encode(errors="surrogatepass")) > 255:
             raise ConfigError(f"{quoted(part)}: a folder's name has at most 255 bytes; choose a shorter one")

@@ -1,36 +1,33 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
-import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core import trees
 from fedbac.core.parts import Scope
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State
 from fedbac.engines import Prefetching, check_room, connect
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
-from fedbac.models import frozen_sha256
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import Edges
 from fedbac.rounds.start import start
+from fedbac.runs import checkpoints
 from fedbac.runs.configure import Inputs, experiment_in, refuse_federation
 from fedbac.runs.models import Models, models_of
+from fedbac.runs.provenance import admit, environment
+from fedbac.runs.records import Segment
+from fedbac.runs.replay import first_state, frozen_of, replay_last, within
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
 from fedbac.runs.summary import summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
-from fedbac.version import __version__
+from fedbac.version import full_version
 
 Record = dict[str, Any]
-Played = tuple[Record, State]
-
-log = logging.getLogger("fedbac")
 
 SECONDS_APART = 0.5
 """Between checkpoints where a device plays many rounds a second: the host would keep it waiting to save each."""
@@ -61,7 +58,13 @@ def play(
         check_room(experiment, federation)
         edges = connect(experiment, federation, runtime)
     with_data = inputs.dataset is not None
-    return (yield from conduct(experiment, federation, edges, runtime, with_data, folder, overwrite, stop, sealed))
+
+    def replay() -> str | None:
+        assert folder is not None, "there is something to resume"
+        return replay_last(experiment, federation, runtime, folder, with_data)
+
+    options = (with_data, folder, overwrite, stop, sealed, replay)
+    return (yield from conduct(experiment, federation, edges, runtime, *options))
 
 
 def conduct(
@@ -74,15 +77,17 @@ def conduct(
     overwrite: bool = False,
     stop: Stop | None = None,
     seal: Callable[[], AbstractContextManager[None]] = nullcontext,
+    replay: Callable[[], str | None] | None = None,
 ) -> Generator[Record, None, Run]:
     """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end.
 
-    ``seal`` surrounds what is computed, where others may use torch in this process.
+    ``seal`` surrounds what is computed, where others may use torch in this process. ``replay`` plays the last saved
+    round again, where that can be done, and says in what it differs.
     """
     frozen = frozen_of(experiment, federation, given_in_python)
     whole = federation.source_sha256  # of all the data, by which seeds that use a sample each are of one task
     config: dict[str, Any] = {
-        "fedbac": __version__,
+        "fedbac": full_version(),
         "format": FORMAT,
         "experiment": frozen["experiment"],
         "runtime": runtime.model_dump(mode="json"),
@@ -96,28 +101,35 @@ def conduct(
     if sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would be a book
         config["classes_per_edge"] = mix
     records: list[Record] = []
+    now = environment(edges, runtime)
+    segments = [Segment(1, now)]
     ahead = edges if isinstance(edges, Prefetching) else None
     apart = 0.0 if ahead is None else SECONDS_APART
     tracking: Tracking | None = None
     try:
         with seal():
-            state = start(experiment, federation.build, federation.sites)
-            state = replace(state, parts={part: trees.to(params, edges.device) for part, params in state.parts.items()})
+            state = first_state(experiment, federation, edges)
         with folder.locked() if folder is not None else nullcontext():
             if folder is not None:
+                folder.keep = checkpoints.Keep(runtime.keep_last, runtime.keep_every)
                 state, records = _open(folder, state, config, frozen, overwrite)
-                config["written"] = folder.read_config().get("written")  # where the run comes from, not this process
+                stated = folder.read_config()
+                config["written"] = stated.get("written")  # where the run comes from, not this process
+                if records:
+                    before = folder.segments[-1].by if folder.segments else {"trainer": stated.get("trainer")}
+                    admit(before, now, runtime.mixed, folder.path, replay)
+                folder.computed_by = now
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)
             playing = ahead.rounds(state) if ahead else rounds(experiment, federation.sites, edges, state)
-            for record, after in _within(seal, playing):
+            for record, after in within(seal, playing):
                 records.append(record)
                 state = after
                 if folder is not None:
-                    last = after.round == experiment.task.rounds
+                    due = after.round == experiment.task.rounds or folder.keep.whole(after.round)
                     with ahead.copying() if ahead else nullcontext():
-                        folder.append(record, after, frozen, 0.0 if last else apart)
+                        folder.append(record, after, frozen, 0.0 if due else apart)
                 tracking.log(record)
                 yield record
                 if stop is not None and stop.wanted:
@@ -126,32 +138,13 @@ def conduct(
             if folder is not None:
                 folder.save()
                 folder.write_summary(summary)
+                segments = folder.segments
     finally:
         edges.close()
         if tracking is not None:
             tracking.close()
     models = models_of(experiment, federation, state, records, edges.keeps)
-    return Run(folder.path if folder else None, config, records, summary, models)
-
-
-def _within(seal: Callable[[], AbstractContextManager[None]], playing: Iterator[Played]) -> Iterator[Played]:
-    """Yield rounds, each computed within a seal; whoever takes them is outside."""
-    while True:
-        with seal():
-            played = next(playing, None)
-        if played is None:
-            return
-        yield played
-
-
-def frozen_of(experiment: Experiment, federation: Assembled, given_in_python: bool = False) -> dict[str, Any]:
-    """Return what must not change during a run."""
-    still = frozen_sha256(federation.network)
-    return {
-        "experiment": experiment.model_dump(mode="json"),
-        "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
-        **({} if still is None else {"frozen_weights": {"sha256": still}}),
-    }
+    return Run(folder.path if folder else None, config, records, summary, segments, models)
 
 
 def _open(
@@ -163,11 +156,6 @@ def _open(
     if not records:
         before = folder.read_config() if folder.has_run() else {}
         folder.write_config(config | {"written": before.get("written", config["written"])})
-    elif (began := folder.read_config().get("trainer")) != config["trainer"]:
-        log.warning(
-            "%s: the run began with the trainer %s and continues with %s, which may round differently",
-            folder.path, began, config["trainer"],
-        )  # fmt: skip
     return state, records
 
 

@@ -2,7 +2,8 @@
 
 A line ends in ``"check"``: the first 16 hex digits of the SHA-256 of the check before it and of the line without its
 own. The first line continues the hash of all that ``config.yaml`` says, ``runtime`` apart. So no line can change,
-vanish or change its place unnoticed. Records in memory have no check.
+vanish or change its place unnoticed. A line from which on another environment computes says so in ``"computed_by"``.
+Records in memory have neither.
 """
 
 import hashlib
@@ -10,18 +11,28 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbac.errors import ConfigError, OutputError, RunFolderError
-from fedbac.files import write_whole
+from fedbac.files import read_lines, write_whole
 
 Record = dict[str, Any]
 
 CHECK = re.compile(rb', "check": "([0-9a-f]{16})"\}\Z')
 """How a line with a checksum ends."""
+
+
+BY = "computed_by"
+
+
+class Segment(NamedTuple):
+    """Rounds that one environment computed, up to the next segment."""
+
+    first: int
+    by: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,13 @@ class Log:
     """Whether records have checksums; those of earlier versions have none."""
     trouble: str | None = None
     """What is wrong with the line after the last record."""
+    segments: list[Segment] = field(default_factory=list)
+    """Who computed the rounds; those of earlier versions do not say."""
+
+    def up_to(self, count: int) -> "Log":
+        """Return what it says of the first rounds."""
+        segments = [segment for segment in self.segments if segment.first <= count]
+        return Log(self.records[:count], self.checks[:count], self.signed, segments=segments)
 
 
 def root_of(config: Mapping[str, Any], source: Path) -> str:
@@ -53,21 +71,22 @@ def read_log(file: Path, root: str, signed: bool) -> Log:
     What follows the last line break is half a line of a process that died, or that is writing now: no trouble.
     """
     try:
-        *lines, _ = file.read_bytes().split(b"\n")
+        signed = signed or any(map(CHECK.search, read_lines(file)))
+        log = Log([], [], signed)
+        previous = root if signed else ""
+        for number, line in enumerate(read_lines(file), start=1):
+            try:
+                record, previous = _parse(line, number, previous)
+            except ValueError as error:
+                return replace(log, trouble=f"line {number} {error}")
+            if isinstance(by := record.pop(BY, None), dict):
+                log.segments.append(Segment(number, by))
+            log.records.append(record)
+            log.checks.append(previous)
     except FileNotFoundError:
-        lines = []
+        return Log([], [], signed)
     except OSError as error:
         raise RunFolderError(f"{file}: it cannot be read ({error.strerror}); put the run's own file back") from error
-    signed = signed or any(map(CHECK.search, lines))
-    log = Log([], [], signed)
-    previous = root if signed else ""
-    for number, line in enumerate(lines, start=1):
-        try:
-            record, previous = _parse(line, number, previous)
-        except ValueError as error:
-            return Log(log.records, log.checks, signed, f"line {number} {error}")
-        log.records.append(record)
-        log.checks.append(previous)
     return log
 
 
@@ -87,7 +106,9 @@ class Writer:
         self.file, self.resume = file, resume
         self.check = log.checks[-1] if log.checks else None
         self.signed = log.signed or not log.records
+        self.segments = list(log.segments)
         self._root = root
+        self._rounds = len(log.records)
         # A deleted file stays readable through its handle until that is closed.
         self._handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         self._size = os.fstat(self._handle).st_size
@@ -96,9 +117,14 @@ class Writer:
         """Let go of the file."""
         os.close(self._handle)
 
-    def append(self, record: Mapping[str, Any]) -> str:
-        """Put a record on the disk and return its check; an empty text in a file whose records have none."""
+    def append(self, record: Mapping[str, Any], by: dict[str, Any] | None = None) -> str:
+        """Put a record on the disk and return its check; an empty text in a file whose records have none.
+
+        ``by`` is what computed it; it is written where that has changed.
+        """
         self._notice()
+        began = by is not None and (not self.segments or self.segments[-1].by != by)
+        record = {**record, BY: by} if began else record
         body, check = json.dumps(record, allow_nan=False).encode(), ""
         if self.signed:
             check = _continued(self._root() if self.check is None else self.check, body)
@@ -111,7 +137,9 @@ class Writer:
         except OSError:
             os.ftruncate(self._handle, self._size)  # half a line helps nobody
             raise
-        self.check, self._size = check, self._size + len(body) + 1
+        self.check, self._size, self._rounds = check, self._size + len(body) + 1, self._rounds + 1
+        if began and by is not None:
+            self.segments.append(Segment(self._rounds, by))
         return check
 
     def _notice(self) -> None:

@@ -12,13 +12,14 @@ up to them. What does not match is never believed in silence.
 """
 
 import functools
+import itertools
 import json
 import logging
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,23 @@ from filelock import FileLock, Timeout
 from fedbac.config.text import read_yaml, to_yaml
 from fedbac.core.state import State
 from fedbac.errors import CheckpointError, ConfigError, Error, OutputError, RunFolderError, RunInUseError
-from fedbac.files import read_json, remove, remove_empty, remove_partial, why, write_whole
+from fedbac.files import (
+    add_folder,
+    lines_of,
+    make_folder,
+    opened,
+    read_json,
+    read_lines,
+    remove,
+    remove_empty,
+    remove_partial,
+    why,
+    write_copy,
+    write_whole,
+)
 from fedbac.runs import checkpoints
 from fedbac.runs.folders import refuse_strangers, usable
-from fedbac.runs.records import Log, Record, Writer, read_log, record_in, root_of
+from fedbac.runs.records import Log, Record, Segment, Writer, read_log, record_in, root_of
 from fedbac.runs.summary import check_experiment, summarize
 from fedbac.runs.tracking import OF_TRACKERS
 
@@ -42,6 +56,9 @@ START_OVER = "To start over, run again with --overwrite (overwrite=True in Pytho
 
 log = logging.getLogger("fedbac")
 
+_HELD: set[Path] = set()
+"""Locks that this process holds."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -51,8 +68,14 @@ class Run:
     config: dict[str, Any]
     records: list[dict[str, Any]]
     summary: dict[str, Any]
+    segments: Sequence[Segment] = field(default=(), compare=False)
+    """Who computed the rounds; empty for runs of versions that did not say."""
     models: Any = field(default=None, repr=False, compare=False)
     """The models of a run that has just been played (``fedbac.runs.models.Models``)."""
+
+    def computed_by(self, round_: int) -> Mapping[str, Any]:
+        """Return what computed a round; nothing where the run does not say."""
+        return next((segment.by for segment in reversed(self.segments) if segment.first <= round_), {})
 
     @property
     def name(self) -> str:
@@ -73,6 +96,9 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoint"
         self.lock_file = self.path / ".lock"
         self._lock: os.stat_result | None = None
+        self.keep = checkpoints.Keep()
+        self.computed_by: dict[str, Any] | None = None
+        """What computes the rounds that are added."""
         self._writer: Writer | None = None
         self._unsaved: tuple[State, str, Mapping[str, Any]] | None = None
         self._last_save = -math.inf
@@ -84,14 +110,16 @@ class RunFolder:
         """Hold the folder for this process; the lock goes with the process, however it ends."""
         lock = FileLock(self.lock_file, timeout=0)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            add_folder(self.path)
             refuse_strangers((self.config_file, self.rounds_file, self.summary_file, self.lock_file), self.checkpoints)
             lock.acquire()
             self._lock = self.lock_file.stat()
+            _HELD.add(self.lock_file.resolve())
         except Timeout:
-            raise RunInUseError(
-                f"{self.path}: another process is running in this folder; wait for it, or choose another folder"
-            ) from None
+            who = "another process is running in this folder; wait for it, or choose another folder"
+            if self.lock_file.resolve() in _HELD:
+                who = "a run that this process began is still open; play it to its end, or call close() on it"
+            raise RunInUseError(f"{self.path}: {who}") from None
         except OSError as error:
             raise RunFolderError(
                 f"{self.path}: it cannot be used as a folder ({error.strerror}); choose another one"
@@ -110,6 +138,7 @@ class RunFolder:
             if self._writer is not None:
                 self._writer.close()
             self._lock, self._writer, self._unsaved, self._last_save = None, None, None, -math.inf
+            _HELD.discard(self.lock_file.resolve())
             lock.release()
 
     def has_run(self) -> bool:
@@ -171,7 +200,7 @@ class RunFolder:
         assert self._writer is not None, "restore comes first"
         self._notice_a_lost_lock()
         with self._disk():
-            self._unsaved = state, self._writer.append(record), experiment
+            self._unsaved = state, self._writer.append(record, self.computed_by), experiment
         if time.monotonic() >= self._last_save + seconds_apart:
             self.save()
 
@@ -180,7 +209,7 @@ class RunFolder:
         if self._unsaved is not None:
             self._notice_a_lost_lock()
             with self._disk():
-                checkpoints.save(self.checkpoints, *self._unsaved)
+                checkpoints.save(self.checkpoints, *self._unsaved, self.keep)
             self._unsaved, self._last_save = None, time.monotonic()
 
     def _notice_a_lost_lock(self) -> None:
@@ -247,14 +276,20 @@ class RunFolder:
         check_experiment(experiment, self.config_file)
         # Before the records, as a run in progress goes on writing them.
         stated = max(checkpoints.newest(self.checkpoints), self._summed_up())
-        records = self._trusted(config).records
+        found = self._trusted(config)
+        records = found.records
         if len(records) < min(stated, experiment["task"]["rounds"]):
             raise RunFolderError(
                 f"{self.rounds_file}: it holds {len(records)} rounds, but {stated} were played; {self._mend()}"
             )
         summary = summarize(experiment, records) if records else {}
         self._compare(summary)
-        return Run(self.path, config, records, summary)
+        return Run(self.path, config, records, summary, found.segments)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Who computed the rounds that are in the folder while it is being written."""
+        return [] if self._writer is None else self._writer.segments
 
     def read_records(self) -> list[Record]:
         """Return the records of complete rounds; if one cannot be trusted, all are refused."""
@@ -300,6 +335,22 @@ class RunFolder:
         if not same:
             log.warning("%s does not match the records; the numbers used are those of the records", self.summary_file)
 
+    def snapshot(self, to: Path) -> int:
+        """Copy the run up to its newest checkpoint, while it may be running, and return of which round that is."""
+        if os.path.lexists(to) and (not to.is_dir() or any(to.iterdir())):
+            raise ConfigError(f"--out {to}: there is something already; name a new folder for the snapshot")
+        self.read_config()
+        other, played = RunFolder(make_folder(to)), 0
+        while not played and checkpoints.newest(self.checkpoints):  # they may all be replaced between two looks
+            played = checkpoints.copy_all(self.checkpoints, make_folder(other.checkpoints))
+        kept = itertools.islice(read_lines(self.rounds_file), played)  # on the disk before their checkpoint
+        write_whole(other.rounds_file, b"".join(line + b"\n" for line in kept) if played else b"")
+        for name in (self.config_file.name, "charter.json"):  # the one of a deployed run
+            with suppress(FileNotFoundError), opened(self.path / name) as file:
+                write_copy(to / name, file)
+        other.read()  # refused unless all of it matches
+        return played
+
     def restore(self, template: State, experiment: Mapping[str, Any]) -> tuple[State, list[Record]]:
         """Return the state after the last complete round and the records up to it; what lies beyond is removed."""
         found = self._read_log(self.read_config()) if self.has_run() else Log([], [], signed=True)
@@ -318,8 +369,11 @@ class RunFolder:
             if troubles:
                 log.warning("%s; resuming from round %d", "; ".join(troubles), state.round)
             return state, self._begin(found, state.round)
-        if troubles:
+        played = max(len(found.records), checkpoints.newest(self.checkpoints))
+        if troubles and (played > 1 or troubles != misfits):
             raise CheckpointError(f"{self.path}: no checkpoint can be used ({'; '.join(troubles)}). {START_OVER}")
+        if troubles:  # as a crash of the system may leave the first round
+            log.warning("%s; starting with round 1", "; ".join(troubles))
         return template, self._begin(found, 0)
 
     def last(self, template: State, experiment: Mapping[str, Any]) -> tuple[list[Record], State]:
@@ -330,6 +384,11 @@ class RunFolder:
             why_not = "; ".join(troubles) or "none was saved, or they were removed when it was finished"
             raise CheckpointError(f"{self.path}: there is no checkpoint to take a model from ({why_not})")
         return found.records[: state.round], state
+
+    def state_at(self, round_: int, template: State, experiment: Mapping[str, Any]) -> State:
+        """Return the state of the checkpoint of a round; one that cannot be trusted is refused."""
+        file = self.checkpoints / f"round-{round_:06d}.json"
+        return self._state(file, template, experiment, self._trusted(self.read_config()))
 
     def _newest(
         self, manifests: Sequence[Path], template: State, experiment: Mapping[str, Any], found: Log
@@ -365,22 +424,21 @@ class RunFolder:
         with self._disk():
             for name in (self.config_file.name, self.rounds_file.name, self.summary_file.name, "report.html"):
                 remove_partial(self.path, f"*{name}*")
-            checkpoints.tidy(self.checkpoints, count)
+            checkpoints.tidy(self.checkpoints, count, self.keep)
             if self._summed_up() > count:
                 remove(self.summary_file)
             self._cut(count)
-            kept = Log(found.records[:count], found.checks[:count], found.signed)
+            kept = found.up_to(count)
             root = lambda: root_of(self.read_config(), self.config_file)  # noqa: E731
             self._writer = Writer(self.rounds_file, kept, root, self.resume)
         return kept.records
 
     def _cut(self, count: int) -> None:
-        try:
-            content = self.rounds_file.read_bytes()
-        except FileNotFoundError:
-            content = None
-        kept = b"".join(line + b"\n" for line in (content or b"").split(b"\n")[:count])
-        if content != kept:
+        there = self.rounds_file.stat().st_size if self.rounds_file.exists() else None
+        kept = (
+            b"".join(line + b"\n" for line in itertools.islice(read_lines(self.rounds_file), count)) if there else b""
+        )
+        if there != len(kept):
             write_whole(self.rounds_file, kept)
 
 
@@ -430,14 +488,14 @@ class Tail:
 
     def _read_on(self) -> None:
         seen = self.last + b"\n" if self.rounds else b""
-        with self.file.open("rb") as file:
+        with opened(self.file) as file:
             file.seek(self._end - len(seen))
             # A resumed run cuts off what lies beyond its last checkpoint and writes it again, longer or shorter. Each
             # line continues the checksum of the one before, so all lines are the same if the last one is.
             if file.read(len(seen)) != seen:
                 self._start_over()
                 file.seek(0)
-            *lines, _ = file.read().split(b"\n")
+            lines = list(lines_of(file))
         if lines:
             self.rounds, self.last = self.rounds + len(lines), lines[-1]
             self._end += sum(len(line) + 1 for line in lines)

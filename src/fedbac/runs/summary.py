@@ -13,7 +13,7 @@ import torch
 
 from fedbac.errors import ConfigError
 from fedbac.rounds import metrics
-from fedbac.version import __version__
+from fedbac.version import full_version
 
 NEEDED: dict[str, type] = {
     "seed": int,
@@ -64,7 +64,7 @@ def written() -> dict[str, str]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
-        "fedbac": __version__,
+        "fedbac": full_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -75,4 +75,5 @@ def _command() -> str:
     """Return the command as it was typed, without the folders that its program is in."""
     program = Path(sys.argv[0] if sys.argv else "")
     name = program.parent.name if program.name == "__main__.py" else program.name  # python -m
-    return shlex.join([name or "python", *sys.argv[1:]])
+    words = shlex.join([name or "python", *sys.argv[1:]])
+    return words.encode(errors="backslashreplace").decode()  # a file's name may be no text

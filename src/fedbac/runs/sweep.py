@@ -10,20 +10,29 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import signals
 from fedbac.errors import ConfigError, EngineError, FederationError, quoted
 from fedbac.files import remove_empty
 from fedbac.local.pool import RESTARTS, start_pool
-from fedbac.runs.configure import Inputs, common_file, configure, is_file, refuse_another, refuse_federation
+from fedbac.runs.configure import (
+    Inputs,
+    common_file,
+    configure,
+    is_file,
+    refuse_another,
+    refuse_federation,
+    refuse_runtime,
+)
 from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
@@ -33,6 +42,8 @@ from fedbac.runs.summary import leaves, written
 log = logging.getLogger("fedbac")
 
 POLL_SECONDS = 0.2
+FROZEN_SECONDS, IDLE_SHARE, LOOK_SECONDS = 300, 0.01, 5
+"""A worker that used less than this share of a core for so long is frozen; how often to look whether it is stopped."""
 MOST_POINTS = 10_000
 PLAIN, STRANGE = r"[\w.=+-]+", r"[^\w.=+-]+"
 """Signs that names of folders consist of, and all others."""
@@ -91,6 +102,7 @@ def grid(
     points = []
     for seed, name, chosen in itertools.product(seeds or (None,), names, itertools.product(*choices)):
         settings = tuple(itertools.chain(*chosen))
+        refuse_runtime("--grid, --point", settings)
         experiment = configure(name, task, seed=seed, rounds=rounds, settings=[*fixed, *settings], beside=beside)
         own = Path(name).stem if is_file(name) else name
         folder = RunFolder(parent / folder_name(named(own, settings, experiment.seed)))
@@ -284,6 +296,27 @@ def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
         stop.wanted = stopped()
 
 
+class Watch:
+    """Notices that a process stands still: it is stopped, or has done next to nothing for a long time."""
+
+    def __init__(self, pid: int, patience: float = FROZEN_SECONDS) -> None:
+        self.process, self.patience = psutil.Process(pid), patience
+        self._since, self._worked = time.monotonic(), self._work()
+
+    def _work(self) -> float:
+        return float(sum(self.process.cpu_times()[:2]))
+
+    def still(self) -> bool:
+        """Whether it does so now."""
+        if self.process.status() == psutil.STATUS_STOPPED:
+            return True
+        since, worked = self._since, self._worked
+        if time.monotonic() < since + self.patience:
+            return False
+        self._since, self._worked = time.monotonic(), self._work()
+        return self._worked - worked < IDLE_SHARE * (self._since - since)
+
+
 class RunPool:
     """Worker processes, each a pool of its own: when one dies, only the run in its hands is begun again."""
 
@@ -317,7 +350,7 @@ class RunPool:
             try:
                 with signals.held():
                     future = pool.submit(work, folder, *words)
-                future.result()
+                _await(future, pool, folder)
             except TerminatedWorkerError:
                 with self.lock:
                     self.mine.pool = None
@@ -340,6 +373,21 @@ class RunPool:
                 self.mine.pool = start_pool(1)
                 self.pools.append(self.mine.pool)
             return None if self.closed else self.mine.pool
+
+
+def _await(future: Future[None], pool: Any, folder: str) -> None:
+    """Wait for a worker, and say so once if it stands still."""
+    watch, told = None, False
+    while not wait([future], timeout=LOOK_SECONDS).done:
+        with suppress(psutil.Error, StopIteration):  # it is just being replaced
+            watch = watch or Watch(next(iter(pool._processes)))
+            if not told and watch.still():
+                told = True
+                log.warning(
+                    "%s: its process %d is frozen (%s); continue it, or kill it: then it resumes from its checkpoint",
+                    folder, watch.process.pid, watch.process.status(),
+                )  # fmt: skip
+    future.result()
 
 
 @contextmanager

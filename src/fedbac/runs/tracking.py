@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedbac.errors import ConfigError, Error
-from fedbac.files import write_whole
+from fedbac.files import read_bytes, write_whole
 from fedbac.rounds.metrics import total_bytes
 from fedbac.runs.summary import leaves
 
@@ -104,7 +104,7 @@ def mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
     """Keep a run of MLflow, in the store that MLFLOW_TRACKING_URI names; when it is closed, it has ended for now."""
     client, known = check_tracker("mlflow").MlflowClient(), folder / MLFLOW_RUN
     if known.exists():
-        run = known.read_text(encoding="utf-8").strip()
+        run = read_bytes(known).decode().strip()
     else:
         name = f"fedbac-{config['experiment']['task']['dataset']}"
         experiment = client.get_experiment_by_name(name)

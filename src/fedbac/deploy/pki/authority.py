@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, Field
 
 from fedbac.deploy.settings import SITE_DAYS, Configuration, Role, parse_settings
 from fedbac.errors import DeployError, quoted
-from fedbac.files import make_folder, read_json, why, write_whole
+from fedbac.files import make_folder, read_bytes, read_json, why, write_whole
 
 AUTHORITY_DAYS = 3652
 """Ten years; sites get new certificates many times within it."""
@@ -506,7 +506,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def read(path: Path, fix: str = "copy it from the federation's folder again") -> bytes:
     """Return what is in a file of a federation; ``fix`` says what to do if it is missing."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError as error:
         raise DeployError(f"{path}: the file is missing; {fix}") from error
     except OSError as error:

@@ -23,7 +23,7 @@ from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
 from fedbac.deploy.transports.connect import children_of
 from fedbac.errors import DeployError, Error
-from fedbac.files import make_folder, remove
+from fedbac.files import make_folder, read_bytes, remove
 from fedbac.rounds.messages import Edges
 from fedbac.runs import checkpoints
 from fedbac.runs.configure import configure
@@ -173,7 +173,7 @@ class Cloud:
 
     def _pass_list_on(self, children: Children) -> None:
         """Hand a newer list of revoked certificates to the edges, which believe it for its signature."""
-        pem = self.kit.list_file.read_bytes() if self.kit.list_file.exists() else b""
+        pem = read_bytes(self.kit.list_file) if self.kit.list_file.exists() else b""
         if pem == self.list_sent:
             return
         message = sent("revoked", list=pem.decode())
@@ -206,7 +206,7 @@ def play_soundly(
                         "to resume, or with --overwrite to start over"
                     ) from error
                 log.warning("%s; going back to round %d", error, older)
-                checkpoints.tidy(folder.checkpoints, older)
+                checkpoints.tidy(folder.checkpoints, older, folder.keep)
             overwrite = False
             tried.add(older)
 

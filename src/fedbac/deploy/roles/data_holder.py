@@ -35,7 +35,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.models import read_models
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import DeployError
-from fedbac.files import make_folder, remove, write_whole
+from fedbac.files import make_folder, opened, remove, write_whole
 from fedbac.local import Examples, make_trainer, one_thread
 
 NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
@@ -122,7 +122,8 @@ def _name(moment: Training) -> str:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        return received(decode(file.read_bytes(), ("version",)))
+        with opened(file) as kept:
+            return received(decode(kept.read(), ("version",)))
     except (WireError, OSError) as error:
         log.warning("%s cannot be read (%s)", file, error)
         return None

@@ -7,9 +7,9 @@ does it again from what is kept.
 
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ from fedbac.deploy.roles.enrolment import (
 from fedbac.deploy.settings import Members, SiteConfig
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import DeployError, unknown
-from fedbac.files import make_folder, remove
+from fedbac.files import make_folder, opened, remove, write_copy
 from fedbac.rounds.start import start
 from fedbac.runs import checkpoints
-from fedbac.runs.play import frozen_of
+from fedbac.runs.replay import frozen_of
 from fedbac.runs.store import Run, RunFolder, differences
 
 log = logging.getLogger("fedbac")
@@ -53,8 +53,8 @@ def advance(folder: RunFolder, after: Enrolled, moved: Mapping[str, str]) -> Non
         newest = checkpoints.found(folder.checkpoints)[:1]
         of_run = [folder.config_file, folder.rounds_file, folder.path / FILE]
         for file in (*of_run, *newest, *(one.with_suffix(".safetensors") for one in newest)):
-            if file.exists():
-                shutil.copy2(file, partial / file.relative_to(folder.path))
+            with suppress(FileNotFoundError), opened(file) as content:
+                write_copy(partial / file.relative_to(folder.path), content)
         partial.rename(kept)
         after.save(epochs, NEXT)
         _put(folder, kept, after, moved)
@@ -93,7 +93,9 @@ def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str
     folder.clear()
     folder.write_config(config | frozen | more | {"clients": clients, "epochs": [*config.get("epochs", ()), told]})
     folder.restore(first, frozen)
+    run = source.read()
     for record in records:
+        folder.computed_by = dict(run.computed_by(record["round"])) or None
         folder.append(_padded(record, after, state), state, frozen, math.inf)
     folder.save()
     after.save(folder.path)

@@ -14,7 +14,7 @@ from fedbac.deploy.protocol.failures import SiteError
 from fedbac.deploy.protocol.messages import check_rows, received, sent
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.errors import DeployError
-from fedbac.files import make_folder, write_whole
+from fedbac.files import make_folder, opened, write_whole
 from fedbac.rounds.messages import Site
 from fedbac.rounds.record import by_clients
 from fedbac.rounds.rows import compact
@@ -110,7 +110,8 @@ def kept_models(state: Path, edge: int, client: int | None) -> tuple[Charter, Mo
     """Return the models that an edge, or a client, keeps, and the terms of their run."""
     path = state / FILE
     try:
-        content = path.read_bytes()
+        with opened(path) as file:
+            content = file.read()
     except FileNotFoundError as error:
         raise DeployError(
             f"{path}: no model has arrived here yet; the cloud hands models out every few minutes and when a run ends"
