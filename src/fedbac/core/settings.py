@@ -4,14 +4,14 @@ import re
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedbac.errors import quoted
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
+# Not numpy's NDArray, which is no type that can be taken apart from numpy 2.5 on; messages are read by these.
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 # Limits are far above what makes sense and far below what runs out of memory, or out of the kernels' number types.
 MAX_EDGES, MAX_CLIENTS, MAX_ROUNDS, MAX_EPOCHS = 10_000, 1_000_000, 999_999, 1_000
