@@ -96,7 +96,7 @@ def test_scaling_compares_with_the_smaller_scale() -> None:
     cells = {
         (task, variant): look_up("accuracy", task, printed_as(variant)) / 100
         for task in ("cifar10-500", "cifar10")
-        for variant in ("hierfavg", "ifca", *READINGS)
+        for variant in ("hierfavg", "ifca-paper", *READINGS)
     }
     found = words(hand_made("table-scaling", cells))
     assert set(found.values()) == {"holds"}
@@ -174,7 +174,7 @@ def test_overtaking() -> None:
     def crossing(found: Finding) -> dict[str, object]:
         assert found.curve is not None
         kept = tuple(range(1, found.rounds + 1))
-        if found.variant == "ifca":
+        if found.variant == "ifca-paper":
             height = tuple(0.7 for _ in kept)
         else:
             height = tuple(0.7 + 0.001 * (at - 60 + found.seed) for at in kept)
@@ -279,7 +279,7 @@ def test_clusters_as_the_text_says_them() -> None:
 
 def test_a_policy_is_held_against_the_best_rival_of_each_setting() -> None:
     cells = {(task, rival): 0.7 for task in SIX for rival in RIVALS}
-    cells |= {(SIX[0], SINGLETONS): 0.8, (SIX[1], "ifca"): 0.85}
+    cells |= {(SIX[0], SINGLETONS): 0.8, (SIX[1], "ifca-paper"): 0.85}
 
     def judged(plus: dict[str, float], left_out: str = "") -> str:
         all_cells = cells | {(task, "fedbac-plus"): level for task, level in plus.items()}
@@ -315,7 +315,7 @@ def test_seeds_that_nothing_was_chosen_by_are_judged_by_themselves() -> None:
 
 
 def test_planted_groups_and_few_moves() -> None:
-    levels = {"fedbac-plus": 0.73, "known groups": 0.73, "singletons": 0.69, "fed-cam": 0.66, "ifca": 0.66}
+    levels = {"fedbac-plus": 0.73, "known groups": 0.73, "singletons": 0.69, "fed-cam": 0.66, "ifca-paper": 0.66}
     cells = {("planted", name): level for name, level in (levels | dict.fromkeys(READINGS, 0.64)).items()}
     results = hand_made("planted", cells)
     settled = words(with_moves(results, 17, 0))

@@ -1,5 +1,6 @@
 """Methods as rows of choices; ``notes`` says what each is about."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,8 @@ from fedbac.sharing import (
 from fedbac.steps import Adam, Dynamic, Momentum, Yogi
 from fedbac.topology import Flat, Hierarchical
 
+log = logging.getLogger(__name__)
+
 
 class Row:
     """The choices of a preset: its own, and for the rest those of one that it is like.
@@ -101,13 +104,13 @@ METHODS = {
         sharing=DistillAdaptive(teacher="others", max_share=1.0, steepness=0.0),
         personalization=PerCluster(taught=True),
     ),
-    "ifca": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
-    "ifca-original": Row(
-        clustering=LowestLoss(period=1, threshold=1.0),
+    "ifca": Row(
+        clustering=LowestLoss(period=1, threshold=1.0, start_labels="lowest_loss"),
         selection=Random(),
         personalization=PerCluster(cluster_init="distinct"),
     ),
-    "ifca-clients": Row(like="ifca-original", topology=Flat(), unit="client"),
+    "ifca-clients": Row(like="ifca", topology=Flat(), unit="client"),
+    "ifca-paper": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
     "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
     "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
     "fl-hc": Row(clustering=Agglomerative(), personalization=PerCluster()),
@@ -157,6 +160,8 @@ METHODS = {
         personalization=PerCluster(networks=2),
     ),
 }
+RENAMED = {"ifca-original": "ifca"}
+"""Names that presets had before."""
 for _name, _row in METHODS.items():
     _row.name, _row.__doc__ = _name, NOTES[_name].summary
 
@@ -168,7 +173,10 @@ def known() -> dict[str, Callable[[Task], Method]]:
 
 
 def method(name: str, task: Task) -> Method:
-    """Return a preset by name."""
+    """Return a preset by name; a former name of one still serves, with a warning."""
+    if name in RENAMED:
+        log.warning("method %r is now called %r", name, RENAMED[name])
+        name = RENAMED[name]
     presets = METHODS if name in METHODS else known()
     if name not in presets:
         raise ConfigError(unknown("method", name, presets, "fedbac methods"))

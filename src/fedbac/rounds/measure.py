@@ -194,7 +194,10 @@ class Places:
 def plan_look(
     experiment: Experiment, members: Members, state: State, reports: Sequence[TrainReport], queries: Sequence[Query]
 ) -> tuple[list[MeasureOrder], Places]:
-    """Return an order for every site that answers all queries about models, and where their answers will be."""
+    """Return an order for every site that answers all queries about models, and where their answers will be.
+
+    There are no reports before the first round.
+    """
     measured = [query for query in dict.fromkeys(queries) if isinstance(query, Loss | Accuracy)]
     places = Places(members, on={query: query.on or experiment.method.measurement.split for query in measured})
     places.of_split = {split: i for i, split in enumerate(dict.fromkeys(places.on.values()))}
@@ -204,7 +207,7 @@ def plan_look(
     scheme, known = experiment.method.personalization, dict[tuple[object, ...], Params]()
     held = members.site_rows(scheme.parts, state.label_N)
     weight_K = np.bincount(state.label_N, members.size_N, state.num_clusters).astype(np.float64)
-    for m, report in enumerate(reports):
+    for m in range(len(members.sites)):
         for n in members.at(m):
             places.asked_N[n] = {query: _models(query, state, n, experiment.seed, weight_K) for query in measured}
         models: dict[Split, list[Model]] = {
@@ -223,7 +226,7 @@ def plan_look(
         every = list(dict.fromkeys(model for some in models.values() for model in some))
         bank, row_of = _bank(scheme, held[m], state.parts, every, known)
         trained = any(model.trained for model in every)
-        kept = {part: report.bank[part] for part in bank if trained and scheme.parts[part].scope == "cluster"}
+        kept = {part: reports[m].bank[part] for part in bank if trained and scheme.parts[part].scope == "cluster"}
         wanted = tuple(
             Wanted(
                 {part: np.array([rows[model] for model in models[split]]) for part, rows in row_of.items()},
@@ -233,7 +236,8 @@ def plan_look(
             )
             for split in places.of_split
         )
-        orders.append(MeasureOrder(m, bank, wanted, kept, report.selection, report.selected))
+        selected = reports[m].selected if reports else ()
+        orders.append(MeasureOrder(m, bank, wanted, kept, state.selection_M[m], selected))
     return orders, places
 
 

@@ -23,7 +23,7 @@ PLUS_VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 """By a word for the ids of claims: the name of the variant, and what it changes."""
 KNOWN = "known groups"
 """No method can know the groups; to know them shows what there is to win."""
-RIVALS = ("singletons", "fed-cam", "ifca", "paper-text", "paper-figures")
+RIVALS = ("singletons", "fed-cam", "ifca-paper", "paper-text", "paper-figures")
 
 
 def _cells() -> tuple[Cell, ...]:

@@ -1,0 +1,66 @@
+"""Methods of others against their papers: one member after another, in plain torch."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from fedbac.config.experiment import Method
+from fedbac.presets.methods import METHODS
+from tests.identity.test_own_steps_by_hand import PLAIN, ROUNDS, SHARDS, Client, Weights, mean_of
+from tests.support import Played, play
+from tests.trainers.reference import DATA
+
+TASK_LIKE: Any = type("Task", (), {"dataset": "toy"})
+CLIENTS = [[c] for edge in SHARDS.clients for c in edge]
+EDGES = [list(edge) for edge in SHARDS.clients]
+
+
+def preset(name: str, **choices: Any) -> Method:
+    """Return a preset with some of its choices changed: a dictionary changes settings of one."""
+    plain = METHODS[name](TASK_LIKE).model_dump(mode="json")
+    return Method.model_validate(plain | {k: plain[k] | v if isinstance(v, dict) else v for k, v in choices.items()})
+
+
+def trained(played: Played, round_: int, client: int, start: Weights) -> Weights:
+    me = Client(played, PLAIN, round_, client)
+    for x, y in me.batches:
+        start = me.sgd("w", start, me.gradient(start, x, y))
+    return start
+
+
+def rows(played: Played, part: str, round_: int = -1) -> list[Weights]:
+    stack = played.states[round_].parts[part]
+    return [{name: value[k].cpu() for name, value in stack.items()} for k in range(len(next(iter(stack.values()))))]
+
+
+def apart(found: list[Weights], expected: list[Weights]) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for a, b in zip(found, expected, strict=True) for n in a)
+
+
+def by_data(models: list[Weights], clients: list[int]) -> Weights:
+    return mean_of(models, [len(SHARDS.train[c]) for c in clients])
+
+
+@pytest.mark.parametrize("unit", ["edge", "client"])
+def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "client"]) -> None:
+    """Algorithm 1 of Ghosh et al., with averages of models: the first round too."""
+    name, members = ("ifca", EDGES) if unit == "edge" else ("ifca-clients", CLIENTS)
+    method, options = preset(name, clustering={"num_clusters": 3}), {"training": PLAIN, "num_rounds": ROUNDS, "seed": 4}
+    played = play(method, DATA, SHARDS, **options)
+    networks, seen = rows(played, "cluster", 0), []
+    for round_ in range(1, ROUNDS + 1):
+        label = []
+        for clients in members:
+            size = [len(SHARDS.train[c]) for c in clients]
+            one = [Client(played, PLAIN, round_, c) for c in clients]
+            loss = [[sum(float(me.loss(w, x, y)) * len(y) for x, y in me.first) for me in one] for w in networks]
+            label.append(int(np.argmin(np.sum(loss, axis=1) / sum(size))))
+        seen.append(label)
+        made = {c: trained(played, round_, c, networks[k]) for k, cs in zip(label, members, strict=True) for c in cs}
+        for k in set(label):
+            mine = [c for own, cs in zip(label, members, strict=True) for c in cs if own == k]
+            networks[k] = by_data([made[c] for c in mine], mine)
+    assert [record["assignment"] for record in played.records] == seen
+    assert len({k for label in seen for k in label}) > 1, "else nothing is chosen"
+    assert apart(rows(played, "cluster"), networks) < 2e-6
