@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from torch import Tensor
+from torch.func import functional_call, grad
+from torch.nn import functional as F
 
 from fedbac.config.experiment import Method
 from fedbac.presets.methods import METHODS
@@ -42,6 +45,11 @@ def by_data(models: list[Weights], clients: list[int]) -> Weights:
     return mean_of(models, [len(SHARDS.train[c]) for c in clients])
 
 
+def logits(played: Played, weights: Weights, x: Tensor) -> Tensor:
+    found: Tensor = functional_call(played.federation.network, weights, (x,))
+    return found
+
+
 @pytest.mark.parametrize("unit", ["edge", "client"])
 def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "client"]) -> None:
     """Algorithm 1 of Ghosh et al., with averages of models: the first round too."""
@@ -64,3 +72,28 @@ def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "
     assert [record["assignment"] for record in played.records] == seen
     assert len({k for label in seen for k in label}) > 1, "else nothing is chosen"
     assert apart(rows(played, "cluster"), networks) < 2e-6
+
+
+def test_fed_cam_in_turns_trains_the_cluster_s_network_first() -> None:
+    """Each fits what the other leaves: f_k beside h as received, then h beside f_k as the client has trained it."""
+    method = preset("fed-cam-alternate", clustering="fixed", selection={"fraction": 1.0})
+    played = play(method, DATA, SHARDS, training=PLAIN, num_rounds=ROUNDS)
+    (shared,), own = rows(played, "global", 0), rows(played, "cluster", 0)
+    for round_ in range(1, ROUNDS + 1):
+        made: dict[int, tuple[Weights, Weights]] = {}
+        for k, clients in enumerate(EDGES):
+            for c in clients:
+                me, h, f = Client(played, PLAIN, round_, c), shared, own[k]
+                for x, y in me.batches:
+                    beside = logits(played, h, x)
+                    slope = grad(lambda f, x=x, y=y, z=beside: F.cross_entropy(logits(played, f, x) + z, y))(f)
+                    f = {n: f[n] - me.rate * (slope[n] + 0.001 * f[n]) for n in f}
+                for x, y in me.batches:
+                    beside = logits(played, f, x)
+                    slope = grad(lambda h, x=x, y=y, z=beside: F.cross_entropy(logits(played, h, x) + z, y))(h)
+                    h = {n: h[n] - me.rate * slope[n] for n in h}
+                made[c] = h, f
+        own = [by_data([made[c][1] for c in clients], clients) for clients in EDGES]
+        shared = by_data([h for h, _ in made.values()], list(made))
+    assert apart(rows(played, "cluster"), own) < 2e-6
+    assert apart(rows(played, "global"), [shared]) < 2e-6

@@ -87,7 +87,8 @@ class Additive(Settings):
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
     order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first h for all epochs with f frozen, and then f with h frozen."""
+    """Both are trained at once; or first f for all epochs with h frozen, and then h with f frozen: a network for all
+    fits what those of clusters leave, not the reverse."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
@@ -100,5 +101,5 @@ class Additive(Settings):
         """Train both at once, or one after the other."""
         pull = {"cluster": Pull(self.l2_cluster, clipped=self.l2_form == "loss")}
         if self.order == "alternate":
-            return Phase(moves=("global",)), Phase(moves=("cluster",), pull=pull)
+            return Phase(moves=("cluster",), pull=pull), Phase(moves=("global",))
         return (Phase(moves=("global", "cluster"), pull=pull),)
