@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fedbac.errors import (CheckpointError, ConfigError, DataNotFoundError, DeployError, EngineError, Error,
         FederationError, NotEnoughMemoryError, OutputError, PartitionError, PolicyError, RunFolderError, RunInUseError)
     from fedbac.models import LeNet5, Perceptron
-    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, DynamicPull, GroupCorrections,
-        Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
+    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, Directed, DynamicPull,
+        GroupCorrections, Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
     from fedbac.presets.methods import METHODS, method
     from fedbac.presets.tasks import TASKS, task
     from fedbac.runs.configure import configure
@@ -48,7 +48,7 @@ __all__ = [
     "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP", "TASKS",
     "TOPOLOGY", "Accuracy", "Adam", "AdamW", "AdaptiveStart", "Additive", "Agglomerative", "Alteration", "Apart", "Ask",
     "Assignment", "Augment", "Blend", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual",
-    "ControlVariates", "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "DeployError", "Distill",
+    "ControlVariates", "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "DeployError", "Directed", "Distill",
     "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
     "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian",
     "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB", "LeNet5",
@@ -79,7 +79,7 @@ _HOMES = {
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
+    "fedbac.personalization": "AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections Interpolated "
     "LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",

@@ -4,15 +4,31 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from fedbac.config.experiment import Method
+from fedbac.personalization import Personal
 from fedbac.presets.methods import METHODS
-from tests.identity.test_own_steps_by_hand import PLAIN, ROUNDS, SHARDS, Client, Weights, mean_of
-from tests.support import Played, play
-from tests.trainers.reference import DATA
+from tests.identity.test_own_steps_by_hand import (
+    PLAIN,
+    RICH,
+    ROUNDS,
+    SHARDS,
+    Client,
+    Model,
+    Weights,
+    agree,
+    federated,
+    mean_of,
+    played_by,
+    weights_of,
+)
+from tests.support import Played, play, prepare
+from tests.trainers.reference import DATA, PATHS, make
 
 TASK_LIKE: Any = type("Task", (), {"dataset": "toy"})
 CLIENTS = [[c] for edge in SHARDS.clients for c in edge]
@@ -97,3 +113,79 @@ def test_fed_cam_in_turns_trains_the_cluster_s_network_first() -> None:
         shared = by_data([h for h, _ in made.values()], list(made))
     assert apart(rows(played, "cluster"), own) < 2e-6
     assert apart(rows(played, "global"), [shared]) < 2e-6
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("owner", ["client", "edge"])
+@pytest.mark.parametrize("momentum", [None, 0.0])
+def test_the_pull_of_ditto_is_added_to_the_clipped_gradient(path: str, owner: str, momentum: float | None) -> None:
+    """Algorithm 1 of Li et al., where w is trained as the task says: v ← v − η(∇F(v) + λ(v − w^t))."""
+    scheme = Personal.model_validate({"owner": owner, "strength": 2.0, "momentum": momentum})
+    played = played_by(path, scheme, RICH)
+
+    def learn(round_: int, client: int, got: Model) -> Model:
+        w, v = got["global"], got["personal"]
+        me = Client(played, RICH, round_, client)
+        coast, velocity = RICH.momentum if momentum is None else momentum, {n: torch.zeros_like(v[n]) for n in v}
+        for x, y in me.batches:
+            w, slope = me.sgd("w", w, me.gradient(w, x, y)), me.clipped(me.gradient(v, x, y))
+            for n in v:
+                push = slope[n] + 2.0 * (v[n] - got["global"][n]) + RICH.weight_decay * v[n]
+                velocity[n] = coast * velocity[n] + push
+            v = {n: v[n] - me.rate * velocity[n] for n in v}
+        return {"global": w, "personal": v}
+
+    start = {"global": weights_of(played), "personal": weights_of(played)}
+    agree(played, federated(start, {"global": "cloud", "personal": owner}, learn), close=3e-6)
+
+
+ALPHA = 0.04
+
+
+def shares(cosine_J: list[float], size_J: list[int]) -> list[float]:
+    """The quadratic program of one member: min α‖w‖² + ⟨d − 2αp, w⟩ over shares w, where d are negative cosines."""
+    p, d = np.array(size_J) / sum(size_J), -np.array(cosine_J)
+    found = minimize(
+        lambda w: ALPHA * w @ w + (d - 2 * ALPHA * p) @ w,
+        p,
+        jac=lambda w: 2 * ALPHA * w + d - 2 * ALPHA * p,
+        bounds=[(0, 1)] * p.size,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"ftol": 1e-15, "maxiter": 500},
+    )
+    solution: list[float] = found.x.tolist()
+    return solution
+
+
+@pytest.mark.parametrize("path", ["loop", "vmap"])
+def test_members_of_pfedgraph_mix_by_cosines_since_the_start_and_keep_near_their_mix(path: str) -> None:
+    """Algorithm 1 of Ye et al.: train on L(θ) − λ·cos(θ, mix), infer the graph, and start from the new mix."""
+    method = preset("pfedgraph", personalization={"strength": 3.0}, sharing={"strength": 1 / ALPHA})
+    options: dict[str, Any] = {"training": RICH, "num_rounds": ROUNDS}
+    _, federation = prepare(method, DATA, SHARDS, **options)
+    played = play(method, DATA, SHARDS, make(path, federation, method.personalization), **options)
+    first = rows(played, "cluster", 0)[0]
+    size = [sum(len(SHARDS.train[c]) for c in clients) for clients in EDGES]
+    networks = mixes = [first] * len(EDGES)
+    for round_ in range(1, ROUNDS + 1):
+        networks = []
+        for mix, clients in zip(mixes, EDGES, strict=True):
+            made = []
+            for c in clients:
+                me, theta, toward = Client(played, RICH, round_, c), mix, flat(mix)
+                for x, y in me.batches:
+                    slope = grad(
+                        lambda w, x=x, y=y, u=toward: me.loss(w, x, y) - 3.0 * F.cosine_similarity(flat(w), u, dim=0)
+                    )(theta)
+                    theta = me.sgd("w", theta, slope)
+                made.append(theta)
+            networks.append(by_data(made, clients))
+        moved = [flat(network) - flat(first) for network in networks]
+        graph = [shares([float(F.cosine_similarity(a, b, dim=0)) for b in moved], size) for a in moved]
+        mixes = [{n: sum(s * w[n] for s, w in zip(row, networks, strict=True)) for n in first} for row in graph]  # type: ignore[misc]
+    assert apart(rows(played, "cluster"), networks) < 5e-6
+    assert np.abs(np.array(graph) - np.array(size) / sum(size)).max() > 0.05, "else it is the mean by data"
+
+
+def flat(weights: Weights) -> Tensor:
+    return torch.cat([value.flatten() for value in weights.values()])

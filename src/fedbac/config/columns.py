@@ -31,7 +31,7 @@ SHARING = Choice(
 PERSONALIZATION = Choice(
     Personalization,
     "fedbac.personalization",
-    "Shared PerCluster Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads AdaptiveStart "
+    "Shared PerCluster Directed Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads AdaptiveStart "
     "ControlVariates GroupCorrections DynamicPull",
 )
 AGGREGATION = Choice(Aggregation, "fedbac.aggregation", "Mean Median TrimmedMean Krum GeometricMedian")

@@ -15,6 +15,7 @@ from fedbac.personalization import (
     AdaptiveStart,
     Additive,
     ControlVariates,
+    Directed,
     DynamicPull,
     GroupCorrections,
     Interpolated,
@@ -130,8 +131,8 @@ METHODS = {
     "fed-csad": Row(
         clustering=Fixed(), selection=Contextual(), sharing=DistillAdaptive(), personalization=PerCluster(taught=True)
     ),
-    "ditto": Row(personalization=Personal()),
-    "ditto-edges": Row(personalization=Personal(owner="edge")),
+    "ditto": Row(personalization=Personal(momentum=0.0)),
+    "ditto-edges": Row(personalization=Personal(owner="edge", momentum=0.0)),
     "apfl": Row(personalization=Interpolated()),
     "apfl-edges": Row(personalization=Interpolated(owner="edge")),
     "pfedme": Row(personalization=MoreauEnvelope()),
@@ -141,7 +142,7 @@ METHODS = {
     "fedbabu": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=LateHead()),
     "fedrod": Row(personalization=TwoHeads()),
     "fedala": Row(personalization=AdaptiveStart()),
-    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(), personalization=PerCluster()),
+    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(since="start"), personalization=Directed()),
     "fedavg-ft": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster()),
     "local": Row(clustering=Fixed(), personalization=PerCluster()),
     "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization=Additive()),

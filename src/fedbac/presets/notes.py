@@ -40,7 +40,12 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
-FORMER = "The results on the page of rivals are of a former version, which took no gradients of its own."
+FORMER = "The results on the page of rivals are of a former version, which was weaker."
+DITTO_DIFFERENCES = (
+    "The shared network is trained as the task says, with momentum; the personal one by plain SGD, as in the original. "
+    "The task clips gradients of both, but not the pull.",
+    FORMER,
+)
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
     FORMER,
@@ -234,9 +239,13 @@ NOTES: dict[str, Note] = {
             "Fine-tuning takes the last 10 rounds of the same total.",
         ),
     ),
-    "ditto": Note(DITTO, "A shared network, and a personal one per client that is pulled towards it."),
+    "ditto": Note(
+        DITTO, "A shared network, and a personal one per client that is pulled towards it.", DITTO_DIFFERENCES
+    ),
     "ditto-edges": Note(
-        DITTO, "A shared network, and a personal one per edge that is pulled towards it.", (EDGES_OWN,)
+        DITTO,
+        "A shared network, and a personal one per edge that is pulled towards it.",
+        (EDGES_OWN, *DITTO_DIFFERENCES),
     ),
     "fedper": Note(
         "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019",
@@ -388,13 +397,15 @@ NOTES: dict[str, Note] = {
     ),
     "pfedgraph": Note(
         reference="Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023",
-        summary="Every member starts from a mix of all networks. Shares follow the amount of data, with more for "
-        "members whose updates point the same way.",
+        summary="Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount "
+        "of data, with more for members whose networks have moved the same way since the start.",
         differences=(
             ON_EDGES,
-            ONE_ROUND,
-            "The term of the local loss that pulls clients to the direction of their mix is left out.",
-            "Cosines above 0.9 are not rounded up to 1.",
+            "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; "
+            "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
+            "reversed; here it is the paper's.)",
+            "Cosines above 0.9 are not rounded up to 1, as in the public code.",
+            FORMER,
         ),
     ),
     "power-of-choice": Note(

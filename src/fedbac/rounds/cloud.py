@@ -33,11 +33,10 @@ from fedbac.core.queries import (
     Accuracy,
     Ask,
     Evidence,
-    Gram,
     Loss,
     Query,
-    Slope,
     Statistic,
+    of_updates,
 )
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
@@ -212,7 +211,7 @@ class Round:
         self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
     ) -> tuple[list[TrainOrder], list[Remembered]]:
         """Return what every site is to do: receive networks, select, train and average."""
-        wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
+        wants_updates = self.members.unit == "client" and of_updates(asked.queries)
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
         orders, memories = [], []
         rows: dict[tuple[str, bytes], Params] = {}

@@ -13,7 +13,7 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_trust
 from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.policies import Trusting
-from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
+from fedbac.core.queries import SINCE_START, Accuracy, Gram, Loss, Query, Slope, Split, Statistic, of_updates
 from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
 from fedbac.core.runtime import one_thread
@@ -308,12 +308,19 @@ def answers_from(
     readings: dict[Query, FloatArray] = {
         query: _by_member(query, members, reports) for query in queries if isinstance(query, Statistic)
     }
-    if {Gram(), Slope()}.isdisjoint(queries):
+    if not of_updates(queries):
         return readings
     with one_thread():
         update_N, present_N = updates(scheme.parts, members, sent, before.label_N, reports)
         if Gram() in queries:
             readings[Gram()] = gram(update_N, present_N, members.count)
+        if SINCE_START in queries:
+            label_N = before.label_N[present_N]
+            sent_N, first_N = (
+                _matrix({part: trees.select(parts[part], label_N) for part in before.first}).to(update_N.device)
+                for parts in (sent, before.first)
+            )
+            readings[SINCE_START] = gram(update_N + (sent_N - first_N), present_N, members.count)
         if Slope() in queries:
             owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
             readings[Slope()] = slope(update_N, present_N, members.count, owned)
