@@ -12,7 +12,6 @@ from fedbac.core.parts import Params, Parts, Personalization, Phase
 from fedbac.data import planted_groups
 from fedbac.personalization import (
     AdaptiveStart,
-    Additive,
     ControlVariates,
     GroupCorrections,
     Interpolated,

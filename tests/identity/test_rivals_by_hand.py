@@ -1,5 +1,6 @@
 """Methods of others against their papers: one member after another, in plain torch."""
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -189,3 +190,35 @@ def test_members_of_pfedgraph_mix_by_cosines_since_the_start_and_keep_near_their
 
 def flat(weights: Weights) -> Tensor:
     return torch.cat([value.flatten() for value in weights.values()])
+
+
+def test_fedgwc_weighs_pairs_of_clients_that_reported_together() -> None:
+    """W_ij ← (1 − a)W_ij + a·r_i/Σ_l r_l for all who reported, with a their share of all clients."""
+    played = play(preset("fedgwc"), DATA, SHARDS, training=PLAIN, num_rounds=ROUNDS)
+    count = len(CLIENTS)
+    weight = [[1 / count**2] * count for _ in range(count)]
+    for round_, record in enumerate(played.records, start=1):
+        (reported,) = record["selected"]
+        trace: dict[int, list[float]] = {}
+        for c in reported:
+            me = Client(played, PLAIN, round_, c)
+            now, size = rows(played, "cluster", round_ - 1)[0], len(SHARDS.train[c])
+            losses = []
+            for x, y in me.batches:
+                losses.append(float(me.loss(now, x, y)) * len(y) / size)
+                now = me.sgd("w", now, me.gradient(now, x, y))
+            each = len(me.first)
+            trace[c] = [sum(losses[e * each : (e + 1) * each]) for e in range(PLAIN.epochs)]
+        total, reward = sum(len(SHARDS.train[c]) for c in reported), dict.fromkeys(reported, 0.0)
+        for e in range(PLAIN.epochs):
+            mean = sum(len(SHARDS.train[c]) / total * trace[c][e] for c in reported)
+            variance = sum(len(SHARDS.train[c]) / total * (trace[c][e] - mean) ** 2 for c in reported)
+            for c in reported:
+                reward[c] += math.exp(-((trace[c][e] - mean) ** 2) / (2 * variance)) / PLAIN.epochs
+        share = len(reported) / count
+        for i in reported:
+            for j in reported:
+                weight[i][j] += share * (reward[i] / sum(reward.values()) - weight[i][j])
+    found = played.end.clustering.weight_NN
+    np.testing.assert_allclose(found, weight, atol=1e-6)
+    assert np.ptp(found, axis=1).max() > 0.01, "rows are not constant, as they are where everybody reports"

@@ -132,7 +132,10 @@ class AdjustedTrainer:
                 [[rate * reach(int(n), m) for n in steps_C] for m, steps_C in zip(momenta_F, steps_FC, strict=True)]
             ),
             left_FC=np.stack(
-                [[decayed(int(n), rate, m, decay) for n in steps_C] for m, steps_C in zip(momenta_F, steps_FC, strict=True)]
+                [
+                    [decayed(int(n), rate, m, decay) for n in steps_C]
+                    for m, steps_C in zip(momenta_F, steps_FC, strict=True)
+                ]
             ),
             round=request.round,
             edge_round=request.edge_round,

@@ -77,6 +77,7 @@ def _as_in_paper(task: Task, period: int) -> LinUCB:
     return LinUCB(period=period, start_labels="uniform" if uniform else "round_robin")
 
 
+EVERY_ROUND = LowestLoss(period=1, threshold=1.0, start_labels="lowest_loss")
 TESTED = Thompson(reward_split="test", skip_after_move=False)
 METHODS = {
     "fed-bac": Row(clustering=LinUCB(), selection=Thompson(), personalization=Additive()),
@@ -106,7 +107,7 @@ METHODS = {
         personalization=PerCluster(taught=True),
     ),
     "ifca": Row(
-        clustering=LowestLoss(period=1, threshold=1.0, start_labels="lowest_loss"),
+        clustering=EVERY_ROUND,
         selection=Random(),
         personalization=PerCluster(cluster_init="distinct"),
     ),
@@ -115,9 +116,20 @@ METHODS = {
     "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
     "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
     "fl-hc": Row(clustering=Agglomerative(), personalization=PerCluster()),
-    "fed-cam": Row(clustering=LowestLoss(), selection=Random(fraction=0.8), personalization=Additive()),
-    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(order="alternate")),
-    "fedgwc": Row(clustering=GaussianRewards(), personalization=PerCluster()),
+    "fed-cam": Row(
+        clustering=EVERY_ROUND,
+        selection=Random(fraction=0.8),
+        personalization=Additive(cluster_init="distinct"),
+    ),
+    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(cluster_init="distinct", order="alternate")),
+    "fedgwc": Row(
+        topology=Flat(),
+        unit="client",
+        clustering=GaussianRewards(discount=None, patience=None, gamma=0.1, epsilon=1e-5),
+        selection=Random(fraction=0.5),
+        personalization=PerCluster(),
+    ),
+    "fedgwc-edges": Row(clustering=GaussianRewards(), personalization=PerCluster()),
     "cflhkd": Row(
         clustering=Agglomerative(metric="cosine", threshold=0.5, period=20),
         sharing=Distill(),
