@@ -1,6 +1,6 @@
-"""What differences from the originals cost methods of others in points of accuracy, as results/methods/costs.json has it.
+"""What differences from the originals cost methods of others in points of accuracy: results/methods/costs.json.
 
-python benchmarks/paired.py costs [--methods NAME ...]
+python benchmarks/paired.py costs [NAME ...]
 
 A difference that costs a method more than half a point is no default.
 """

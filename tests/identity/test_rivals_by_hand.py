@@ -175,10 +175,9 @@ def test_members_of_pfedgraph_mix_by_cosines_since_the_start_and_keep_near_their
             for c in clients:
                 me, theta, toward = Client(played, RICH, round_, c), mix, flat(mix)
                 for x, y in me.batches:
-                    slope = grad(
-                        lambda w, x=x, y=y, u=toward: me.loss(w, x, y) - 3.0 * F.cosine_similarity(flat(w), u, dim=0)
-                    )(theta)
-                    theta = me.sgd("w", theta, slope)
+                    slope = me.gradient(theta, x, y)
+                    turn = grad(lambda w, u=toward: -3.0 * F.cosine_similarity(flat(w), u, dim=0))(theta)
+                    theta = me.sgd("w", theta, {n: g + turn[n] for n, g in slope.items()})
                 made.append(theta)
             networks.append(by_data(made, clients))
         moved = [flat(network) - flat(first) for network in networks]

@@ -123,19 +123,14 @@ class AdjustedTrainer:
             (phase.epochs or training.epochs) if request.phases is None or number in request.phases else 0
             for number, phase in enumerate(phases)
         ]
-        steps_FC = np.outer(epochs_F, per_epoch_C)
+        steps: list[list[int]] = np.outer(epochs_F, per_epoch_C).tolist()
         momenta_F = [training.momentum if phase.momentum is None else phase.momentum for phase in phases]
         rate, decay = request.learning_rate, training.weight_decay
         return LocalRun(
             count_CK=class_counts(examples.dataset.dealt_by[0], mine, examples.dataset.dealt_by[2]),
-            travel_FC=np.stack(
-                [[rate * reach(int(n), m) for n in steps_C] for m, steps_C in zip(momenta_F, steps_FC, strict=True)]
-            ),
-            left_FC=np.stack(
-                [
-                    [decayed(int(n), rate, m, decay) for n in steps_C]
-                    for m, steps_C in zip(momenta_F, steps_FC, strict=True)
-                ]
+            travel_FC=np.array([[rate * reach(n, m) for n in row] for row, m in zip(steps, momenta_F, strict=True)]),
+            left_FC=np.array(
+                [[decayed(n, rate, m, decay) for n in row] for row, m in zip(steps, momenta_F, strict=True)]
             ),
             round=request.round,
             edge_round=request.edge_round,

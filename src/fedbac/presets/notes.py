@@ -60,8 +60,8 @@ OURS = "this project"
 FED_CAM = "Ma, Zhou, Long, Jiang, Zhang: Structured Federated Learning through Clustered Additive Modeling, 2023"
 CAM_DIFFERENCES = (
     ON_EDGES,
-    "The abstract says that clustering alternates with training, and that each network learns the residual of the other. "
-    "Steps, order, a warm-up and how the number of clusters is found are not in it.",
+    "The abstract says that clustering alternates with training, and that each network learns the residual of the "
+    "other. Steps, order, a warm-up and how the number of clusters is found are not in it.",
 )
 PHE_FL = (
     "Lee, Tavallaie, Chen, Thilakarathna, Seneviratne, Nadjaran Toosi, Zomaya: Personalizing Federated Learning for "
@@ -85,8 +85,8 @@ FEDGWC = (
     "Licciardi, Leo, Fanì, Caputo, Ciccone: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
 )
 FEDGWC_SUMMARY = (
-    "Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards have settled is "
-    "split by spectral clustering."
+    "Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards have settled "
+    "is split by spectral clustering."
 )
 FEDGWC_DIFFERENCES = (
     "Traces are mean losses of epochs, not of single steps: members take different numbers of steps.",
@@ -303,8 +303,8 @@ NOTES: dict[str, Note] = {
     ),
     "fed-cam": Note(
         FED_CAM,
-        "A shared network plus one of the cluster, trained jointly. Before every round each edge joins the cluster with "
-        "which the sum has the lowest loss.",
+        "A shared network plus one of the cluster, trained jointly. Before every round each edge joins the cluster "
+        "with which the sum has the lowest loss.",
         CAM_DIFFERENCES,
         interpretation=True,
     ),
@@ -321,9 +321,9 @@ NOTES: dict[str, Note] = {
         "continues alone from the joint network.",
         differences=(
             ON_EDGES,
-            "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which give "
-            "the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the heights of "
-            "joins by Ward's linkage, into 2 to M/2 clusters.",
+            "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which "
+            "give the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the "
+            "heights of joins by Ward's linkage, into 2 to M/2 clusters.",
             "A member without an update in that round stays in the cluster that keeps most members. The original sends "
             "it to the nearest centroid, but here the cloud has no vector of it to compare.",
         ),

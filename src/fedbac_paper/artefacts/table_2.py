@@ -40,10 +40,12 @@ def claims(results: Results) -> list[Claim]:
         out.append(claim_about(reading, f"{name}-rises", "from α = 0.5 to α = 0.1 {} improves", improves))
         for other, other_name in BASELINES.items():
             text = f"{{}} is above {other_name} in all six settings"
-            out.append(claim_about(reading, f"{name}-above-{other}", text, in_all(results, SIX, reading, other)))
+            out.append(
+                claim_about(reading, f"{name}-above-{other_name.lower()}", text, in_all(results, SIX, reading, other))
+            )
             text = f"the advantage of {{}} over {other_name} increases with heterogeneity"
             verdict = _advantage_grows(results, reading, other)
-            out.append(claim_about(reading, f"{name}-advantage-grows-over-{other}", text, verdict))
+            out.append(claim_about(reading, f"{name}-advantage-grows-over-{other_name.lower()}", text, verdict))
         text = "“gains of up to +35.5pp over HierFAVG and +8.4pp over IFCA”: {} gains as much in the same settings"
         out.append(claim_about(reading, f"{name}-largest-gains", text, _largest_gains(results, reading)))
     return out
