@@ -33,26 +33,33 @@ class Difference(NamedTuple):
 
 OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
 EDGES = Difference("members are edges, not clients", OF_CLIENTS)
-OWNERS = Difference("edges own the personal part, not clients", ("method.personalization.owner=client",))
-BY_DATA = Difference("the cloud averages edges by data, not uniformly", ("method.cloud_weight=uniform",))
+OWNERS = Difference(
+    "edges own the personal part, not clients (who are each judged on data of their own mix)",
+    ("method.personalization.owner=client",),
+)
+    "edges own the personal part, not clients (who are each judged on data of their own mix)",
+    ("method.personalization.owner=client",),
+)
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
-    "ifca": (EDGES, BY_DATA),
+    "ifca": (EDGES,),
     "fl-hc": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
     "fed-cam": (EDGES, Difference("both networks are trained at once", ("method.personalization.order=alternate",))),
     "fedgwc": (Difference("half of the clients are selected, not a tenth", ("method.selection.fraction=0.1",)),),
     "ditto-edges": (OWNERS,),
     "fedper": (OWNERS,),
     "fedrep": (OWNERS,),
-    "fedrod": (OWNERS,),
 }
 """Those that a setting can undo, by preset."""
 
 
 def points(found: Mapping[str, Any], method: str, difference: Difference, task: str) -> list[float]:
     """Return by seed how many points a method lacks on a task because of a difference."""
-    runs = found["runs"]
-    pairs = [(runs.get(key(method, settings, task, seed)) for settings in (difference.original, ())) for seed in SEEDS]
-    return [100 * (theirs - ours) for theirs, ours in pairs if theirs is not None and ours is not None]
+    gaps = []
+    for seed in SEEDS:
+        theirs, ours = (found["runs"].get(key(method, one, task, seed)) for one in (difference.original, ()))
+        if theirs is not None and ours is not None:
+            gaps.append(100 * (theirs - ours))
+    return gaps
 
 
 def key(method: str, settings: Sequence[str], task: str, seed: int) -> str:
@@ -68,7 +75,7 @@ def lines(method: str, folder: Path) -> list[str]:
     found, told = json.loads(file.read_text(encoding="utf-8")), []
     for difference in DIFFERENCES[method]:
         by_task = {task: points(found, method, difference, task) for task in TASKS}
-        if all(by_task.values()):
+        if all(len(gaps) == len(SEEDS) for gaps in by_task.values()):
             each = ", ".join(f"{mean(gaps):+.1f} on `{task}`" for task, gaps in by_task.items())
             told.append(f"- That {difference.words} costs it {each}.")
     head = "In points of accuracy, the mean over three seeds of small tasks (`python benchmarks/paired.py costs`):"

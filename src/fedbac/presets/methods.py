@@ -107,6 +107,7 @@ METHODS = {
         personalization=PerCluster(taught=True),
     ),
     "ifca": Row(
+        cloud_weight="uniform",
         clustering=EVERY_ROUND,
         selection=Random(),
         personalization=PerCluster(cluster_init="distinct"),

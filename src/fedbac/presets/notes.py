@@ -220,7 +220,7 @@ NOTES: dict[str, Note] = {
         reference=IFCA,
         summary="Before every round each edge joins the cluster whose network has the lowest loss on its data. "
         "Networks start apart.",
-        differences=(ON_EDGES, "Networks are averaged by data."),
+        differences=(ON_EDGES, "Edges average their clients by data; edges count alike, as in the original."),
     ),
     "ifca-clients": Note(
         reference=IFCA,
