@@ -37,9 +37,6 @@ OWNERS = Difference(
     "edges own the personal part, not clients (who are each judged on data of their own mix)",
     ("method.personalization.owner=client",),
 )
-    "edges own the personal part, not clients (who are each judged on data of their own mix)",
-    ("method.personalization.owner=client",),
-)
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "ifca": (EDGES,),
     "fl-hc": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
