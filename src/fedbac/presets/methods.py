@@ -112,7 +112,7 @@ METHODS = {
         selection=Random(),
         personalization=PerCluster(cluster_init="distinct"),
     ),
-    "ifca-clients": Row(like="ifca", topology=Flat(), unit="client"),
+    "ifca-clients": Row(like="ifca", cloud_weight="total", topology=Flat(), unit="client"),
     "ifca-paper": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
     "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
     "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
