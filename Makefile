@@ -35,7 +35,7 @@ $(STAMP)-dev: $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedbac compare fedbac-plus ifca-paper fed-bac hierfavg --task demo --out runs/demo --overwrite
+	$(BIN)/fedbac compare fedbac-plus ifca fed-bac hierfavg --task demo --out runs/demo --overwrite
 
 # Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
 # which are to find their modules compiled.
