@@ -4,19 +4,53 @@
 
 Per task, over the seeds that both rows have: the mean difference in points of accuracy, its standard error, the
 difference in each seed, and the ratio of total bytes.
+
+    python benchmarks/paired.py costs [NAME ...] [--results results]
+
+Presets of others as they are less as their papers have them, for the pages of methods; a run that is known is not
+played again.
 """
 
 import argparse
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
 
+import fedbac
+from fedbac_paper import costs
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.measures import gap
 from fedbac_paper.results import read_results
 
 
+def measure(methods: list[str], folder: Path) -> None:
+    """Play what is not known yet, all of a seed before the next."""
+    file = folder / "methods" / costs.KEPT.name
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"settings": [], "runs": {}}
+    found["settings"] = list(costs.SMALL)
+    chosen = {name: costs.DIFFERENCES[name] for name in methods or costs.DIFFERENCES}
+    cells = [(name, one) for name, own in chosen.items() for one in ((), *(difference.original for difference in own))]
+    for seed in costs.SEEDS:
+        for task in costs.TASKS:
+            for method, settings in cells:
+                if (key := costs.key(method, settings, task, seed)) in found["runs"]:
+                    continue
+                run = fedbac.run(method, task, seed=seed, settings=[*costs.SMALL, *settings], workers=1, progress=False)
+                found["runs"][key] = round(run.summary["accuracy"], 5)
+                print(key, found["runs"][key], flush=True)
+                file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["costs"]:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("methods", nargs="*", choices=[*costs.DIFFERENCES, []])
+        parser.add_argument("--results", type=Path, default=Path("results"))
+        given = parser.parse_args(sys.argv[2:])
+        measure(given.methods, given.results)
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artefact", choices=ARTEFACTS)
     parser.add_argument("one")

@@ -179,7 +179,7 @@ def test_the_version_names_what_computes(fedbac: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("fedbac run ifc", "ifca-original"),
+        ("fedbac run ifc", "ifca-clients"),
         ("fedbac compare ifca fedbac-p", "fedbac-plus"),
         ("fedbac run ifca --task cif", "cifar10-severe"),
         ("fedbac run mi", "mine.yaml"),

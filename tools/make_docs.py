@@ -334,7 +334,7 @@ def texts() -> dict[Path, str]:
         DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
         **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
         DOCS / "methods.md": methods(RESULTS),
-        **{DOCS / "methods" / f"{name}.md": family(name) for name in TITLES},
+        **{DOCS / "methods" / f"{name}.md": family(name, RESULTS) for name in TITLES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
         DOCS / "deploy-data.md": block(
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fedbac.errors import (CheckpointError, ConfigError, DataNotFoundError, DeployError, EngineError, Error,
         FederationError, NotEnoughMemoryError, OutputError, PartitionError, PolicyError, RunFolderError, RunInUseError)
     from fedbac.models import LeNet5, Perceptron
-    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, DynamicPull, GroupCorrections,
-        Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
+    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, Directed, DynamicPull,
+        GroupCorrections, Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
     from fedbac.presets.methods import METHODS, method
     from fedbac.presets.tasks import TASKS, task
     from fedbac.runs.configure import configure
@@ -48,19 +48,19 @@ __all__ = [
     "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP", "TASKS",
     "TOPOLOGY", "Accuracy", "Adam", "AdamW", "AdaptiveStart", "Additive", "Agglomerative", "Alteration", "Apart", "Ask",
     "Assignment", "Augment", "Blend", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual",
-    "ControlVariates", "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "DeployError", "Distill",
-    "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
-    "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian",
-    "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB", "LeNet5",
-    "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB", "LowestLoss", "Mean",
-    "MeanThenApart", "Measurement", "Median", "Merging", "Method", "Moment", "Momentum", "MoreauEnvelope", "NoState",
-    "Noise", "NotEnoughMemoryError", "OnceOverfitted", "Oort", "OutputError", "Part", "Partition", "PartitionError",
-    "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "PolicyError", "PowerOfChoice",
-    "PredictTowardsMean", "Pull", "Random", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError",
-    "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start",
-    "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "TrimmedMean", "TwoHeads",
-    "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report", "resume", "run", "sweep", "task",
-    "verify",
+    "ControlVariates", "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "DeployError", "Directed",
+    "Distill", "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation",
+    "Evidence", "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
+    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead",
+    "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB", "LowestLoss",
+    "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "Moment", "Momentum", "MoreauEnvelope",
+    "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted", "Oort", "OutputError", "Part", "Partition",
+    "PartitionError", "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "PolicyError",
+    "PowerOfChoice", "PredictTowardsMean", "Pull", "Random", "ResourceScore", "Run", "RunFolder", "RunFolderError",
+    "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound",
+    "Start", "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "TrimmedMean",
+    "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report", "resume", "run",
+    "sweep", "task", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -79,8 +79,8 @@ _HOMES = {
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive ControlVariates DynamicPull GroupCorrections Interpolated "
-    "LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
+    "fedbac.personalization": "AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections "
+    "Interpolated LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.runs.configure": "configure",

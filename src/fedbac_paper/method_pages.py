@@ -10,7 +10,7 @@ from fedbac.presets import DEFAULT_TASK, tasks
 from fedbac.presets.methods import METHODS
 from fedbac.presets.notes import FAMILIES, NOTES
 from fedbac.presets.table import DEVIATIONS, row
-from fedbac_paper import compared
+from fedbac_paper import compared, costs
 from fedbac_paper.tables import details
 
 TITLES = {
@@ -49,7 +49,7 @@ def _family(name: str) -> str:
     return next(family for family, members in FAMILIES.items() if name in members.split())
 
 
-def family(name: str) -> str:
+def family(name: str, results: Path) -> str:
     """Return the page of one family of methods, a section each."""
     lines = [
         f"# {TITLES[name]}",
@@ -70,6 +70,7 @@ def family(name: str) -> str:
             lines += ["", details("Equations and rules", "\n".join(rules))]
         if note.differences:
             lines += ["", "Differences from the original:", "", *(f"- {difference}" for difference in note.differences)]
+        lines += costs.lines(method, results / "methods")
     return "\n".join(lines) + "\n"
 
 

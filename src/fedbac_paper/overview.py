@@ -96,7 +96,7 @@ def main_result(results_folder: Path) -> str:
         "paper's number in brackets ([all results](docs/reproduce.md)). At α = 0.1 an edge has few classes, at 0.5 "
         "most of them. The paper's text and figures disagree, so there are "
         "[three readings](docs/reproduce.md#three-readings-of-fed-bac) of it: `paper-figures`, `paper-text` and "
-        "`fed-bac`. `hierfavg` has one cluster and `ifca` five; in the other rows there may be as many as edges.",
+        "`fed-bac`. `hierfavg` has one cluster and `ifca-paper` five; in the other rows there may be as many as edges.",
         "",
         main_table(results, plus),
         "",
@@ -139,9 +139,9 @@ def _trust(plus: Results, results_folder: Path) -> str:
     held_out = in_short(claims[beyond.MATCHES_THE_BEST_HELD_OUT].verdict)
     return (
         "**How far to trust the last row.** We claim that `fedbac-plus` is at most one point below the best of six "
-        "clustered methods in each column ([evidence](docs/plus.md#verdicts)). The six are `ifca`, `paper-figures`, "
-        "`paper-text`, `ifca, K = M`, frozen singletons, and one that is not shown: additive networks with assignment "
-        "by the lowest loss, K = 5.\n\n"
+        "clustered methods in each column ([evidence](docs/plus.md#verdicts)). The six are `ifca-paper`, "
+        "`paper-figures`, `paper-text`, `ifca-paper, K = M`, frozen singletons, and one that is not shown: additive "
+        "networks with assignment by the lowest loss, K = 5.\n\n"
         f"- Verdict over all seeds: {every_seed}.\n"
         f"- Seeds 0 to {beyond.HELD_OUT - 1} were used to tune it. Verdict over later seeds alone: {held_out}.\n"
         "- The claim is about clustered methods. Personalized rivals such as `fedper`, `ditto-edges` and `fedavg-ft` "

@@ -11,7 +11,7 @@ import numpy as np
 READINGS = ("paper-figures", "paper-text", "fed-bac")
 """Our readings of Fed-BAC: as the paper's figures show it, as its text says, and without its test data (C.21, C.29)."""
 
-BASELINES = {"hierfavg": "HierFAVG", "ifca": "IFCA"}
+BASELINES = {"hierfavg": "HierFAVG", "ifca-paper": "IFCA"}
 """What the paper compares Fed-BAC with, and how it writes their names."""
 
 

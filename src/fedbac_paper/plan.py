@@ -34,6 +34,9 @@ REVISIONS = {
 """Rules that have changed, by the kind of policy or of sharing that follows them. The hash of an experiment that uses
 such a kind contains the text, so that runs under the old rule are not found."""
 
+FIRST_NAMES = {"ifca-paper": "ifca"}
+"""What presets were called when their runs were first hashed and their folders named; both still go by that."""
+
 ALWAYS_STATED = {
     "task",
     "task.partition",
@@ -89,7 +92,7 @@ def experiment_of(cell: Cell, seed: int, change: Pass) -> Experiment:
 def point_of(cell: Cell, seed: int, change: Pass, parent: Path) -> Point:
     """Return the run of a cell with one seed: its experiment and its folder, named by the hash of the experiment."""
     experiment = experiment_of(cell, seed, change)
-    name = f"{cell.task}_{experiment.method.name}_seed{seed}_{identity(experiment)}"
+    name = f"{cell.task}_{_first_named(experiment).method.name}_seed{seed}_{identity(experiment)}"
     return Point(experiment, RunFolder(parent / name), cell.settings)
 
 
@@ -136,10 +139,16 @@ def identity(experiment: Experiment) -> str:
     method = experiment.method
     kinds = (method.clustering.kind, method.selection.kind, method.personalization.kind, method.sharing.kind)
     revised = "".join(REVISIONS.get(kind, "") for kind in kinds)
-    stated = _stated(experiment)
+    stated = _stated(_first_named(experiment))
     if isinstance(method.sharing, TowardsMean):
         stated["method"]["sharing"] = method.sharing.share  # as the first hashes stated it, when it was one number
     return hashlib.sha256((SALT + revised + json.dumps(stated, sort_keys=True)).encode()).hexdigest()[:12]
+
+
+def _first_named(experiment: Experiment) -> Experiment:
+    method = experiment.method
+    first = method.model_copy(update={"name": FIRST_NAMES.get(method.name, method.name)})
+    return experiment.model_copy(update={"method": first})
 
 
 def _stated(settings: Settings, path: str = "") -> dict[str, Any]:
@@ -158,7 +167,8 @@ def status(point: Point) -> Status:
     """Return how far a run is; a folder whose configuration is not the one that its name promises is refused."""
     if not point.folder.has_run():
         return "missing"
-    if parse(Experiment, point.folder.read_config()["experiment"]) != point.experiment:
+    found = parse(Experiment, point.folder.read_config()["experiment"])
+    if _first_named(found) != _first_named(point.experiment):
         raise ConfigError(
             f"{point.folder.path}: the run in it has another configuration, perhaps from before a default changed; "
             "remove the folder or choose another --out"

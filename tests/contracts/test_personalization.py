@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedbac import PERSONALIZATION, Additive, ConfigError, Runtime, Shared, Training, native
 from fedbac.core import trees
 from fedbac.core.parts import (
+    Adjusting,
     Anatomy,
     Apply,
     Part,
@@ -28,6 +29,7 @@ from fedbac.core.parts import (
 from fedbac.core.requests import Evaluate, Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import partition
+from fedbac.engines.adjusting import adjusted
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.local.stages import stages_of
@@ -238,7 +240,10 @@ def test_one_step_follows_the_gradient_of_the_schemes_loss(kind: str, scheme: An
     model = model_of(scheme, shaken(scheme.init(build, OWNERS)), 1)
     kept = {part: {name: value.clone() for name, value in params.items()} for part, params in model.items()}
     clients, rate = (1, 4), 0.1
-    got = trainer(kind, scheme, federation).train([order(clients, model, rate=rate)])[0]
+    learner = trainer(kind, scheme, federation)
+    if not isinstance(scheme, Adjusting):  # pulls that are not clipped come with the hooks
+        learner = adjusted(learner, scheme)
+    got = learner.train([order(clients, model, rate=rate)])[0]
     x_all, y_all = federation.examples.source("train")
     for c, client in enumerate(clients):
         index = torch.from_numpy(federation.shards.train[client])

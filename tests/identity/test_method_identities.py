@@ -229,7 +229,7 @@ def test_additive_with_one_cluster_is_fedavg_of_the_two_networks_together() -> N
 
 def test_fed_cam_is_fed_bac_with_the_lowest_loss_rule_and_the_same_selection() -> None:
     rule = LowestLoss(period=2, threshold=1.0)
-    cam = METHODS["fed-cam"](GROUND_TASK).model_copy(update={"clustering": rule})
+    cam = METHODS["fed-cam"](GROUND_TASK).model_copy(update={"clustering": rule, "personalization": Additive()})
     bac = METHODS["fed-bac"](GROUND_TASK).model_copy(update={"clustering": rule, "selection": cam.selection})
     left, right = (play(method, DATA, SHARDS, training=RICH, num_rounds=5) for method in (cam, bac))
     assert without(left.records) == without(right.records)

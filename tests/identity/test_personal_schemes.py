@@ -12,7 +12,6 @@ from fedbac.core.parts import Params, Parts, Personalization, Phase
 from fedbac.data import planted_groups
 from fedbac.personalization import (
     AdaptiveStart,
-    Additive,
     ControlVariates,
     GroupCorrections,
     Interpolated,
@@ -233,13 +232,6 @@ def test_a_late_head_keeps_its_bits_and_does_not_travel_until_it_learns() -> Non
         for tier, receivers in (("client", 6), ("cloud", 3)):
             for direction in ("down", "up"):
                 assert record["bytes"][tier][direction]["train"] == 4 * receivers * numbers
-
-
-def test_in_turns_the_network_for_all_begins_as_hierfavgs_while_the_others_say_nothing(hierfavg: Played) -> None:
-    scheme = Additive(order="alternate", residual_init="zero_last_layer")
-    played = run(scheme, clustering=Fixed(), num_rounds=1)
-    assert distance(whole(played.end.parts["global"]), whole(hierfavg.states[1].parts["global"])) == 0
-    assert distance(whole(played.end.parts["cluster"]), whole(played.states[0].parts["cluster"])) > 1e-3
 
 
 # ------------------------------------------------------------------------------------------------------- bytes

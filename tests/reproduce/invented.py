@@ -12,9 +12,9 @@ Accuracy = Callable[[Cell, int], float]
 
 def steady(cell: Cell, seed: int) -> float:
     """The paper's order in every setting, the gaps larger where edges differ more, and a little noise of the seed."""
-    level = {"hierfavg": 0.6, "hierfavg-wide": 0.63, "ifca": 0.7}.get(cell.method, 0.8)
+    level = {"hierfavg": 0.6, "hierfavg-wide": 0.63, "ifca-paper": 0.7}.get(cell.method, 0.8)
     step = 0.05 if cell.task.endswith("severe") else 0.0
-    return level + (0.02 * seed) + {"hierfavg": -step, "ifca": 0.0}.get(cell.method, step)
+    return level + (0.02 * seed) + {"hierfavg": -step, "ifca-paper": 0.0}.get(cell.method, step)
 
 
 def finding(cell: Cell, seed: int, accuracy: float, curves: bool = True, machine: str = "a machine") -> Finding:

@@ -47,4 +47,4 @@ def test_every_main_claim_is_there() -> None:
 def test_a_text_names_its_subject_and_nothing_is_left_to_fill_in() -> None:
     for claim in BY_ID.values():
         assert "{}" not in claim.text
-        assert claim.subject in claim.text or claim.id == "figure-dynamics-clusters-ifca", claim.id
+        assert claim.subject in claim.text or claim.id == "figure-dynamics-clusters-ifca-paper", claim.id

@@ -38,10 +38,10 @@ def test_the_index_and_the_short_table(tmp_path: Path) -> None:
     assert "90 of 90 runs, 30 of 30 rows" in text
     assert tally(ARTEFACTS["table-2"].claims(invented.results("table-2"))) in text
     assert text.count("not run yet") == len(ARTEFACTS) - 1
-    fewer = invented.without(invented.results("table-2"), "svhn", "ifca", 0)
+    fewer = invented.without(invented.results("table-2"), "svhn", "ifca-paper", 0)
     assert progress(fewer) == "89 of 90 runs"
     more = invented.results("table-2", seeds=4)
-    assert progress(invented.without(more, "svhn", "ifca", 0)) == "90 of 90 runs and 29 of further seeds"
+    assert progress(invented.without(more, "svhn", "ifca-paper", 0)) == "90 of 90 runs and 29 of further seeds"
     assert progress(invented.results("calibration", seeds=1)) == "77 runs"
     short = main_table(invented.results("table-2"))
     assert "(88.9)" in short, "the paper's 88.85, a half rounded up"

@@ -78,7 +78,7 @@ def test_rows_over_other_seeds_are_not_to_be_compared(name: str) -> None:
     whole = invented.results(name, seeds=4)
     warning = "Rows with other seeds have other data"
     assert warning not in pages.page(whole)
-    assert warning in pages.page(invented.without(whole, "svhn", "ifca", 3))
+    assert warning in pages.page(invented.without(whole, "svhn", "ifca-paper", 3))
 
 
 def test_a_quick_pass_says_so_in_its_title() -> None:
@@ -134,12 +134,12 @@ def cell_of(text: str, section: str, column: str, *words: str) -> str:
 @pytest.mark.parametrize(
     ("name", "task", "variant"),
     [
-        ("table-2", "svhn", "ifca"),
-        ("table-fairness", "svhn", "ifca"),
+        ("table-2", "svhn", "ifca-paper"),
+        ("table-fairness", "svhn", "ifca-paper"),
         ("table-selection", "cifar10", "fed-bac, random clients"),
-        ("figure-convergence", "svhn", "ifca"),
-        ("communication", "svhn", "ifca"),
-        ("ablation", "svhn", "ifca"),
+        ("figure-convergence", "svhn", "ifca-paper"),
+        ("communication", "svhn", "ifca-paper"),
+        ("ablation", "svhn", "ifca-paper"),
     ],
 )
 def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str) -> None:
@@ -151,10 +151,10 @@ def test_every_row_says_how_many_seeds_it_has(name: str, task: str, variant: str
 
 
 def test_seeds_where_a_section_is_no_task() -> None:
-    text = pages.page(invented.without(invented.results("table-scaling"), "cifar10-500", "ifca", 1))
-    assert cell_of(text, "Round 20", "seeds", "ifca") == "2"
-    text = pages.page(invented.without(invented.results("figure-dynamics"), "cifar10", "ifca", 1))
-    assert cell_of(text, "", "seeds", "ifca", task_name("cifar10")) == "2"
+    text = pages.page(invented.without(invented.results("table-scaling"), "cifar10-500", "ifca-paper", 1))
+    assert cell_of(text, "Round 20", "seeds", "ifca-paper") == "2"
+    text = pages.page(invented.without(invented.results("figure-dynamics"), "cifar10", "ifca-paper", 1))
+    assert cell_of(text, "", "seeds", "ifca-paper", task_name("cifar10")) == "2"
     text = pages.page(invented.without(invented.results("participation"), "cifar10", "p = 0.4, random clients", 1))
     assert cell_of(text, task_name("cifar10"), "seeds (Thompson, random)", "0.4") == "3, 2"
 
@@ -199,15 +199,15 @@ def test_ratios_are_geometric_and_say_when_they_are_bounds() -> None:
 
 def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
     whole = invented.results("communication", lambda cell, seed: 0.48 + 0.03 * seed)  # 0.5 from seed 1 on
-    rounds = [found.targets["0.5"].round or found.rounds for found in whole.of("cifar10", "ifca").values()]
+    rounds = [found.targets["0.5"].round or found.rounds for found in whole.of("cifar10", "ifca-paper").values()]
     assert rounds[0] == 200
     text, section = pages.page(whole), task_name("cifar10")
     mean = f"> {sum(rounds) / 3:.0f} MB"
-    assert cell_of(text, section, "training between clients and edges", "50%", "ifca") == mean
-    assert cell_of(text, section, "training between clients and edges", "60%", "ifca") == "–"
+    assert cell_of(text, section, "training between clients and edges", "50%", "ifca-paper") == mean
+    assert cell_of(text, section, "training between clients and edges", "60%", "ifca-paper") == "–"
     text = pages.page(invented.results("figure-convergence", lambda cell, seed: 0.48 + 0.03 * seed))
-    assert cell_of(text, section, "ours", "50%", "ifca") == f"> {sum(rounds) / 3:.1f}"
-    assert cell_of(text, section, "difference", "50%", "ifca") == "–", "of a bound there is none"
+    assert cell_of(text, section, "ours", "50%", "ifca-paper") == f"> {sum(rounds) / 3:.1f}"
+    assert cell_of(text, section, "difference", "50%", "ifca-paper") == "–", "of a bound there is none"
     crossed, ours = rounds_to("cifar10", "fed-bac", 0.4), cell_of(text, section, "ours", "40%", "fed-bac")
     assert crossed is not None
     off = cell_of(text, section, "difference", "40%", "fed-bac").replace("−", "-")
@@ -266,19 +266,19 @@ def test_the_papers_numbers_are_those_of_the_reference() -> None:
     ours = all_numbers()
     for task in SIX:
         key = task.replace("-severe", "/0.1") if task.endswith("-severe") else f"{task}/0.5"
-        for method in ("hierfavg", "ifca", "fed-bac"):
+        for method in ("hierfavg", "ifca-paper", "fed-bac"):
             assert ours["accuracy"][task][method] == reference["table_2_main"][method][key]["mean"]
             assert ours["accuracy_pm"][task][method] == reference["table_2_main"][method][key]["pm"]
             fairness = reference["table_fairness"][method][key]
             assert ours["fairness"][task][method] == {k: fairness[k] for k in ("min", "max", "sigma")}
             assert ours["curves"][task][method] == reference["figure_convergence_smoothed"][key][method]
         if key in reference["figures_cluster_dynamics"]:
-            for method in ("ifca", "fed-bac"):
+            for method in ("ifca-paper", "fed-bac"):
                 curves = reference["figures_cluster_dynamics"][key]
                 assert ours["dynamics"][task][method]["moves"] == curves[f"{method}/reassignments"]
                 assert ours["dynamics"][task][method]["active_clusters"] == curves[f"{method}/active_clusters"]
     scaling = reference["table_scaling_cifar10_M20_N500"]
-    for method in ("hierfavg", "ifca", "fed-bac"):
+    for method in ("hierfavg", "ifca-paper", "fed-bac"):
         assert ours["accuracy"]["cifar10-500"][method] == scaling[method]["mean"]
         assert ours["round_20"]["cifar10-500"][method] == scaling["round_20"][method]
     assert ours["selection"] == reference["table_selection_alpha0.5_p0.8"]

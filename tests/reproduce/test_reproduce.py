@@ -46,7 +46,7 @@ SMALL = (
 )
 QUICK = Pass(rounds=2, fraction=0.5, settings=SMALL)
 TYPED = ["--rounds", "2", "--fraction-of-data", "0.5", *(word for change in SMALL for word in ("--set", change))]
-HIERFAVG, IFCA = (Cell("fashion-mnist", name, name) for name in ("hierfavg", "ifca"))
+HIERFAVG, IFCA = (Cell("fashion-mnist", name, name) for name in ("hierfavg", "ifca-paper"))
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def test_runs_come_seed_by_seed_and_once(tmp_path: Path) -> None:
     assert [point.experiment.seed for point in found] == sorted(point.experiment.seed for point in found)
     shared = [ARTEFACTS[name] for name in ("table-2", "table-fairness", "figure-convergence", "communication")]
     assert len(points(shared, range(3), Pass(), tmp_path, Filter())) == 6 * 5 * 3
-    only = points(everything, range(1), Pass(), tmp_path, Filter(datasets=("svhn",), variants=("ifca",)))
+    only = points(everything, range(1), Pass(), tmp_path, Filter(datasets=("svhn",), variants=("ifca-paper",)))
     assert {point.experiment.task.dataset for point in only} == {"svhn"}
-    assert {point.experiment.method.name for point in only} == {"ifca"}
+    assert {point.experiment.method.name for point in only} == {"ifca-paper"}
     with pytest.raises(ConfigError, match="--task 'cifar'"):
         Filter(tasks=("cifar",)).check(everything)
 
@@ -83,8 +83,8 @@ def test_what_the_paper_leaves_out_is_there() -> None:
     assert chosen["additive, lowest loss, K = M"] == ("additive", "lowest_loss")
     assert chosen["additive, random assignment"] == ("additive", "fixed")
     assert chosen["LinUCB, not additive"] == ("per_cluster", "linucb")
-    assert rows["ifca, K = M"].clustering.clusters(10) == 10
-    wide = rows["ifca, twice the weights"].network
+    assert rows["ifca-paper, K = M"].clustering.clusters(10) == 10
+    wide = rows["ifca-paper, twice the weights"].network
     assert wide is not None
     assert rows["LinUCB, not additive, twice the weights"].network == wide
     assert rows["LinUCB, not additive, twice the weights"].clustering == rows["LinUCB, not additive"].clustering
@@ -119,7 +119,7 @@ def test_the_hash_is_that_of_what_differs_from_the_defaults() -> None:
         experiment_of(HIERFAVG, 0, Pass(rounds=3)),
         experiment_of(HIERFAVG, 0, Pass(fraction=0.5)),
         experiment_of(IFCA, 0, Pass()),
-        experiment_of(Cell("fashion-mnist", "x", "ifca", ("method.clustering={kind: linucb}",)), 0, Pass()),
+        experiment_of(Cell("fashion-mnist", "x", "ifca-paper", ("method.clustering={kind: linucb}",)), 0, Pass()),
     ]
     assert len({identity(base), *map(identity, others)}) == 6
 
@@ -179,6 +179,21 @@ def test_a_policy_whose_rule_has_changed_makes_other_runs(monkeypatch: pytest.Mo
             assert identity(plain) == before[1]
 
 
+def test_a_run_that_was_saved_under_a_preset_s_first_name_is_found(tmp_path: Path) -> None:
+    point = point_of(IFCA, 0, Pass(rounds=2), tmp_path)
+    assert "_ifca_seed0_" in point.folder.path.name
+    saved = point.experiment.model_dump(mode="json")
+    saved["method"]["name"] = "ifca"
+    assert identity(parse(Experiment, saved)) == identity(point.experiment)
+    point.folder.path.mkdir()
+    point.folder.write_config({"experiment": saved})
+    assert status(point) == "missing", "nothing is played, and nothing is refused"
+    saved["method"]["clustering"]["period"] = 3
+    point.folder.write_config({"experiment": saved})
+    with pytest.raises(ConfigError, match="another configuration"):
+        status(point)
+
+
 @pytest.mark.parametrize("name", sorted(ARTEFACTS))
 def test_the_repository_s_results_are_of_the_configurations_of_today(name: str) -> None:
     """A preset or a default that changes leaves results behind that are not its own."""
@@ -193,7 +208,7 @@ def test_the_repository_s_results_are_of_the_configurations_of_today(name: str) 
 def test_calibrated_settings_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(settings.CALIBRATED, "fashion-mnist", ("task.training.batch_size=77",))
     assert experiment_of(HIERFAVG, 0, Pass()).task.training.batch_size == 77
-    assert experiment_of(Cell("cifar10", "ifca", "ifca"), 0, Pass()).task.training.batch_size != 77
+    assert experiment_of(Cell("cifar10", "ifca-paper", "ifca-paper"), 0, Pass()).task.training.batch_size != 77
     candidate = next(cell for cell in ARTEFACTS["calibration"].cells if cell.task == "fashion-mnist")
     assert (
         f"task.training.batch_size={experiment_of(candidate, 0, Pass()).task.training.batch_size}" in candidate.settings
@@ -216,7 +231,7 @@ def test_quick_pass_from_the_command(fedbac: Shell, tmp_path: Path, data: Path) 
     finish(playing)
     assert (status(begun), status(other)) == ("begun", "missing")
 
-    rows = ["--variant", "hierfavg", "--variant", "ifca", "--seeds", "1"]
+    rows = ["--variant", "hierfavg", "--variant", "ifca-paper", "--seeds", "1"]
     words = ["table-2", *TYPED, *rows, "--data", str(data), "--device", "cpu", "--jobs", "1", "--out", "out"]
     said = fedbac("reproduce", *words, "--task", "fashion-mnist", "--minutes", "0")
     assert "2 runs are not finished; the same command resumes them" in said
@@ -286,7 +301,7 @@ def test_collecting_adds_to_what_is_known_and_drops_what_has_changed(
     assert found.bytes.everything == summary["bytes_total"]
     finished(IFCA, 0, tmp_path / "there", data)
     both = collect(artefact, 1, QUICK, tmp_path / "there", first)
-    assert [(f.variant, f.seed) for f in both.findings] == [("hierfavg", 0), ("ifca", 0)]
+    assert [(f.variant, f.seed) for f in both.findings] == [("hierfavg", 0), ("ifca-paper", 0)]
     monkeypatch.setitem(settings.CALIBRATED, "fashion-mnist", ("task.training.batch_size=77",))
     assert not collect(artefact, 1, QUICK, tmp_path / "nowhere", both).findings, "of another configuration"
     with pytest.raises(ConfigError, match="a full pass"):

@@ -30,6 +30,7 @@ from fedbac import (
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import changes_of, override, parse
 from fedbac.models import Custom
+from fedbac.presets.methods import RENAMED
 from fedbac.runs import play
 from tests.covering import presets
 from tests.unit.tiny import tiny_run, tiny_task
@@ -299,10 +300,16 @@ def test_presets_differ_and_are_what_their_names_say() -> None:
             METHODS[name](TASKS[t]).model_dump()["clustering"]["start_labels"] for t in ("cifar10", "fashion-mnist")
         ]
         assert starts == ["round_robin", "uniform"]
-    ifca = dumps["ifca"]["clustering"]
+    ifca = dumps["ifca-paper"]["clustering"]
     assert (ifca["num_clusters"], ifca["period"], ifca["threshold"]) == (5, 20, 0.95)
-    assert dumps["ifca"]["selection"]["fraction"] == dumps["hierfavg"]["selection"]["fraction"] == 1.0
+    assert dumps["ifca-paper"]["selection"]["fraction"] == dumps["hierfavg"]["selection"]["fraction"] == 1.0
     assert dumps["hierfavg"]["clustering"]["num_clusters"] == 1
+
+
+def test_a_former_name_of_a_preset_serves_and_says_the_new_one(caplog: pytest.LogCaptureFixture) -> None:
+    assert configure("ifca-original", "demo") == configure("ifca", "demo")
+    assert caplog.messages == ["method 'ifca-original' is now called 'ifca'"]
+    assert not RENAMED.keys() & METHODS.keys()
 
 
 def test_learning_rate_decays_from_the_second_round() -> None:

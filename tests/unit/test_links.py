@@ -142,8 +142,10 @@ def test_a_reassignment_sends_every_candidate_to_every_client(fed_bac: Run) -> N
 
 
 def test_ifca_sends_the_cluster_networks_only() -> None:
-    run = tiny_run("ifca", "method.clustering.num_clusters=2", "method.clustering.period=1")
-    assert moved(run, 1, "client", "down", "evaluate") == CLIENTS * 2 * NETWORK
+    """Before the first round too: what that costs is told of round 1."""
+    run = tiny_run("ifca", "method.clustering.num_clusters=2")
+    assert moved(run, 1, "client", "down", "evaluate") == 2 * moved(run, 2, "client", "down", "evaluate")
+    assert moved(run, 2, "client", "down", "evaluate") == CLIENTS * 2 * NETWORK
     assert moved(run, 1, "client", "down", "train") == CLIENTS * NETWORK
 
 
@@ -201,7 +203,8 @@ def test_a_network_that_several_measurements_need_travels_once() -> None:
     """A look of merging measures two networks of an edge on two splits, and those of all clusters on one."""
     settings = ["method.clustering.period=1", "method.selection.shared.reward_split=test"]
     run = tiny_run("fedbac-plus", *settings, "method.sharing=apart", task=tiny_task(rounds=3))
-    plain = tiny_run("fed-cam", "method.clustering.period=1", "method.clustering.num_clusters=2")
+    settings = ["method.clustering={kind: lowest_loss, period: 1, num_clusters: 2}"]
+    plain = tiny_run("fed-cam", *settings)
     for tier in ("client", "cloud"):
         assert moved(run, 1, tier, "down", "evaluate") == moved(plain, 1, tier, "down", "evaluate")
 

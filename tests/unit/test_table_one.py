@@ -40,7 +40,7 @@ EXPLAINED = {
     "chpfl": {"adaptive", "sharing"},
     "phe-fl": {"adaptive", "sharing"},
     "cfl": {"architecture", "adaptive"},
-    "fedgwc": {"architecture", "adaptive"},
+    "fedgwc": {"adaptive"},
     "fedrep": {"architecture", "personalization"},
 }
 """The cells that ``DEVIATIONS`` speaks of."""
@@ -53,9 +53,9 @@ def test_a_row_is_the_papers_but_for_what_is_explained(name: str) -> None:
 
 
 def test_as_published_the_others_have_two_tiers() -> None:
-    assert [row(METHODS[name](TASKS["demo"])).architecture for name in ("ifca-clients", "cfl-clients")] == [
+    assert [row(METHODS[name](TASKS["demo"])).architecture for name in ("ifca-clients", "cfl-clients", "fedgwc")] == [
         "2-tier"
-    ] * 2
+    ] * 3
 
 
 def test_every_method_has_its_note_and_every_deviation_is_said() -> None:
@@ -87,7 +87,7 @@ def test_all_methods_use_the_native_kernel_but_those_with_teachers_or_gradients_
         if not edges.path.startswith("native"):
             through_torch.add(name)
         edges.close()
-    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd", "apfl", "apfl-edges", "pfedme"}
+    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd", "apfl", "apfl-edges", "pfedme", "pfedgraph"}
 
 
 def test_the_readme_counts_the_methods() -> None:

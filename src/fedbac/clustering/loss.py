@@ -14,13 +14,17 @@ Start = Literal["round_robin", "uniform", "random"]
 """How labels begin: member m in cluster m mod K, all members in cluster 0, or each drawn at random (C.28)."""
 
 
-def start_labels(start: Start, num_members: int, num_clusters: int, rng: Rng) -> IntArray:
+FirstLabels = Literal["round_robin", "uniform", "random", "lowest_loss"]
+"""The same, or in the cluster whose initial network has the lowest loss: of equal losses the first cluster's."""
+
+
+def start_labels(start: FirstLabels, num_members: int, num_clusters: int, rng: Rng) -> IntArray:
     """Return the labels before anything is known."""
     if start == "round_robin":
         return np.arange(num_members) % num_clusters
-    if start == "uniform":
-        return np.zeros(num_members, dtype=np.int64)
-    return rng.integers(num_clusters, size=num_members)
+    if start == "random":
+        return rng.integers(num_clusters, size=num_members)
+    return np.zeros(num_members, dtype=np.int64)
 
 
 EmptyCluster = Literal["keep", "clone"]
@@ -79,7 +83,7 @@ class Labelled(Asking):
 
     if TYPE_CHECKING:
         num_clusters: int | None
-        start_labels: Start
+        start_labels: FirstLabels
 
     def clusters(self, num_members: int) -> int:
         """Return K; one per member when not given."""
@@ -145,7 +149,7 @@ class ByLoss(Labelled):
 
 
 class LowestLoss(ByLoss, Unlearned):
-    """Every ``period`` rounds each edge moves to the cluster whose model has the lowest loss on its data."""
+    """Every ``period`` rounds each member moves to the cluster whose model has the lowest loss on its data."""
 
     kind: Literal["lowest_loss"] = "lowest_loss"
     num_clusters: Edges | None = 5
@@ -157,13 +161,20 @@ class LowestLoss(ByLoss, Unlearned):
     candidates: Candidates | None = None
     """How many clusters an edge measures each time: its own, and others drawn at random; all when null. With few of
     many, edges that belong together meet later, or never."""
-    start_labels: Start = "round_robin"
-    """The first labels: one cluster after another, all in the first, or at random."""
+    start_labels: FirstLabels = "round_robin"
+    """The first labels: one cluster after another, all in the first, at random, or that of the initial network with the
+    lowest loss (then networks must start apart, or all tie)."""
     empty_cluster: EmptyCluster = "keep"
     """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+
+    def first(self) -> Ask | None:
+        """Ask for the losses of the initial networks if labels begin with them."""
+        return Ask(after=(self._losses,)) if self.start_labels == "lowest_loss" else None
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> tuple[NoState, Assignment]:
         """Return the lowest-loss labels."""
         label_N, loss_NK = evidence.labels, evidence[self._losses]
+        if evidence.round == 0:  # nobody has been anywhere yet
+            return state, Assignment(lowest_loss(loss_NK, label_N, threshold=1.0))
         best_N = lowest_loss(loss_NK, label_N, self.threshold)
         return state, Assignment(best_N, inherited(self.empty_cluster, label_N, best_N, loss_NK.shape[1]))

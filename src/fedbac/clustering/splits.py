@@ -122,6 +122,8 @@ class RewardsState(NamedTuple):
     """The running mean square change of W in each member's cluster; NaN before the first."""
     calm_N: IntArray
     """For how many rounds in a row it was small."""
+    enough_N: IntArray
+    """How many such rounds are enough."""
 
 
 class GaussianRewards(Asking):
@@ -139,14 +141,16 @@ class GaussianRewards(Asking):
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"
     adaptive: ClassVar[bool] = True
     asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
-    discount: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """a: the weight of the newest round in W and in its change."""
+    discount: Annotated[float, Field(gt=0, le=1)] | None = 0.2
+    """a: the weight of the newest round in W and in its change; when null, as in the original, the share of the
+    cluster's members that reported in it."""
     gamma: Positive = 1.0
     """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
     epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
-    patience: Rounds = 5
-    """A cluster may split after this many rounds at rest."""
+    patience: Rounds | None = 5
+    """A cluster may split after this many rounds at rest; when null, as in the original, after as many as its members
+    would need to report once each."""
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 
@@ -156,6 +160,7 @@ class GaussianRewards(Asking):
             weight_NN=np.full((num_members, num_members), 1 / num_members**2),
             change_N=np.full(num_members, np.nan),
             calm_N=np.zeros(num_members, dtype=np.int64),
+            enough_N=np.ones(num_members, dtype=np.int64),
         )
 
     def learn(self, state: RewardsState, evidence: Evidence) -> RewardsState:
@@ -163,19 +168,22 @@ class GaussianRewards(Asking):
         label_N, trace_NE = evidence.labels, evidence[EPOCHS]
         finite_N = np.isfinite(trace_NE).all(1)
         weight_NN, change_N, calm_N = state.weight_NN.copy(), state.change_N.copy(), state.calm_N.copy()
+        enough_N = state.enough_N.copy()
         for k in np.unique(label_N):
             members = np.flatnonzero((label_N == k) & finite_N)
             if members.size < 2:
                 continue
             reward_N = rewards(trace_NE[members], evidence.size_N[members])
-            pairs = np.ix_(members, members)
-            step_NN = self.discount * ((reward_N / reward_N.sum())[:, None] - weight_NN[pairs])
+            pairs, share = np.ix_(members, members), members.size / (label_N == k).sum()
+            discount = share if self.discount is None else self.discount
+            step_NN = discount * ((reward_N / reward_N.sum())[:, None] - weight_NN[pairs])
             weight_NN[pairs] += step_NN
             now, before = float((step_NN**2).mean()), float(change_N[members[0]])
-            running = now if np.isnan(before) else before + self.discount * (now - before)
+            running = now if np.isnan(before) else before + discount * (now - before)
             change_N[label_N == k] = running
             calm_N[label_N == k] = calm_N[members[0]] + 1 if running < self.epsilon else 0
-        return RewardsState(weight_NN, change_N, calm_N)
+            enough_N[label_N == k] = round(1 / share) if self.patience is None else self.patience
+        return RewardsState(weight_NN, change_N, calm_N, enough_N)
 
     def act(self, state: RewardsState, evidence: Evidence, rng: Rng) -> tuple[RewardsState, Assignment]:
         """Try to split every cluster that has been at rest for long enough; whether it did or not, it starts anew."""
@@ -185,7 +193,7 @@ class GaussianRewards(Asking):
         change_N, calm_N = state.change_N.copy(), state.calm_N.copy()
         for k in np.unique(label_N).tolist():
             members = np.flatnonzero(label_N == k)
-            if calm_N[members[0]] < self.patience:
+            if calm_N[members[0]] < state.enough_N[members[0]]:
                 continue
             change_N[members], calm_N[members] = np.nan, 0
             child_N = self._children(state.weight_NN[np.ix_(members, members)], rng)

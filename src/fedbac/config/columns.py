@@ -31,8 +31,8 @@ SHARING = Choice(
 PERSONALIZATION = Choice(
     Personalization,
     "fedbac.personalization",
-    "Shared PerCluster Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads AdaptiveStart "
-    "ControlVariates GroupCorrections DynamicPull",
+    "Shared PerCluster Directed Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads "
+    "AdaptiveStart ControlVariates GroupCorrections DynamicPull",
 )
 AGGREGATION = Choice(Aggregation, "fedbac.aggregation", "Mean Median TrimmedMean Krum GeometricMedian")
 STEP = Choice(Step, "fedbac.steps", "Take Momentum Adam Yogi Dynamic")

@@ -30,9 +30,9 @@ from fedbac.core.queries import (
     Gram,
     Loss,
     Query,
-    Slope,
     Split,
     answerable,
+    of_updates,
 )
 from fedbac.core.settings import (
     MAX_CLIENTS,
@@ -280,7 +280,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     if method.step.kind == "dynamic" and len(alphas) > 1:
         yield "method.step 'dynamic' is FedDyn's server; use personalization dynamic_pull with the same alpha"
     yield from _unanswerable(method)
-    passed_on = next((f for f, queries in method.needs.items() if not {Gram(), Slope()}.isdisjoint(queries)), None)
+    passed_on = next((f for f, queries in method.needs.items() if of_updates(queries)), None)
     if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:
         yield (
             f"method.links.cloud_up alters the edges' averages, but for {passed_on} with method.unit=client edges pass "
@@ -297,7 +297,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
 def _too_many_pairs(method: Method, num_members: int, num_clusters: int) -> Iterator[str]:
     """Yield the policies that keep more numbers than there may be."""
     for field, policy in (("method.clustering", method.clustering), ("method.sharing", method.sharing)):
-        if num_members**2 > MAX_PAIRS and Gram() in policy.needs():
+        if num_members**2 > MAX_PAIRS and any(isinstance(query, Gram) for query in policy.needs()):
             yield (
                 f"{field} {policy.kind!r} compares the updates of every pair of {method.unit}s, {num_members**2:,} "
                 f"here; there may be {MAX_PAIRS:,}: use at most {math.isqrt(MAX_PAIRS):,} {method.unit}s, or a policy "

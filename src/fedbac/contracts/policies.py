@@ -12,7 +12,16 @@ from fedbac.contracts.common import REPEATED, RESUMED, calling, check_same, fres
 from fedbac.core import answers
 from fedbac.core.answers import QUERIES, checked_ask
 from fedbac.core.bandits import budget
-from fedbac.core.policies import Believing, ClusterPolicy, Exchange, SelectionPolicy, Sharing, Showing, Trusting
+from fedbac.core.policies import (
+    Believing,
+    ClusterPolicy,
+    Exchange,
+    Opening,
+    SelectionPolicy,
+    Sharing,
+    Showing,
+    Trusting,
+)
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
@@ -223,7 +232,7 @@ class _Clustered(_Play):
     def play(self, silent: bool = False) -> tuple[Any, World]:
         """Return the state and the labels after many rounds."""
         state, world = self.first(silent)
-        for t in range(1, NUM_ROUNDS + 1):
+        for t in range(0 if isinstance(self.policy, Opening) else 1, NUM_ROUNDS + 1):
             with trying(f"tried with {self.num_members} members, in made-up round {t}"):
                 state, world = self.round(state, world, t)
         return state, world
@@ -251,8 +260,8 @@ class _Clustered(_Play):
 
     def ask(self, state: Any, t: int) -> Ask | None:
         """Return what the policy wants, if it is due."""
-        with calling(self.who, "ask()", state=state):
-            ask = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS))
+        with calling(self.who, "ask()" if t else "first()", state=state):
+            ask = self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS)) if t else self.policy.first()
             return None if ask is None else checked_ask("clustering", self.policy, ask, after=AT_CLOUD)
 
     def _check_shown(self, state: Any, evidence: Evidence) -> None:

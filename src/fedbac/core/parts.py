@@ -52,17 +52,13 @@ class Pull:
     - ``strength``: at least 0.
     - ``to``: the part that pulls, as the client received it (its own name: where the client started); None pulls to
       zero.
-    - ``clipped``: whether the pull is part of the loss, and so clipped with the gradient, or weight decay of the
-      optimizer.
+    - ``clipped``: whether the pull is part of the loss, and so clipped with the gradient, or added to what was clipped,
+      as weight decay is. (AdamW has no place for that unless it pulls to zero: there it is part of the loss.)
     """
 
     strength: float
     to: str | None = None
     clipped: bool = True
-
-    def __post_init__(self) -> None:
-        if self.to is not None and not self.clipped:
-            raise ValueError("a pull that is not clipped is weight decay, and that pulls to zero")
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,7 @@ class Phase:
     - ``terms``: the networks whose logits are summed; those of the prediction when not given.
     - ``epochs``: passes over the client's data; as many as the task says when not given.
     - ``pull``: by part; at most one each.
+    - ``momentum``: of SGD; the task's when not given.
     - ``taught``: whether clients learn from their teachers beside the labels, where a request brings some.
     - ``last``: only in so many last rounds of the run.
     - ``until_last``: only before so many last rounds of the run.
@@ -82,6 +79,7 @@ class Phase:
     terms: tuple[str, ...] | None = None
     epochs: int | None = None
     pull: Mapping[str, Pull] = field(default_factory=dict)
+    momentum: float | None = None
     taught: bool = False
     last: int | None = None
     until_last: int | None = None  # two numbers and no function: links work out from them in which rounds a part passes

@@ -190,6 +190,14 @@ class Step(Chosen, Protocol):
 
 
 @runtime_checkable
+class Opening(Protocol):
+    """A clustering policy that may act before the first round, by what the initial networks show."""
+
+    def first(self) -> Ask | None:
+        """Say what must be measured then, or None to begin with the labels of ``start``."""
+
+
+@runtime_checkable
 class Trusting(Protocol):
     """A selection policy that can say whose data to believe: other columns have models measured on these."""
 

@@ -1,7 +1,7 @@
 """Measurements as values: policies name what they need, and look the answers up by the same names."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -85,6 +85,9 @@ class Statistic:
 class Gram:
     """The inner products of the members' updates of what clusters own: enough for norms, angles and distances."""
 
+    since: Literal["round", "start"] = "round"
+    """What updates are counted from: where members began the round, or the run."""
+
 
 @dataclass(frozen=True)
 class Slope:
@@ -98,6 +101,14 @@ class Seconds:
 
 
 Query = Loss | Accuracy | Statistic | Gram | Slope | Seconds
+
+
+def of_updates(queries: Iterable[Query]) -> bool:
+    """Whether one of the queries is answered from the updates of members."""
+    return any(isinstance(query, Gram | Slope) for query in queries)
+
+
+SINCE_START = Gram("start")
 AT_EDGE: frozenset[Models] = frozenset({"received", "trained"})
 """Models that an edge has at hand."""
 AT_CLOUD: frozenset[Models] = frozenset(get_args(Models)) - AT_EDGE

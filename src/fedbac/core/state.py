@@ -43,6 +43,8 @@ class State:
     the name "", one number."""
     stepped: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The weights of each such part that are stepped."""
+    first: Parts = field(default_factory=dict)
+    """The parts of clusters as the run began, where a policy compares members with them."""
 
     @property
     def num_clusters(self) -> int:
@@ -51,7 +53,7 @@ class State:
 
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
-        for name in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M", "steps"):
+        for name in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M", "steps", "first"):
             own, other = (_arrays(getattr(state, name), name) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):

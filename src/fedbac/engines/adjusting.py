@@ -14,11 +14,19 @@ from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalizat
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.data import class_counts
 from fedbac.local.own_steps import OwnSteps
+from fedbac.local.stages import adamw_of
 
 
 def adjusted(trainer: Trainer, scheme: Personalization) -> Trainer:
-    """Return the trainer, with the scheme's hooks around it where it has some."""
-    return AdjustedTrainer(trainer, scheme) if isinstance(scheme, Adjusting | Blending) else trainer
+    """Return the trainer, with the scheme's hooks around it where it has some, and pulls that are not clipped."""
+    hooked = isinstance(scheme, Adjusting | Blending) or free_pulls(scheme)
+    return AdjustedTrainer(trainer, scheme) if hooked else trainer
+
+
+def free_pulls(scheme: Personalization) -> list[tuple[str, str, float]]:
+    """Return the pulls that are added to gradients after clipping: of which part, to which, and how strong."""
+    pulls = [(part, pull) for phase in scheme.phases() for part, pull in phase.pull.items()]
+    return [(part, pull.to, pull.strength) for part, pull in pulls if pull.to is not None and not pull.clipped]
 
 
 class AdjustedTrainer:
@@ -32,11 +40,12 @@ class AdjustedTrainer:
         self.adjusts = isinstance(scheme, Adjusting)
         self.path, self.device = trainer.path, trainer.device
         self.examples = trainer.examples  # type: ignore[attr-defined]
+        self.pulls = free_pulls(scheme) if adamw_of(self.examples.training) is None else []
         self.bytes_per_client: int = getattr(trainer, "bytes_per_client", 0)
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
-        if not self.adjusts:
+        if not (self.adjusts or self.pulls):
             return self.trainer.train(requests)
         received = [
             {
@@ -49,14 +58,14 @@ class AdjustedTrainer:
         started = []
         orders = []
         for request, received_C, run in zip(requests, received, runs, strict=True):
-            answer = self.scheme.before(received_C, run)
+            answer = self.scheme.before(received_C, run) if self.adjusts else Start()
             start = checked_start_of_clients(self.scheme, answer, received_C)
             started.append(start.parts)
             orders.append(self._order(request, received_C, start))
         results = []
         for found, received_C, started_C, run in zip(self.trainer.train(orders), received, started, runs, strict=True):
             trained_C = {part: found.parts_C.get(part, received_C[part]) for part in self.scheme.parts}
-            answer = self.scheme.after(received_C, started_C, trained_C, run)
+            answer = self.scheme.after(received_C, started_C, trained_C, run) if self.adjusts else {}
             outcome_C = checked_outcome(self.scheme, answer, received_C, started_C, trained_C)
             results.append(replace(found, parts_C=outcome_C))
         return results
@@ -93,8 +102,11 @@ class AdjustedTrainer:
             phase: np.asarray(scale_C) * request.rate_scale.get(phase, 1.0)
             for phase, scale_C in start.rate_scale.items()
         }
-        scales = {**request.rate_scale, **scales}
-        return replace(request, bank=bank, row_C=row_C, rate_scale=scales, shift=start.shift)
+        scales, shift = {**request.rate_scale, **scales}, dict(start.shift)
+        for part, to, strength in self.pulls:  # of λ(w − w_to), the optimizer adds λw as it decays weights
+            already = shift.get(part, {})
+            shift[part] = {n: already.get(n, 0.0) - strength * value for n, value in received_C[to].items()}
+        return replace(request, bank=bank, row_C=row_C, rate_scale=scales, shift=shift)
 
     @cached_property
     def own(self) -> OwnSteps:
@@ -111,12 +123,15 @@ class AdjustedTrainer:
             (phase.epochs or training.epochs) if request.phases is None or number in request.phases else 0
             for number, phase in enumerate(phases)
         ]
-        steps_FC = np.outer(epochs_F, per_epoch_C)
-        rate, momentum, decay = request.learning_rate, training.momentum, training.weight_decay
+        steps: list[list[int]] = np.outer(epochs_F, per_epoch_C).tolist()
+        momenta_F = [training.momentum if phase.momentum is None else phase.momentum for phase in phases]
+        rate, decay = request.learning_rate, training.weight_decay
         return LocalRun(
             count_CK=class_counts(examples.dataset.dealt_by[0], mine, examples.dataset.dealt_by[2]),
-            travel_FC=np.vectorize(lambda steps: rate * reach(int(steps), momentum), otypes=[float])(steps_FC),
-            left_FC=np.vectorize(lambda steps: decayed(int(steps), rate, momentum, decay), otypes=[float])(steps_FC),
+            travel_FC=np.array([[rate * reach(n, m) for n in row] for row, m in zip(steps, momenta_F, strict=True)]),
+            left_FC=np.array(
+                [[decayed(n, rate, m, decay) for n in row] for row, m in zip(steps, momenta_F, strict=True)]
+            ),
             round=request.round,
             edge_round=request.edge_round,
             edge_rounds=request.edge_rounds,

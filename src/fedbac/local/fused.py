@@ -134,7 +134,7 @@ class FusedTrainer:
     def _moves(self, stage: Stage) -> Moves:
         spans = [span(stage, network, self.like) for network in stage.networks]
         shared = {copy: [self.plan.inside(at) for at in places(copy.names, self.like)] for copy in stage.copies}
-        return Moves(stage, spans, self._rule(spans), shared)
+        return Moves(stage, spans, self._rule(spans, stage.momentum), shared)
 
     def _run(
         self, moves: Moves, fleet: Fleet, batches: VisitTable, rate_J: NDArray[np.float32], sums: Sums, last: bool
@@ -317,9 +317,9 @@ class FusedTrainer:
             grid = (rows, launch.y, launch.z)
             self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
 
-    def _rule(self, spans: Sequence[Span]) -> Rule:
+    def _rule(self, spans: Sequence[Span], momentum: float = 0.0) -> Rule:
         training = self.examples.training
-        rule = Rule(momentum=training.momentum, max_norm=training.clip_norm or 0.0)
+        rule = Rule(momentum=momentum, max_norm=training.clip_norm or 0.0)
         rule.joint = training.clip_scope == "joint"
         for p, moving in enumerate(spans):
             inside = self.plan.inside(moving.weights)

@@ -79,7 +79,7 @@ class NativeTrainer:
         sgd = native.Sgd(
             batch_size=training.batch_size,
             learning_rate=rate_J,
-            momentum=training.momentum,
+            momentum=stage.momentum,
             weight_decay=[s.decay for s in spans],
             l2=[s.penalty for s in spans],
             max_norm=training.clip_norm or 0.0,

@@ -252,7 +252,7 @@ class LoopTrainer:
                 gradient.addcmul_(decay, weight)
             for run in moving:  # what is held still neither moves nor loses its momentum
                 if adam is None:
-                    velocity[run].mul_(training.momentum).add_(gradient[run])
+                    velocity[run].mul_(stage.momentum).add_(gradient[run])
                     weight[run].add_(velocity[run], alpha=-rate)
                 else:
                     moments, corrected = (first[run], second[run]), corrections(adam, steps)

@@ -108,6 +108,8 @@ class Steps:
         rates = np.array([request.rates(0)[c] for request, c in jobs])
         self.rate_C = self.rate_J = trees.onto(rates, own.device, torch.float32)
         self.loss_C = torch.zeros(len(jobs), device=own.device)
+        stated = own.scheme.phases()[0].momentum
+        self.momentum = own.examples.training.momentum if stated is None else stated
         self.velocity: Parts = {}
         self.second: Parts = {}
         """The second moments of AdamW, whose first are in place of velocities."""
@@ -173,7 +175,7 @@ class Steps:
             push = slope + self.shift[part][name] if name in self.shift.get(part, {}) else slope
             before = torch.zeros_like(slope) if before is None else before
             if adam is None:
-                velocity[name] = training.momentum * before + (push + training.weight_decay * value)
+                velocity[name] = self.momentum * before + (push + training.weight_decay * value)
                 moved[name] = value - rate * velocity[name]
             else:
                 velocity[name], second[name] = before, second.get(name, torch.zeros_like(slope))

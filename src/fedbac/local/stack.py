@@ -289,7 +289,7 @@ class Stack:
                 for part in parts
                 for name in part.names
             ]  # fmt: skip
-            update.step(weights, count_A, rate_A, training.momentum, training.clip_norm)
+            update.step(weights, count_A, rate_A, stage.momentum, training.clip_norm)
             return
         for network, parts in stage.moving.items():
             for part in parts:
@@ -306,7 +306,7 @@ class Stack:
         if self.adam is not None:
             second = {n: self.anatomy.assemble(self.second, n) for n in stage.moving}
             corrected = [torch.as_tensor(one).float() for one in corrections(self.adam, (self.step + 1).double())]
-        rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, training.momentum, 1.0)
+        rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, stage.momentum, 1.0)
         for network, parts in stage.moving.items():
             for part in parts:
                 for name in part.names:

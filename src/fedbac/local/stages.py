@@ -47,6 +47,8 @@ class Stage:
     moving: Mapping[str, tuple[Moving, ...]]
     """By network; those that keep still are missing."""
     copies: tuple[Copy, ...] = ()
+    momentum: float = 0.0
+    """Of SGD."""
     taught: bool = False
 
     @property
@@ -99,16 +101,18 @@ def _stage(anatomy: Anatomy, phase: Phase, training: Training) -> Stage:
                     f"personalization {scheme.kind!r}: part {part!r} is pulled to part {pull.to!r}, which holds other "
                     "layers; a part can be pulled only to one of the same layers"
                 )
-        strength, clipped = (0.0, True) if pull is None else (pull.strength, pull.clipped)
+        strength = 0.0 if pull is None else pull.strength
+        clipped = pull is None or pull.clipped or (pull.to is not None and adamw_of(training) is not None)
         here = Moving(
             names=tuple(name for name in anatomy.weights[part] if name not in anatomy.buffers),
             decay=training.weight_decay + (0.0 if clipped else strength),
             penalty=strength if clipped else 0.0,
-            anchor=anchor,
+            anchor=anchor if clipped else None,  # else requests shift gradients by what is left of λ(w − anchor)
         )
         moving[network] = (*moving.get(network, ()), here)
     epochs = training.epochs if phase.epochs is None else phase.epochs
-    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), phase.taught)
+    momentum = training.momentum if phase.momentum is None else phase.momentum
+    return Stage(terms, networks, epochs, moving, _copies(anatomy, phase, networks), momentum, phase.taught)
 
 
 def _copies(anatomy: Anatomy, phase: Phase, networks: Sequence[str]) -> tuple[Copy, ...]:

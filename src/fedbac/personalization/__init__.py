@@ -4,6 +4,7 @@ from fedbac.personalization.corrected import ControlVariates as ControlVariates
 from fedbac.personalization.corrected import DynamicPull as DynamicPull
 from fedbac.personalization.corrected import GroupCorrections as GroupCorrections
 from fedbac.personalization.joint import Additive as Additive
+from fedbac.personalization.joint import Directed as Directed
 from fedbac.personalization.joint import PerCluster as PerCluster
 from fedbac.personalization.joint import Shared as Shared
 from fedbac.personalization.personal import AdaptiveStart as AdaptiveStart

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 from torch import nn
+from torch.nn.functional import normalize
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import Params, Part, Parts, Phase, Pull, Scope
+from fedbac.core.parts import LocalSteps, Params, Part, Parts, Phase, Pull, Scope
 from fedbac.core.settings import NonNegative, Settings
 
 ClusterInit = Literal["shared", "distinct"]
@@ -72,6 +73,35 @@ class PerCluster(Settings):
         return (Phase(moves=self.terms, taught=self.taught),)
 
 
+class Directed(Settings):
+    """The network of the cluster, whose clients keep near the direction of the one that they received: they learn
+    L(θ) − λ·cos(θ, θ^t).
+    """
+
+    kind: Literal["directed"] = "directed"
+    parts: ClassVar[Mapping[str, Part]] = {"cluster": Part("cluster", "cluster")}
+    terms: ClassVar[tuple[str, ...]] = ("cluster",)
+    strength: NonNegative = 0.01
+    """λ."""
+
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
+        """Return the same network for all."""
+        return {"cluster": _cluster_stack(build, 0, owners["cluster"], "shared")}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train it."""
+        return (Phase(moves=("cluster",)),)
+
+    def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
+        """Add the gradient of −λ·cos(θ, θ^t), −λ(û − cos·θ̂)/‖θ‖ where û and θ̂ have length 1."""
+        now, slope = now_C["cluster"], local.gradient(now_C["cluster"])
+        own_CD, to_CD = trees.rows(now), normalize(trees.rows(received_C["cluster"]), dim=1)
+        norm_C, unit_CD = own_CD.norm(dim=1, keepdim=True), normalize(own_CD, dim=1)
+        cosine_C = (unit_CD * to_CD).sum(1, keepdim=True)
+        turn = trees.shaped(self.strength * (cosine_C * unit_CD - to_CD) / norm_C.clamp(min=1e-12), now)
+        return {"cluster": local.descend("cluster", now, {n: g + turn[n] for n, g in slope.items()})}
+
+
 class Additive(Settings):
     """Eq. 2: ŷ = h(x; Θ_global) + f(x; Θ_k); Θ_global is shared by all, Θ_k by the cluster."""
 
@@ -87,7 +117,8 @@ class Additive(Settings):
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
     """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
     order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first h for all epochs with f frozen, and then f with h frozen."""
+    """Both are trained at once; or first f for all epochs with h frozen, and then h with f frozen: a network for all
+    fits what those of clusters leave, not the reverse."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""
@@ -100,5 +131,5 @@ class Additive(Settings):
         """Train both at once, or one after the other."""
         pull = {"cluster": Pull(self.l2_cluster, clipped=self.l2_form == "loss")}
         if self.order == "alternate":
-            return Phase(moves=("global",)), Phase(moves=("cluster",), pull=pull)
+            return Phase(moves=("cluster",), pull=pull), Phase(moves=("global",))
         return (Phase(moves=("global", "cluster"), pull=pull),)

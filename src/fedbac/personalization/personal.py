@@ -17,7 +17,8 @@ from fedbac.errors import ConfigError
 class Personal(Settings):
     """w is trained and averaged as if alone; v stays with its owner, learns L(v) + (λ/2)‖v − w^t‖² and predicts.
 
-    w^t is what the client received. Both begin as the same network and see the same batches.
+    w^t is what the client received. Both begin as the same network and see the same batches. The task clips ∇L(v), and
+    the pull λ(v − w^t) is added to it.
     """
 
     kind: Literal["personal"] = "personal"
@@ -27,6 +28,8 @@ class Personal(Settings):
     """λ; 0 is purely local training. A step is stable as long as learning rate times λ stays well below 2."""
     epochs: Epochs | None = None
     """Passes over the data to train v; default: as many as for w."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Of SGD on v; the task's when not given, and 0 in the original."""
     unseen: Literal["global", "init"] = "global"
     """What an owner has for v until it first trains: the network for all as it is then, or the initial one."""
     terms: ClassVar[tuple[str, ...]] = ("personal",)
@@ -44,11 +47,9 @@ class Personal(Settings):
 
     def phases(self) -> tuple[Phase, ...]:
         """Train w, then v."""
-        pull = {"personal": Pull(self.strength, to="global")} if self.strength else {}
-        return (
-            Phase(moves=("global",), terms=("global",)),
-            Phase(moves=("personal",), terms=("personal",), epochs=self.epochs, pull=pull),
-        )
+        pull = {"personal": Pull(self.strength, to="global", clipped=False)} if self.strength else {}
+        personal = Phase(("personal",), terms=("personal",), epochs=self.epochs, pull=pull, momentum=self.momentum)
+        return Phase(moves=("global",), terms=("global",)), personal
 
 
 class Interpolated(Settings):

@@ -1,5 +1,6 @@
 """Methods as rows of choices; ``notes`` says what each is about."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedbac.personalization import (
     AdaptiveStart,
     Additive,
     ControlVariates,
+    Directed,
     DynamicPull,
     GroupCorrections,
     Interpolated,
@@ -52,6 +54,8 @@ from fedbac.sharing import (
 from fedbac.steps import Adam, Dynamic, Momentum, Yogi
 from fedbac.topology import Flat, Hierarchical
 
+log = logging.getLogger(__name__)
+
 
 class Row:
     """The choices of a preset: its own, and for the rest those of one that it is like.
@@ -73,6 +77,7 @@ def _as_in_paper(task: Task, period: int) -> LinUCB:
     return LinUCB(period=period, start_labels="uniform" if uniform else "round_robin")
 
 
+EVERY_ROUND = LowestLoss(period=1, threshold=1.0, start_labels="lowest_loss")
 TESTED = Thompson(reward_split="test", skip_after_move=False)
 METHODS = {
     "fed-bac": Row(clustering=LinUCB(), selection=Thompson(), personalization=Additive()),
@@ -101,19 +106,31 @@ METHODS = {
         sharing=DistillAdaptive(teacher="others", max_share=1.0, steepness=0.0),
         personalization=PerCluster(taught=True),
     ),
-    "ifca": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
-    "ifca-original": Row(
-        clustering=LowestLoss(period=1, threshold=1.0),
+    "ifca": Row(
+        cloud_weight="uniform",
+        clustering=EVERY_ROUND,
         selection=Random(),
         personalization=PerCluster(cluster_init="distinct"),
     ),
-    "ifca-clients": Row(like="ifca-original", topology=Flat(), unit="client"),
+    "ifca-clients": Row(like="ifca", cloud_weight="total", topology=Flat(), unit="client"),
+    "ifca-paper": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
     "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
     "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
     "fl-hc": Row(clustering=Agglomerative(), personalization=PerCluster()),
-    "fed-cam": Row(clustering=LowestLoss(), selection=Random(fraction=0.8), personalization=Additive()),
-    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(order="alternate")),
-    "fedgwc": Row(clustering=GaussianRewards(), personalization=PerCluster()),
+    "fed-cam": Row(
+        clustering=EVERY_ROUND,
+        selection=Random(fraction=0.8),
+        personalization=Additive(cluster_init="distinct"),
+    ),
+    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(cluster_init="distinct", order="alternate")),
+    "fedgwc": Row(
+        topology=Flat(),
+        unit="client",
+        clustering=GaussianRewards(discount=None, patience=None, gamma=0.1, epsilon=1e-5),
+        selection=Random(fraction=0.5),
+        personalization=PerCluster(),
+    ),
+    "fedgwc-edges": Row(clustering=GaussianRewards(), personalization=PerCluster()),
     "cflhkd": Row(
         clustering=Agglomerative(metric="cosine", threshold=0.5, period=20),
         sharing=Distill(),
@@ -127,8 +144,8 @@ METHODS = {
     "fed-csad": Row(
         clustering=Fixed(), selection=Contextual(), sharing=DistillAdaptive(), personalization=PerCluster(taught=True)
     ),
-    "ditto": Row(personalization=Personal()),
-    "ditto-edges": Row(personalization=Personal(owner="edge")),
+    "ditto": Row(personalization=Personal(momentum=0.0)),
+    "ditto-edges": Row(personalization=Personal(owner="edge", momentum=0.0)),
     "apfl": Row(personalization=Interpolated()),
     "apfl-edges": Row(personalization=Interpolated(owner="edge")),
     "pfedme": Row(personalization=MoreauEnvelope()),
@@ -138,7 +155,7 @@ METHODS = {
     "fedbabu": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=LateHead()),
     "fedrod": Row(personalization=TwoHeads()),
     "fedala": Row(personalization=AdaptiveStart()),
-    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(), personalization=PerCluster()),
+    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(since="start"), personalization=Directed()),
     "fedavg-ft": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster()),
     "local": Row(clustering=Fixed(), personalization=PerCluster()),
     "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization=Additive()),
@@ -157,6 +174,8 @@ METHODS = {
         personalization=PerCluster(networks=2),
     ),
 }
+RENAMED = {"ifca-original": "ifca"}
+"""Names that presets had before."""
 for _name, _row in METHODS.items():
     _row.name, _row.__doc__ = _name, NOTES[_name].summary
 
@@ -168,7 +187,10 @@ def known() -> dict[str, Callable[[Task], Method]]:
 
 
 def method(name: str, task: Task) -> Method:
-    """Return a preset by name."""
+    """Return a preset by name; a former name of one still serves, with a warning."""
+    if name in RENAMED:
+        log.warning("method %r is now called %r", name, RENAMED[name])
+        name = RENAMED[name]
     presets = METHODS if name in METHODS else known()
     if name not in presets:
         raise ConfigError(unknown("method", name, presets, "fedbac methods"))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 FAMILIES = {
     "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
-    "clustered": "ifca ifca-original ifca-clients cfl cfl-clients fl-hc fedgwc cflhkd",
+    "clustered": "ifca ifca-clients ifca-paper cfl cfl-clients fl-hc fedgwc fedgwc-edges cflhkd",
     "blending": "chpfl phe-fl phe-fl-kd fedbabu pfedgraph fedavg-ft local",
     "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
     "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-clients fedper fedrod fedala",
@@ -40,7 +40,12 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
-FORMER = "The results on the page of rivals are of a former version, which took no gradients of its own."
+FORMER = "The results on the page of rivals are of a former version, which was weaker."
+DITTO_DIFFERENCES = (
+    "The shared network is trained as the task says, with momentum; the personal one by plain SGD, as in the original. "
+    "The task clips gradients of both, but not the pull.",
+    FORMER,
+)
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
     FORMER,
@@ -53,6 +58,11 @@ PAPER = (
 PAPER_START = "On Fashion-MNIST all edges start in one cluster, elsewhere each in its own."
 OURS = "this project"
 FED_CAM = "Ma, Zhou, Long, Jiang, Zhang: Structured Federated Learning through Clustered Additive Modeling, 2023"
+CAM_DIFFERENCES = (
+    ON_EDGES,
+    "The abstract says that clustering alternates with training, and that each network learns the residual of the "
+    "other. Steps, order, a warm-up and how the number of clusters is found are not in it.",
+)
 PHE_FL = (
     "Lee, Tavallaie, Chen, Thilakarathna, Seneviratne, Nadjaran Toosi, Zomaya: Personalizing Federated Learning for "
     "Hierarchical Edge Networks with Non-IID Data, 2025"
@@ -71,6 +81,19 @@ TUNED = (
     "method.step.learning_rate."
 )
 HIERFAVG = "Liu, Zhang, Song, Letaief: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
+FEDGWC = (
+    "Licciardi, Leo, Fanì, Caputo, Ciccone: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
+)
+FEDGWC_SUMMARY = (
+    "Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards have settled "
+    "is split by spectral clustering."
+)
+FEDGWC_DIFFERENCES = (
+    "Traces are mean losses of epochs, not of single steps: members take different numbers of steps.",
+    "Affinities compare the rows of W, as in the paper; the public code compares its columns.",
+    "The running change of W begins with the first change, not with 1.",
+    "Losses are not augmented by Gaussian draws.",
+)
 IFCA = "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
     "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
@@ -195,19 +218,20 @@ NOTES: dict[str, Note] = {
     ),
     "ifca": Note(
         reference=IFCA,
-        summary="Every edge joins the cluster whose network has the lowest loss on its data. Settings are those of the "
-        "Fed-BAC paper: 5 clusters, every 20 rounds, and only for a loss below 95 % of the current one.",
-        differences=(ON_EDGES, "All clusters start from the same network."),
-    ),
-    "ifca-original": Note(
-        reference=IFCA,
-        summary="IFCA on edges by its own rules: every round, no threshold, distinct initial networks.",
-        differences=(ON_EDGES,),
+        summary="Before every round each edge joins the cluster whose network has the lowest loss on its data. "
+        "Networks start apart.",
+        differences=(ON_EDGES, "Edges average their clients by data; edges count alike, as in the original."),
     ),
     "ifca-clients": Note(
         reference=IFCA,
-        summary="IFCA on clients, two tiers, every round, no threshold, distinct initial networks.",
-        differences=("All clients take part in every round.", "Updates are averaged by data."),
+        summary="IFCA on clients, in two tiers.",
+        differences=("All clients take part in every round.", "Networks are averaged by data."),
+    ),
+    "ifca-paper": Note(
+        reference=f"{IFCA} As run in: {PAPER}",
+        summary="IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
+        "network, and move only every 20 rounds, and only for a loss below 95 % of the current one.",
+        differences=("It is no fair IFCA: see ifca.",),
     ),
     "cfl": Note(
         reference=CFL,
@@ -233,9 +257,13 @@ NOTES: dict[str, Note] = {
             "Fine-tuning takes the last 10 rounds of the same total.",
         ),
     ),
-    "ditto": Note(DITTO, "A shared network, and a personal one per client that is pulled towards it."),
+    "ditto": Note(
+        DITTO, "A shared network, and a personal one per client that is pulled towards it.", DITTO_DIFFERENCES
+    ),
     "ditto-edges": Note(
-        DITTO, "A shared network, and a personal one per edge that is pulled towards it.", (EDGES_OWN,)
+        DITTO,
+        "A shared network, and a personal one per edge that is pulled towards it.",
+        (EDGES_OWN, *DITTO_DIFFERENCES),
     ),
     "fedper": Note(
         "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019",
@@ -275,14 +303,15 @@ NOTES: dict[str, Note] = {
     ),
     "fed-cam": Note(
         FED_CAM,
-        "A shared network plus one of the cluster, trained jointly; every edge joins the cluster of the lowest loss.",
-        ("Edges are clustered, not clients.", "Assignments are made every 20 rounds."),
+        "A shared network plus one of the cluster, trained jointly. Before every round each edge joins the cluster "
+        "with which the sum has the lowest loss.",
+        CAM_DIFFERENCES,
         interpretation=True,
     ),
     "fed-cam-alternate": Note(
         FED_CAM,
-        "Like fed-cam, but one network is trained while the other stays fixed.",
-        ("Edges are clustered, not clients.", "Each of the two networks is trained for all local epochs of a round."),
+        "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
+        (*CAM_DIFFERENCES, "Each of the two networks is trained for all local epochs of a round."),
         interpretation=True,
     ),
     "fl-hc": Note(
@@ -292,29 +321,33 @@ NOTES: dict[str, Note] = {
         "continues alone from the joint network.",
         differences=(
             ON_EDGES,
-            "The paper leaves metric, linkage and threshold to the user. By default: Euclidean distance, Ward linkage, "
-            "and a cut at the largest relative gap in the heights of joins, into 2 to M/2 clusters.",
+            "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which "
+            "give the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the "
+            "heights of joins by Ward's linkage, into 2 to M/2 clusters.",
             "A member without an update in that round stays in the cluster that keeps most members. The original sends "
             "it to the nearest centroid, but here the cloud has no vector of it to compare.",
         ),
     ),
     "fedgwc": Note(
-        reference="Licciardi, Leo, Fanì, Caputo, Ciccone: Interaction-Aware Gaussian Weighting for Clustered Federated "
-        "Learning, 2025",
-        summary="Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards "
-        "have settled is split by spectral clustering.",
+        reference=FEDGWC,
+        summary=FEDGWC_SUMMARY,
+        differences=(
+            "Half of all clients are selected in a round; in the original a tenth of them in each cluster, for 10,000 "
+            "rounds. In fewer than about a hundred rounds W seldom comes to rest, and then nothing is split.",
+            *FEDGWC_DIFFERENCES,
+        ),
+    ),
+    "fedgwc-edges": Note(
+        reference=FEDGWC,
+        summary=f"{FEDGWC_SUMMARY} Members are edges, which all report in every round.",
         differences=(
             ON_EDGES,
             "All members report in every round, so the weight of a round is fixed at 0.2 and the patience at 5 rounds, "
-            "instead of following from the share of clients that are sampled; and epsilon is 1e-4.",
-            "Traces are mean losses of epochs, not of single steps: members take different numbers of steps.",
-            "Affinities compare the rows of W, as in the paper. The public code compares its columns, which are all "
-            "the same where everybody reports.",
-            "γ is 1, not 0.1: rows have ten entries instead of a hundred.",
-            "The running change of W begins with the first change, not with 1: runs last 50 to 200 rounds, not 10,000.",
-            "Losses are not augmented by Gaussian draws.",
+            "instead of following from the share of clients that are sampled; epsilon is 1e-4, and γ 1 instead of 0.1. "
+            "Rows of W are then constant: what is left of the method is distance from the mean loss.",
             "A cluster may split even if all its members hold data of the same kind (IID), because W is scaled by its "
             "own range and small lasting differences of the losses look large.",
+            *FEDGWC_DIFFERENCES,
         ),
     ),
     "chpfl": Note(
@@ -387,13 +420,15 @@ NOTES: dict[str, Note] = {
     ),
     "pfedgraph": Note(
         reference="Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023",
-        summary="Every member starts from a mix of all networks. Shares follow the amount of data, with more for "
-        "members whose updates point the same way.",
+        summary="Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount "
+        "of data, with more for members whose networks have moved the same way since the start.",
         differences=(
             ON_EDGES,
-            ONE_ROUND,
-            "The term of the local loss that pulls clients to the direction of their mix is left out.",
-            "Cosines above 0.9 are not rounded up to 1.",
+            "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; "
+            "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
+            "reversed; here it is the paper's.)",
+            "Cosines above 0.9 are not rounded up to 1, as in the public code.",
+            FORMER,
         ),
     ),
     "power-of-choice": Note(

@@ -113,8 +113,8 @@ def _aggregation(method: Method) -> str:
 
 DEVIATIONS = {
     "architecture": "Methods of two tiers run here in three, with edges as members or a selection at every edge, so "
-    "that all are judged alike. `ifca-clients` and `cfl-clients` have two tiers and clients as members, as in the "
-    "originals; `method.topology.kind=flat` and `method.unit=client` do the same for others.",
+    "that all are judged alike. `ifca-clients`, `cfl-clients` and `fedgwc` have two tiers and clients as members, as "
+    "in the originals; `method.topology.kind=flat` and `method.unit=client` do the same for others.",
     "chpfl": "`chpfl` and `phe-fl` count as adaptive here, and as blends: what they share follows from what they "
     "measure. The paper calls the first full sharing and the second distillation; the authors' code of PHE-FL blends "
     "(`phe-fl-kd` is the reading by distillation).",

@@ -26,18 +26,17 @@ from fedbac.core.answers import (
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, moving_parts
-from fedbac.core.policies import Showing, Step, Teaching
+from fedbac.core.policies import Opening, Showing, Step, Teaching
 from fedbac.core.queries import (
     AT_CLOUD,
     FOR_SHARING,
     Accuracy,
     Ask,
     Evidence,
-    Gram,
     Loss,
     Query,
-    Slope,
     Statistic,
+    of_updates,
 )
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
@@ -51,6 +50,7 @@ from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.plan import moment_of
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, score
 from fedbac.rounds.rows import AT_SITES, Members, Memory, Remembered, SiteRows, given_another, rows_of
+from fedbac.rounds.start import BEFORE
 
 
 def rounds(
@@ -125,7 +125,7 @@ class Round:
 
     def order(self, before: State) -> Ordered:
         """Phases 1 to 4, as orders to the sites: let clusters share, ask the policies, and send networks down."""
-        before, sent, teaching = self._exchange(before)
+        before, sent, teaching = self._exchange(before if before.round else self._opened(before))
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
         return Ordered(before, sent, asked, orders, memories)
@@ -180,6 +180,16 @@ class Round:
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
         return evidence_of(self.experiment, self.members, state, round_, readings)
 
+    def _opened(self, state: State) -> State:
+        """Before the first round: let a clustering policy that wants to look at the initial networks assign members."""
+        policy = self.method.clustering
+        ask = consult("clustering", BEFORE, policy.first) if isinstance(policy, Opening) else None
+        if ask is None or state.num_clusters == 1:
+            return state
+        asked = Asked((), checked_ask("clustering", policy, ask, after=AT_CLOUD))
+        after, _ = self._reassign(state, asked, self._measured(asked.queries, state, ()))
+        return replace(after, moved_N=state.moved_N, used_K=np.isin(np.arange(state.num_clusters), after.label_N))
+
     def _exchange(self, state: State) -> tuple[State, Parts, Teaching | None]:
         """Let clusters share what they know; return the state, the parts that are sent down, and who teaches."""
         exchange = exchanged(self.experiment, self.members, state)
@@ -201,7 +211,7 @@ class Round:
         self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
     ) -> tuple[list[TrainOrder], list[Remembered]]:
         """Return what every site is to do: receive networks, select, train and average."""
-        wants_updates = self.members.unit == "client" and not {Gram(), Slope()}.isdisjoint(asked.queries)
+        wants_updates = self.members.unit == "client" and of_updates(asked.queries)
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
         orders, memories = [], []
         rows: dict[tuple[str, bytes], Params] = {}
@@ -314,10 +324,15 @@ class Round:
         readings |= {
             query: np.array([report.readings[i] for report in reports]) for i, query in enumerate(asked.of_sites)
         }
-        wanted = [query for query in asked.queries if query not in readings]
-        orders, places = plan_look(self.experiment, self.members, averaged, reports, wanted)
+        return readings | self._measured([q for q in asked.queries if q not in readings], averaged, reports)
+
+    def _measured(
+        self, queries: Sequence[Query], state: State, reports: Sequence[TrainReport]
+    ) -> dict[Query, FloatArray]:
+        """Have networks measured to answer queries; there are no reports before the first round."""
+        orders, places = plan_look(self.experiment, self.members, state, reports, queries)
         if not orders:
-            return readings
+            return {}
         orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]
         answers = self.edges.measure(orders)
         for order, answer in zip(orders, answers, strict=True):
@@ -325,7 +340,7 @@ class Round:
             tellers = [1 if wanted.by == "site" else len(self.sites[order.site].clients) for wanted in order.wanted]
             models = [wanted.num_models for wanted in order.wanted]
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
-        return readings | places.read(answers, averaged.num_clusters)
+        return places.read(answers, state.num_clusters)
 
     def _simulated_seconds(self, reported: Reported) -> float | None:
         """Return how long the round would have taken, until the cloud has heard of the slowest site."""

@@ -13,7 +13,7 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_trust
 from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.policies import Trusting
-from fedbac.core.queries import Accuracy, Gram, Loss, Query, Slope, Split, Statistic
+from fedbac.core.queries import SINCE_START, Accuracy, Gram, Loss, Query, Slope, Split, Statistic, of_updates
 from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
 from fedbac.core.runtime import one_thread
@@ -194,7 +194,10 @@ class Places:
 def plan_look(
     experiment: Experiment, members: Members, state: State, reports: Sequence[TrainReport], queries: Sequence[Query]
 ) -> tuple[list[MeasureOrder], Places]:
-    """Return an order for every site that answers all queries about models, and where their answers will be."""
+    """Return an order for every site that answers all queries about models, and where their answers will be.
+
+    There are no reports before the first round.
+    """
     measured = [query for query in dict.fromkeys(queries) if isinstance(query, Loss | Accuracy)]
     places = Places(members, on={query: query.on or experiment.method.measurement.split for query in measured})
     places.of_split = {split: i for i, split in enumerate(dict.fromkeys(places.on.values()))}
@@ -204,7 +207,7 @@ def plan_look(
     scheme, known = experiment.method.personalization, dict[tuple[object, ...], Params]()
     held = members.site_rows(scheme.parts, state.label_N)
     weight_K = np.bincount(state.label_N, members.size_N, state.num_clusters).astype(np.float64)
-    for m, report in enumerate(reports):
+    for m in range(len(members.sites)):
         for n in members.at(m):
             places.asked_N[n] = {query: _models(query, state, n, experiment.seed, weight_K) for query in measured}
         models: dict[Split, list[Model]] = {
@@ -223,7 +226,7 @@ def plan_look(
         every = list(dict.fromkeys(model for some in models.values() for model in some))
         bank, row_of = _bank(scheme, held[m], state.parts, every, known)
         trained = any(model.trained for model in every)
-        kept = {part: report.bank[part] for part in bank if trained and scheme.parts[part].scope == "cluster"}
+        kept = {part: reports[m].bank[part] for part in bank if trained and scheme.parts[part].scope == "cluster"}
         wanted = tuple(
             Wanted(
                 {part: np.array([rows[model] for model in models[split]]) for part, rows in row_of.items()},
@@ -233,7 +236,8 @@ def plan_look(
             )
             for split in places.of_split
         )
-        orders.append(MeasureOrder(m, bank, wanted, kept, report.selection, report.selected))
+        selected = reports[m].selected if reports else ()
+        orders.append(MeasureOrder(m, bank, wanted, kept, state.selection_M[m], selected))
     return orders, places
 
 
@@ -304,12 +308,19 @@ def answers_from(
     readings: dict[Query, FloatArray] = {
         query: _by_member(query, members, reports) for query in queries if isinstance(query, Statistic)
     }
-    if {Gram(), Slope()}.isdisjoint(queries):
+    if not of_updates(queries):
         return readings
     with one_thread():
         update_N, present_N = updates(scheme.parts, members, sent, before.label_N, reports)
         if Gram() in queries:
             readings[Gram()] = gram(update_N, present_N, members.count)
+        if SINCE_START in queries:
+            label_N = before.label_N[present_N]
+            sent_N, first_N = (
+                _matrix({part: trees.select(parts[part], label_N) for part in before.first}).to(update_N.device)
+                for parts in (sent, before.first)
+            )
+            readings[SINCE_START] = gram(update_N + (sent_N - first_N), present_N, members.count)
         if Slope() in queries:
             owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
             readings[Slope()] = slope(update_N, present_N, members.count, owned)

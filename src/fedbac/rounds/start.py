@@ -18,6 +18,7 @@ from fedbac.core.answers import (
 )
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
+from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
 from fedbac.core.state import State
 from fedbac.rounds.messages import Site
@@ -64,6 +65,9 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         momentum_M=tuple(momentum(site) for site in sites),
         links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
         steps=first_steps(method, parts, trainable),
+        first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}
+        if any(SINCE_START in queries for queries in method.needs.values())
+        else {},
         stepped={part: tuple(mine) for part, mine in stepped_parts(method, parts, trainable).items()},
     )
 

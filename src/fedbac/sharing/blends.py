@@ -129,8 +129,8 @@ class SimilarState(NamedTuple):
 class Similar(Asking):
     """Every cluster sends a mix of all networks, with more of those whose members' updates point where its own do.
 
-    Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w that sum to one, where p are the shares of
-    data. Members start from their mix and are evaluated with it.
+    Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w of at least 0 that sum to one, where p are
+    the shares of data. Members start from their mix and are evaluated with it.
     """
 
     kind: Literal["similar"] = "similar"
@@ -138,9 +138,11 @@ class Similar(Asking):
     active: ClassVar[bool] = True
     strength: NonNegative = 1.25
     """λ: 0 is the mean by data, and with a very large one each cluster keeps to those most like it."""
+    since: Literal["round", "start"] = "round"
+    """Whether updates are those of one round, or all that changed since the first."""
 
     def _queries(self) -> tuple[Query, ...]:
-        return (Gram(),)  # which travels anyway
+        return (Gram(self.since),)  # which travels anyway
 
     def init(self, num_members: int) -> SimilarState:
         """Everybody is like itself."""
@@ -159,7 +161,7 @@ class Similar(Asking):
 
     def learn(self, state: SimilarState, evidence: Evidence) -> SimilarState:
         """Compare the updates of those that trained."""
-        return SimilarState(latest_cosines(state.cosine_NN, evidence))
+        return SimilarState(latest_cosines(state.cosine_NN, evidence[Gram(self.since)]))
 
 
 def onto_simplex(point_J: FloatArray) -> FloatArray:

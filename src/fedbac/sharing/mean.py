@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedbac.core.geometry import cosines, known
 from fedbac.core.policies import Exchange, NoState
-from fedbac.core.queries import Evidence, Gram, Loss, Moment, Query, Statistic
+from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone, Settings
 
 
@@ -73,12 +73,12 @@ def member_shares(evidence: Evidence) -> FloatArray:
     return share_KN
 
 
-def latest_cosines(cosine_NN: FloatArray, evidence: Evidence) -> FloatArray:
+def latest_cosines(cosine_NN: FloatArray, gram_NN: FloatArray) -> FloatArray:
     """Return the cosines of members' updates, each as of the last round in which both trained."""
-    known_N = known(evidence[Gram()])
+    known_N = known(gram_NN)
     pairs = np.ix_(known_N, known_N)
     after_NN = cosine_NN.copy()
-    after_NN[pairs] = cosines(evidence[Gram()][pairs])
+    after_NN[pairs] = cosines(gram_NN[pairs])
     return after_NN
 
 

@@ -98,7 +98,7 @@ class Distill(Asking):
             return state
         loss_NN, mean_N = evidence[OCCUPIED][:, evidence.labels], evidence[MEAN]
         return DistillState(
-            cosine_NN=latest_cosines(state.cosine_NN, evidence),
+            cosine_NN=latest_cosines(state.cosine_NN, evidence[Gram()]),
             loss_NN=np.where(np.isnan(loss_NN), state.loss_NN, loss_NN),
             mean_N=np.where(np.isnan(mean_N), state.mean_N, mean_N),
         )

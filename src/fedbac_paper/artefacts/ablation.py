@@ -13,7 +13,8 @@ SINGLETONS = "additive, frozen singletons"
 LOWEST_LOSS_5, LOWEST_LOSS_EACH = "additive, lowest loss, K = 5", "additive, lowest loss, K = M"
 RANDOM_ASSIGNMENT = "additive, random assignment"
 NOT_ADDITIVE, NOT_ADDITIVE_WIDE = "LinUCB, not additive", "LinUCB, not additive, twice the weights"
-IFCA_EACH, IFCA_WIDE, IFCA_APART = "ifca, K = M", "ifca, twice the weights", "ifca, networks start apart"
+IFCA_EACH, IFCA_WIDE = "ifca-paper, K = M", "ifca-paper, twice the weights"
+IFCA_APART = "ifca-paper, networks start apart"
 FED_BAC_CLIPPED, SINGLETONS_CLIPPED = "fed-bac, clipped as one", "singletons, clipped as one"
 
 
@@ -30,7 +31,7 @@ def additive(task: str) -> tuple[Cell, ...]:
 
 def ifca_each(task: str) -> Cell:
     """Return IFCA with as many clusters as edges."""
-    return Cell(task, IFCA_EACH, "ifca", ("method.clustering.num_clusters=null",))
+    return Cell(task, IFCA_EACH, "ifca-paper", ("method.clustering.num_clusters=null",))
 
 
 def _cells(task: str) -> tuple[Cell, ...]:
@@ -40,10 +41,10 @@ def _cells(task: str) -> tuple[Cell, ...]:
         *additive(task),
         Cell(task, NOT_ADDITIVE, "linucb-isolated"),
         Cell(task, NOT_ADDITIVE_WIDE, "linucb-isolated", wide),
-        Cell(task, "ifca", "ifca"),
+        Cell(task, "ifca-paper", "ifca-paper"),
         ifca_each(task),
-        Cell(task, IFCA_WIDE, "ifca", wide),
-        Cell(task, IFCA_APART, "ifca", ("method.personalization.cluster_init=distinct",)),
+        Cell(task, IFCA_WIDE, "ifca-paper", wide),
+        Cell(task, IFCA_APART, "ifca-paper", ("method.personalization.cluster_init=distinct",)),
         Cell(task, "hierfavg", "hierfavg"),
         Cell(task, FED_BAC_CLIPPED, "fed-bac", clipped),
         Cell(task, SINGLETONS_CLIPPED, "singletons", clipped),
@@ -70,8 +71,8 @@ _COMPARED = (
     ),
     ("fed-bac-above-ifca-each", "Fed-BAC is above IFCA with K = M", "fed-bac", IFCA_EACH),
     ("fed-bac-above-ifca-wide", "Fed-BAC is above IFCA with twice the weights", "fed-bac", IFCA_WIDE),
-    ("ifca-apart", "IFCA is better when its networks start apart", IFCA_APART, "ifca"),
-    ("singletons-above-ifca", "frozen singletons are above IFCA", SINGLETONS, "ifca"),
+    ("ifca-apart", "IFCA is better when its networks start apart", IFCA_APART, "ifca-paper"),
+    ("singletons-above-ifca", "frozen singletons are above IFCA", SINGLETONS, "ifca-paper"),
     ("singletons-above-ifca-each", "frozen singletons are above IFCA with K = M", SINGLETONS, IFCA_EACH),
 )
 """Claims that one row is above another in all six settings: the end of the id, the sentence, and both rows."""

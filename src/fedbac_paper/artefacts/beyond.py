@@ -14,7 +14,7 @@ from fedbac_paper.tasks import SIX, task_name
 from fedbac_paper.verdicts import Verdict, every, not_worse
 
 PLUS = "fedbac-plus"
-RIVALS = ("paper-text", "paper-figures", SINGLETONS, LOWEST_LOSS_5, "ifca", IFCA_EACH)
+RIVALS = ("paper-text", "paper-figures", SINGLETONS, LOWEST_LOSS_5, "ifca-paper", IFCA_EACH)
 """What a better cluster policy has to match in every setting."""
 HELD_OUT = 12
 """The first seed of the six settings by which no rule of ``fedbac-plus`` was chosen."""
@@ -25,7 +25,7 @@ MATCHES_THE_BEST_HELD_OUT = "beyond-plus-matches-the-best-held-out"
 def _cells(task: str) -> tuple[Cell, ...]:
     """The preset, what sharing gives without the rest of it, and its rivals."""
     share_only = Cell(task, "additive, frozen singletons, a constant share", "singletons", CONSTANT_SHARE)
-    rivals = (*presets((task,), "ifca", *READINGS), *additive(task), ifca_each(task))
+    rivals = (*presets((task,), "ifca-paper", *READINGS), *additive(task), ifca_each(task))
     return (Cell(task, PLUS, PLUS), share_only, *rivals)
 
 

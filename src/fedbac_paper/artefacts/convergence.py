@@ -150,15 +150,15 @@ def _against_ifca(results: Results, reading: str) -> list[Claim]:
     task = "fashion-mnist"
     first = {
         name: faster(
-            [*round_ratios(results, task, target, reading, "ifca").values()],
-            bound(results, task, target, reading, "ifca"),
+            [*round_ratios(results, task, target, reading, "ifca-paper").values()],
+            bound(results, task, target, reading, "ifca-paper"),
         )
-        for name, (_, target) in goals((task,), "ifca").items()
+        for name, (_, target) in goals((task,), "ifca-paper").items()
     }
     text = "on Fashion-MNIST, α = 0.5, “IFCA converges faster at lower targets” than {}"
     ifca_first = claim_about(reading, "figure-convergence-ifca-first", text, every(first))
-    paper = look_up("overtakes", task, "ifca")
-    overtakes = [*_overtakes(results, task, reading, "ifca").values()]
+    paper = look_up("overtakes", task, "ifca-paper")
+    overtakes = [*_overtakes(results, task, reading, "ifca-paper").values()]
     never = f", {TASKS[task].rounds + 1} means never" if max(overtakes, default=0) > TASKS[task].rounds else ""
     text = f"{{}} “overtakes IFCA after approximately {paper} rounds” there"
     verdict = noted(near(overtakes, paper), f"the first round kept after which it stays above{never}")

@@ -15,7 +15,7 @@ from fedbac_paper.verdicts import Verdict, between, every, near, positive
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VARIANTS = ("ifca", *READINGS)
+VARIANTS = ("ifca-paper", *READINGS)
 
 
 def body(_: Artefact, results: Results) -> list[str]:
@@ -49,7 +49,7 @@ def figure(results: Results) -> "Figure":
     )
     for panels, (key, words, number) in zip(rows, kinds, strict=True):
         for axes, task in zip(panels, MODERATE, strict=True):
-            curves = {method: look_up("dynamics", task, method, key) for method in ("ifca", "fed-bac")}
+            curves = {method: look_up("dynamics", task, method, key) for method in ("ifca-paper", "fed-bac")}
             highest = max(value for curve in curves.values() for _, value in curve)
             for method, curve in curves.items():
                 drawing.paper_curve(axes, curve, method)
@@ -57,7 +57,7 @@ def figure(results: Results) -> "Figure":
                 highest = max(highest, drawing.our_curve(axes, results, task, variant, number))
             canvas.whole_numbers(axes, highest)
             canvas.title(axes, task_name(task))
-            drawing.round_axis(axes, results, task, curves["ifca"][-1][0])
+            drawing.round_axis(axes, results, task, curves["ifca-paper"][-1][0])
         drawing.label_y(panels[0], words)
     for axes in rows[0]:
         axes.set_xlabel("")
@@ -72,7 +72,7 @@ def claims(results: Results) -> list[Claim]:
         text = "{} makes as many reassignments as in the paper's figures"
         out.append(claim_about(variant, "figure-dynamics-moves", text, _moves_as_printed(results, variant)))
         text = "{} “discovers 7–8 active clusters” on Fashion-MNIST and “stabilizes at ≈ 8” on the others"
-        if variant == "ifca":
+        if variant == "ifca-paper":
             text = "IFCA has “static 3” clusters on Fashion-MNIST"
         out.append(claim_about(variant, "figure-dynamics-clusters", text, _clusters_as_printed(results, variant)))
         if variant in READINGS:

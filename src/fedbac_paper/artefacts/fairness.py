@@ -73,7 +73,7 @@ def claims(results: Results) -> list[Claim]:
         text = "{} has “the lowest cross-server variance on SVHN and Fashion-MNIST” at α = 0.5"
         verdict = _smaller_spread(results, reading, ("svhn", "fashion-mnist"))
         out.append(claim_about(reading, "table-fairness-lowest-spread", text, verdict))
-        theirs, ours = (values(results, "cifar10", variant, spread) for variant in ("ifca", reading))
+        theirs, ours = (values(results, "cifar10", variant, spread) for variant in ("ifca-paper", reading))
         verdict = ratio_between([theirs[seed] / ours[seed] for seed in sorted(set(theirs) & set(ours))], 2, math.inf)
         text = "{} “halves IFCA's variance on CIFAR-10”, α = 0.5"
         out.append(claim_about(reading, "table-fairness-half-of-ifca", text, verdict))
@@ -95,7 +95,7 @@ def _smaller_spread(results: Results, reading: str, tasks: tuple[str, ...]) -> V
 
 
 def _worst_above_means(results: Results, reading: str) -> Verdict:
-    pairs = (("cifar10", "hierfavg"), ("cifar10", "ifca"), ("cifar10-severe", "ifca"))
+    pairs = (("cifar10", "hierfavg"), ("cifar10", "ifca-paper"), ("cifar10-severe", "ifca-paper"))
     return every(
         {
             f"{task_name(task)}, {BASELINES[other]}": above(
