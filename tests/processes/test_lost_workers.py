@@ -74,7 +74,7 @@ def live(folder: str) -> None:
 def test_a_run_that_always_kills_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "RESTARTS", 0)
+    monkeypatch.setattr(sweep, "RESTARTS", 0)
     team = RunPool(1)
     try:
         bad, good = team.submit(die, str(tmp_path)), team.submit(live, str(tmp_path))

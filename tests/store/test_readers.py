@@ -105,7 +105,10 @@ def test_a_lack_of_memory_is_no_damage(tmp_path: Path) -> None:
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "big.npz")]
-    said = subprocess.run(command, capture_output=True, text=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.stdout and done.returncode == 0:
+        pytest.skip("this system does not limit the memory of a process")
+    said = done.stdout
     assert said.startswith(NotEnoughMemoryError.__name__), said
 
 
