@@ -41,6 +41,7 @@ SCHEMES = {
     "feddyn": "dynamic_pull",
     "mtgc": "group_corrections",
     "pfedme": "moreau_envelope",
+    "pfedgraph": "directed",
 }
 
 

@@ -114,7 +114,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
         {"learn": lambda s, m, e, k: Count(e[Statistic("loss")])},
         "learn() looked at what it did not ask for: Statistic(name='loss') was not asked for",
     ),
-    "what a site has not got": ({"needs": lambda s: frozenset({Gram()})}, "needs() names Gram(), which cannot be"),
+    "what a site has not got": ({"needs": lambda s: frozenset({Gram()})}, "needs() names Gram(since='round'), which cannot be"),
     "a list of needs": ({"needs": lambda s: [Statistic("loss")]}, "needs() must return a frozenset of queries"),
     "the future": (
         {
@@ -178,7 +178,7 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an ask that was not declared": (
         {"ask": lambda s, m, t: Ask(after=(CLUSTERS, Gram()))},
-        "ask() wants Gram(), which needs() does not declare",
+        "ask() wants Gram(since='round'), which needs() does not declare",
     ),
     "a tuple as an ask": ({"ask": lambda s, m, t: (CLUSTERS,)}, "ask() must return an Ask, not a tuple"),
     "what the cloud has not got": (
@@ -201,7 +201,7 @@ CLUSTERING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "what cannot be known yet": (
         {"needs": lambda s: frozenset({Gram()}), "ask": lambda s, m, t: Ask(before=(Gram(),))},
-        "ask() wants Gram() before it acts, when it cannot be measured",
+        "ask() wants Gram(since='round') before it acts, when it cannot be measured",
     ),
 }
 
