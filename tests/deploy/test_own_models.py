@@ -325,6 +325,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_a_trial_over_grpc_gives_the_simulators_numbers_and_a_model(
     shell: Shell, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
