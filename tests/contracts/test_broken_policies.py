@@ -114,7 +114,7 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
         {"learn": lambda s, m, e, k: Count(e[Statistic("loss")])},
         "learn() looked at what it did not ask for: Statistic(name='loss') was not asked for",
     ),
-    "what a site has not got": ({"needs": lambda s: frozenset({Gram()})}, "needs() names Gram(since='round'), which cannot be"),
+    "what a site has not got": ({"needs": lambda s: frozenset({Gram()})}, "needs() names Gram(since='round'), which"),
     "a list of needs": ({"needs": lambda s: [Statistic("loss")]}, "needs() must return a frozenset of queries"),
     "the future": (
         {
