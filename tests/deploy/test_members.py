@@ -17,6 +17,7 @@ from fedbac.deploy.roles import epochs
 from fedbac.deploy.roles.enrolment import Enrolled, stored
 from fedbac.deploy.settings import Members
 from fedbac.errors import DeployError
+from fedbac.runs.play import finish
 from fedbac.runs.store import Run, RunFolder
 from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import Small, compared, small
@@ -40,15 +41,6 @@ def take(playing: Generator[Record, None, Run], count: int) -> list[Record]:
     records = [next(playing) for _ in range(count)]
     playing.close()
     return records
-
-
-def rest(playing: Generator[Record, None, Run]) -> Run:
-    while True:
-        try:
-            next(playing)
-        except StopIteration as done:
-            run: Run = done.value
-            return run
 
 
 def changed(tiny: Small, folder: Path, members: Members = Members(), **task: Any) -> MemoryFederation:  # noqa: B008
@@ -86,7 +78,7 @@ def test_an_edge_that_comes_late_is_one_that_was_away(case: str, tmp_path: Path)
     assert first is not None
     assert not any(name.startswith("edge-1") for name in first.charter.commitments)
     late.cloud.lost = set()
-    run = rest(playing)
+    run = finish(playing)
 
     away = tiny.federation(tmp_path / "away")
     enrolled = away.enrol()
@@ -115,7 +107,7 @@ def test_a_client_that_is_added_takes_part_and_changes_nothing_before(case: str,
     grown = changed(tiny, tmp_path, new, clients_per_edge=(3, 3))
     assert grown.sites["edge-0-client-2"].number == 5
     assert grown.sites["edge-1-client-0"].number == 2
-    run = rest(grown.play_on(tmp_path / "run"))
+    run = finish(grown.play_on(tmp_path / "run"))
     assert len(run.records) == 5
     last = stored(tmp_path / "run")
     assert last is not None
@@ -143,7 +135,7 @@ def test_an_edge_that_is_added_takes_part(case: str, tmp_path: Path) -> None:
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
     new = Members(added=("edge-2-client-0", "edge-2-client-1"))
     grown = changed(tiny, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 2))
-    run = rest(grown.play_on(tmp_path / "run"))
+    run = finish(grown.play_on(tmp_path / "run"))
     assert [len(record["accuracy_per_edge"]) for record in run.records] == [3] * 4
     assert [record["accuracy_per_edge"][2] is None for record in run.records] == [True, True, True, False]
     if tiny.experiment.method.topology.tiers == 3:
@@ -159,11 +151,11 @@ def test_who_leaves_is_asked_no_more(case: str, tmp_path: Path) -> None:
     gone = Members(left=("edge-1-client-0",))
     fewer = changed(tiny, tmp_path, gone)
     assert "edge-1-client-0" not in fewer.sites["edge-1"].children
-    run = rest(fewer.play_on(tmp_path / "run"))
+    run = finish(fewer.play_on(tmp_path / "run"))
     assert [2 in record["selected"][-1] for record in run.records] == [True, True, False, False]
     assert not any(record["failed"] for record in run.records)
     without = changed(tiny, tmp_path, Members(left=("edge-1-client-0", "edge-0")), rounds=6)
-    run = rest(without.play_on(tmp_path / "run"))
+    run = finish(without.play_on(tmp_path / "run"))
     assert [record["accuracy_per_edge"][0] is None for record in run.records] == [False] * 4 + [True] * 2
     assert [epoch["epoch"] for epoch in RunFolder(tmp_path / "run").read_config()["epochs"]] == [1, 2]
 
@@ -179,27 +171,27 @@ def test_a_client_that_moves_keeps_what_it_owns(tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "state" / "edge-0-client-2")
     own = sorted(path.name for path in (tmp_path / "state" / "edge-0-client-2").glob("*/own-*"))
     assert own == ["own-000001-0.safetensors", "own-000002-0.safetensors"]
-    records = rest(moved.play_on(tmp_path / "run")).records
+    records = finish(moved.play_on(tmp_path / "run")).records
     assert [5 in record["selected"][0] for record in records] == [False, False, False, True, True]
     assert not any(2 in record["selected"][1] for record in records[2:])
 
     lost = changed(tiny, tmp_path / "b", moving, clients_per_edge=(3, 3))
     take(tiny.federation(tmp_path / "b").play_on(tmp_path / "b" / "run"), 2)
     with pytest.raises(DeployError, match=r"edge-0-client-2 cannot continue after round 3: its state is gone"):
-        rest(lost.play_on(tmp_path / "b" / "run"))
+        finish(lost.play_on(tmp_path / "b" / "run"))
 
 
 def test_a_finished_run_takes_more_rounds(tmp_path: Path) -> None:
     """As if they had been planned, where nothing depends on how many there are."""
     tiny = small("hierfavg", rounds=2)
-    rest(tiny.federation(tmp_path).play_on(tmp_path / "run"))
-    run = rest(changed(tiny, tmp_path, rounds=4).play_on(tmp_path / "run"))
+    finish(tiny.federation(tmp_path).play_on(tmp_path / "run"))
+    run = finish(changed(tiny, tmp_path, rounds=4).play_on(tmp_path / "run"))
     assert same(run.records, small("hierfavg", rounds=4).simulated().records)
     with pytest.raises(DeployError, match="4 rounds are played already"):
-        rest(changed(tiny, tmp_path, rounds=3).play_on(tmp_path / "run"))
+        finish(changed(tiny, tmp_path, rounds=3).play_on(tmp_path / "run"))
     other = tiny.experiment.model_dump(mode="json")["task"]["training"] | {"batch_size": 7}
     with pytest.raises(DeployError, match=r"another experiment \(task.training.batch_size"):
-        rest(changed(tiny, tmp_path, training=other).play_on(tmp_path / "run"))
+        finish(changed(tiny, tmp_path, training=other).play_on(tmp_path / "run"))
 
 
 def test_data_are_refreshed_only_when_the_operator_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,11 +203,11 @@ def test_data_are_refreshed_only_when_the_operator_says_so(tmp_path: Path, caplo
     renewed = replace(tiny, sites={**tiny.sites, name: more})
     records = take(renewed.federation(tmp_path).play_on(tmp_path / "run"), 1)
     assert 1 not in records[0]["selected"][0]
-    run = rest(renewed.federation(tmp_path).play_on(tmp_path / "run", [name]))
+    run = finish(renewed.federation(tmp_path).play_on(tmp_path / "run", [name]))
     assert all(1 in record["selected"][0] for record in run.records[2:])
     assert "with other data: edge-0-client-1" in caplog.text
     with pytest.raises(DeployError, match="--refresh: unknown site 'edge-7'"):
-        rest(renewed.federation(tmp_path).play_on(tmp_path / "run", ["edge-7"]))
+        finish(renewed.federation(tmp_path).play_on(tmp_path / "run", ["edge-7"]))
 
 
 def test_who_joins_with_labels_that_the_run_does_not_know_is_left_out(
@@ -227,7 +219,7 @@ def test_who_joins_with_labels_that_the_run_does_not_know_is_left_out(
     odd |= {"y_train": np.full_like(odd["y_train"], 77)}
     sites = replace(tiny, sites={**tiny.sites, "edge-0-client-2": odd})
     grown = changed(sites, tmp_path, Members(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
-    run = rest(grown.play_on(tmp_path / "run"))
+    run = finish(grown.play_on(tmp_path / "run"))
     assert "its labels go up to 77, and the run has classes 0 to" in caplog.text
     assert not any(5 in record["selected"][0] for record in run.records)
 
@@ -248,7 +240,7 @@ def test_newcomers_help_where_too_few_are_left(tmp_path: Path) -> None:
         raise OSError
 
     links.answers["edge-0"] = dies
-    records = rest(playing).records
+    records = finish(playing).records
     assert [record["accuracy_per_edge"][1] is None for record in records] == [True, False, False, False]
 
 
@@ -256,7 +248,7 @@ def test_numbers_never_change(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=4)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
     with pytest.raises(DeployError, match="would get other numbers; add sites with: fedbac federation add"):
-        rest(changed(tiny, tmp_path, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
+        finish(changed(tiny, tmp_path, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
 
 
 def test_a_cloud_that_dies_between_two_charters_finishes_the_step(
@@ -268,7 +260,7 @@ def test_a_cloud_that_dies_between_two_charters_finishes_the_step(
     new = Members(added=("edge-0-client-2",))
 
     def grown(name: str) -> Run:
-        return rest(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / name))
+        return finish(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / name))
 
     shutil.copytree(tmp_path / "begun", tmp_path / "whole")
     (tmp_path / "whole" / ".lock").unlink(missing_ok=True)

@@ -115,14 +115,15 @@ def grown(
     taken: State = unflatten(first, whole)
     taken = replace(taken, round=state.round)
     number = {name: client for client, name in enumerate(after.charter.names)}
-    specs, by_client = after.charter.experiment.method.personalization.parts, taken.label_N.size == len(number)
-    for new, place in ((number[one], number[other]) for one, other in moved.items()):
-        if before.charter.names[place] not in before.charter.commitments:  # it moved in an epoch before
+    method = after.charter.experiment.method
+    for one, other in moved.items():
+        if other not in before.charter.commitments:  # it moved in an epoch before, or never took part there
             continue
-        if after.charter.experiment.method.unit == "client" and by_client:
+        new, place = number[one], number[other]
+        if method.unit == "client":
             taken.label_N[new] = taken.label_N[place]
         for part, trained in taken.trained.items():
-            if specs[part].scope == "client":
+            if method.personalization.parts[part].scope == "client":
                 trained[new] = trained[place]
     return taken
 
