@@ -5,6 +5,7 @@ A tracker gets all rounds again when a run is resumed, so that none is missing i
 
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -101,10 +102,13 @@ def tensorboard(folder: Path, config: Mapping[str, Any]) -> Tracker:
 
 
 def mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
-    """Keep a run of MLflow, in the store that MLFLOW_TRACKING_URI names; when it is closed, it has ended for now."""
-    client, known = check_tracker("mlflow").MlflowClient(), folder / MLFLOW_RUN
+    """Keep a run of MLflow, in mlflow.db or what MLFLOW_TRACKING_URI names; when it is closed, it has ended for now."""
+    library, known = check_tracker("mlflow"), folder / MLFLOW_RUN
+    client = library.MlflowClient()
+    shown = set()
     if known.exists():
         run = read_bytes(known).decode().strip()
+        shown = {metric.step for metric in client.get_metric_history(run, "accuracy/mean")}
     else:
         name = f"fedbac-{config['experiment']['task']['dataset']}"
         experiment = client.get_experiment_by_name(name)
@@ -115,8 +119,9 @@ def mlflow(folder: Path, config: Mapping[str, Any]) -> Tracker:
         write_whole(known, f"{run}\n")
 
     def log(at: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            client.log_metric(run, name, value, step=at)
+        now = time.time_ns() // 1_000_000
+        if at not in shown:  # a round is one batch: it is there as a whole, or not at all
+            client.log_batch(run, [library.entities.Metric(name, value, now, at) for name, value in numbers.items()])
 
     return Tracker(log, partial(client.set_terminated, run))
 
