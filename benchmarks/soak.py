@@ -1,6 +1,7 @@
 """How much the package withstands: kills, damaged folders, hostile inputs, faults of engines; tried and survived.
 
     python benchmarks/soak.py [--only kills damages inputs engines messages scans] [--count 1000] [--seconds 600]
+    python benchmarks/soak.py --only kills --device cuda
     python benchmarks/soak.py --only scans --count 20 --seed 0
     python benchmarks/soak.py --only federation --kills 100 --minutes 30 --json results/deploy/soak.json
 
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the trials share their generators with the tests
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="keep what came of the federation here; phases that are there are not played again"
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the runs to be killed compute")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     results = {}
@@ -60,7 +63,8 @@ def main() -> None:
                 limits = options.kills, 60 * options.minutes, options.seed
                 done = module.campaign(*limits, Path(folder), options.json)
         else:
-            done = soak(module.trials, options.count, options.seconds, options.seed)
+            trials = partial(module.trials, device=options.device) if name == "kills" else module.trials
+            done = soak(trials, options.count, options.seconds, options.seed)
         results[name] = (*done, time.monotonic() - started)
     print(f"\n{'class':<10}{'tried':>8}{'survived':>10}{'seconds':>10}")
     for name, (tried, survived, seconds) in results.items():

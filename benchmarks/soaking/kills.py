@@ -8,28 +8,34 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-WORDS = (
-    "run", "fed-bac", "--rounds", "6", "--device", "cpu", "--workers", "1",
-    "--set", "task.num_edges=5", "--set", "task.clients_per_edge=2", "--set", "task.network={kind: mlp, hidden: [8]}",
-    "--set", "task.training.epochs=1", "--set", "task.training.momentum_state=persist",
+COMMON = (
+    "run", "fed-bac", "--workers", "1", "--set", "task.num_edges=5", "--set", "task.training.momentum_state=persist",
     "--set", "method.clustering.period=2",
 )  # fmt: skip
+WORDS = {
+    "cpu": (*COMMON, "--device", "cpu", "--rounds", "6", "--set", "task.clients_per_edge=2",
+            "--set", "task.network={kind: mlp, hidden: [8]}", "--set", "task.training.epochs=1"),
+    "cuda": (*COMMON, "--device", "cuda", "--rounds", "40"),
+}  # fmt: skip
+"""On a GPU rounds take milliseconds: there are many, with kernels and graphs of a real network."""
 EVENTS = {"open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
 LIMIT = 120
 """Seconds after which a command hangs."""
 
 
-def trials(count: int, seed: int, folder: Path) -> Iterator[str | None]:
+def trials(count: int, seed: int, folder: Path, device: str = "cpu") -> Iterator[str | None]:
     """Every other trial dies at the next disk operation in turn, the others at one or two random moments."""
     processes = mp.get_context("forkserver")  # each starts with everything imported, so that most of its life is a run
     processes.set_forkserver_preload(["fedbac.cli.main", "fedbac.report", "soaking.kills"])
-    _command(processes, folder / "warm-up")
+    command = partial(_command, processes, device)
+    command(folder / "warm-up")
     started = time.monotonic()
-    trouble, operations = _command(processes, folder / "whole", count_into=folder / "operations")
+    trouble, operations = command(folder / "whole", count_into=folder / "operations")
     lasts = time.monotonic() - started
     assert trouble is None, trouble
     whole = _shown(folder / "whole")
@@ -38,13 +44,13 @@ def trials(count: int, seed: int, folder: Path) -> Iterator[str | None]:
         place = folder / str(number)
         if number % 2:
             moment = f"operation {(number // 2) % operations + 1} of {operations}"
-            _command(processes, place, die_at=(number // 2) % operations + 1)
+            command(place, die_at=(number // 2) % operations + 1)
         else:
             moments = [rng.uniform(0, lasts) for _ in range(rng.choice([1, 2]))]
             moment = " and ".join(f"{after:.3f} s" for after in moments)
             for after in moments:
-                _command(processes, place, kill_after=after)
-        trouble, _ = _command(processes, place)
+                command(place, kill_after=after)
+        trouble, _ = command(place)
         if trouble is None:
             changed = {what: value for what, value in _shown(place).items() if value != whole[what]}
             said = place.with_name(f"{place.name}.errors").read_text().strip()
@@ -55,6 +61,7 @@ def trials(count: int, seed: int, folder: Path) -> Iterator[str | None]:
 
 def _command(
     processes: Any,
+    device: str,
     place: Path,
     kill_after: float | None = None,
     die_at: int | None = None,
@@ -62,7 +69,7 @@ def _command(
 ) -> tuple[str | None, int]:
     """Run the command to its end, or until it is killed; return what it did wrong, and its disk operations."""
     errors = place.with_name(f"{place.name}.errors")
-    child = processes.Process(target=_play, args=(str(place), str(errors), die_at, count_into and str(count_into)))
+    child = processes.Process(target=_play, args=(device, str(place), str(errors), die_at, count_into))
     child.start()
     child.join(LIMIT if kill_after is None else kill_after)
     if child.exitcode is None:
@@ -77,11 +84,11 @@ def _command(
     return trouble, int(count_into.read_text()) if count_into else 0
 
 
-def _play(place: str, errors: str, die_at: int | None, count_into: str | None) -> None:
+def _play(device: str, place: str, errors: str, die_at: int | None, count_into: Path | None) -> None:
     """Run the command in this process, which dies before one of its disk operations."""
     for number, file in enumerate((os.devnull, errors), start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    sys.argv = ["fedbac", *WORDS, "--out", place]
+    sys.argv = ["fedbac", *WORDS[device], "--out", place]
     operations = 0
 
     def operation() -> None:
@@ -103,7 +110,7 @@ def _play(place: str, errors: str, die_at: int | None, count_into: str | None) -
         main()
     finally:
         if count_into is not None:
-            Path(count_into).write_text(str(operations))
+            count_into.write_text(str(operations))
 
 
 def _counted(function: Any, operation: Any) -> Any:
