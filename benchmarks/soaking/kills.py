@@ -132,10 +132,14 @@ def _difference(what: str, wanted: Any, found: Any) -> str:
 
 
 def _shown(place: Path) -> dict[str, Any]:
-    """Return what a run has come to: records and summary without times, weights, and which files there are."""
+    """Return what a run has come to: records and summary without times, its last weights, and which files there are.
+
+    Which older checkpoint is still there depends on how long rounds took.
+    """
     records = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
     records.append(json.loads((place / "summary.json").read_text()))
     timeless = [{key: value for key, value in item.items() if key not in {"seconds", "check"}} for item in records]
-    tensors = place.glob("checkpoint/*.safetensors")
-    weights = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in tensors}
-    return {"records": timeless, "weights": weights, "files": sorted(path.name for path in place.rglob("*"))}
+    last = max(place.glob("checkpoint/*.safetensors"))
+    weights = {last.name: hashlib.sha256(last.read_bytes()).hexdigest()}
+    files = sorted(path.name for path in place.rglob("*") if not path.name.startswith("round-"))
+    return {"records": timeless, "weights": weights, "files": files}
