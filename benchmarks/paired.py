@@ -2,7 +2,7 @@
 
     python benchmarks/paired.py beyond fedbac-plus "additive, frozen singletons" [--seeds 3 4 5] [--results results]
 
-Per task, over the seeds that both rows have: the mean difference in points of accuracy, its standard error, the
+Per task, over the seeds that both rows have: the mean difference in points of accuracy, half its 95 % interval, the
 difference in each seed, and the ratio of total bytes.
 
     python benchmarks/paired.py costs [NAME ...] [--results results]
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import fedbac
+from fedbac import statistics
 from fedbac_paper import costs
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.measures import gap
@@ -69,8 +70,9 @@ def main() -> None:
         by_seed = gap(found, task, args.one, args.other)
         seeds = [seed for seed in by_seed if args.seeds is None or seed in args.seeds]
         gaps = [100 * by_seed[seed] for seed in seeds]
-        mean = f"{np.mean(gaps):+.2f}" if gaps else "no seed that both have"
-        error = f" ± {np.std(gaps, ddof=1) / len(gaps) ** 0.5:.2f}" if len(gaps) > 1 else ""
+        told = statistics.gap(gaps) if gaps else None
+        mean = f"{told.mean:+.2f}" if told else "no seed that both have"
+        error = f" ± {told.half:.2f}" if told and len(gaps) > 1 else ""
         rows = [[found.of(task, row)[seed].bytes.everything for seed in seeds] for row in (args.one, args.other)]
         ratio = f" bytes × {np.mean(rows[0]) / np.mean(rows[1]):.2f}" if gaps else ""
         print(f"{task:22}{mean}{error:8} ", *(f"{one:+.2f}" for one in gaps), ratio)

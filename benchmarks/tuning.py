@@ -327,10 +327,10 @@ def verdict(options: argparse.Namespace) -> None:
     """Judge ours against the best rival, by setting and measure."""
     found = confirmed.parts(confirmed.read(options.file))
     for part in found:
-        word, mean, half, _ = part.judged
+        mean, half = part.gap.mean, part.gap.half
         beside = "".join(f"; {name} {less:+.2f}" for name, less in part.controls.items())
         sys.stdout.write(
-            f"{part.measure:9} {part.setting:22}{part.ours:6.2f} {mean:+6.2f} ± {half:4.2f} {word:13} "
+            f"{part.measure:9} {part.setting:22}{part.ours:6.2f} {mean:+6.2f} ± {half:4.2f} {part.word:13} "
             f"best of {part.rivals}: {part.best} ({part.seeds} seeds){beside}\n"
         )
     sys.stdout.write(f"{confirmed.claim(found)}\n")

@@ -14,7 +14,7 @@ import fedbac
 from fedbac import AGGREGATION, CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 
 LAYERS = [
-    {"errors", "version"},
+    {"errors", "version", "statistics"},
     {"files"},
     {"core"},
     {"packages"},

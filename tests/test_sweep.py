@@ -101,6 +101,7 @@ def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
     for row in rows:
         summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in row["runs"]]
         assert row["accuracy"] == pytest.approx(sum(s["accuracy"] for s in summaries) / 2)
+        assert row["leads"] is None, "two seeds are too few"
 
 
 def test_a_run_may_resume_elsewhere_than_it_began(tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ the page with the evidence, the number of seeds and the rule of the verdicts. Fe
 [readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
 
 A claim about several settings holds only if it holds in each of them. It can stay **not clear** although some settings
-refute it, because refuting the whole claim takes a stricter test that allows for the number of settings (Simes' test).
+refute it, because refuting the whole claim takes a stricter test, corrected for the number of settings.
 "Not worse" means that a loss of one point can be excluded.
 
 {overview.main_claims(RESULTS, "reproduce")}

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+
+from fedbac.statistics import gap
 
 WIDE = 2.0
 """Points; half an interval that is wider could hide a difference that matters."""
@@ -17,7 +18,7 @@ def verdict(file: Path) -> str:
     for method, seeds in told["late"].items():
         ours, theirs = (100 * np.array(column) for column in zip(*seeds.values(), strict=True))
         apart = ours - theirs
-        noise = float(stats.t.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / np.sqrt(len(apart)))
+        noise = gap(apart.tolist()).half
         agrees = "no" if abs(apart.mean()) > noise else "yes" if noise <= WIDE else "too wide to tell"
         agreeing += [f"`{method}`"] * (agrees == "yes")
         cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")

@@ -9,13 +9,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
+from fedbac.statistics import FEWEST_SEEDS, Gap, gap, holm
 from fedbac_paper import marks, tables
 
 KEPT, FIGURE = Path("results/rivals/confirmed.jsonl"), Path("docs/images/rivals.svg")
@@ -44,19 +44,7 @@ DRAWN_BY_US = ("planted", "noisy")
 MEASURES = {"accuracy": "mean over edges", "edge_min": "worst edge"}
 MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
 """By measure: how many points below the best rival still pass as level."""
-LEVEL = 0.95
 Point = tuple[str, ...]
-
-
-class Word(NamedTuple):
-    """How a difference is judged."""
-
-    word: str
-    mean: float
-    half: float
-    """From the mean to its one-sided bound."""
-    chance: float = 1.0
-    """Of a lead as large as this if there were none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +57,10 @@ class Part:
     ours: float
     best: str
     rivals: int
-    judged: Word
+    gap: Gap
     controls: Mapping[str, float]
     """Ours less each control, where that was run."""
+    word: str = ""
 
 
 def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, Point], dict[str, dict[int, float]]]:
@@ -82,25 +71,21 @@ def means(found: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, Point],
     return by
 
 
-def judged(difference: Sequence[float], margin: float) -> Word:
-    """Return a part's word, the mean difference and half of its interval, by the rule of the protocol."""
-    mean, count = float(np.mean(difference)), len(difference)
-    if count < 2:
-        return Word("too few seeds", mean, np.nan)
-    error = float(np.std(difference, ddof=1)) / count**0.5
-    half = float(stdtrit(count - 1, LEVEL)) * error
-    chance = float(stdtr(count - 1, -mean / error)) if error else float(mean <= 0)
-    if mean - half > 0:
-        return Word("ahead", mean, half, chance)
-    if mean + half < 0 and mean - half <= -margin:
-        return Word("behind", mean, half, chance)
-    return Word("level" if mean - half > -margin else "not clear", mean, half, chance)
+def judged(part: Part, significant: bool) -> Part:
+    """Return a part with its word: whether ours differs significantly, or can at most be a little behind."""
+    mean, half = part.gap.mean, part.gap.half
+    if part.seeds < max(FEWEST_SEEDS, _wanted(part.setting)):
+        return replace(part, word="too few seeds")
+    level = mean - half > -MARGINS[part.measure]
+    if significant and (mean > 0 or not level):
+        return replace(part, word="ahead" if mean > 0 else "behind")
+    return replace(part, word="level" if level else "not clear")
 
 
 def parts(found: Sequence[dict[str, Any]], but: str | None = None) -> list[Part]:
     """Judge ours by setting and measure, on the seeds that ours and all rivals but this one have there."""
     out = []
-    for name, margin in MARGINS.items():
+    for name in MEASURES:
         values = means(found, name)
         for setting in SETTINGS:
             here = {rival: by[setting] for rival, by in values.items() if by.get(setting)}
@@ -110,22 +95,21 @@ def parts(found: Sequence[dict[str, Any]], but: str | None = None) -> list[Part]
             if not seeds:
                 continue
             best = max(rivals, key=lambda rival: float(np.mean([rivals[rival][seed] for seed in seeds])))
-            word = judged([ours[seed] - rivals[best][seed] for seed in seeds], margin)
-            if len(seeds) < _wanted(setting):
-                word = word._replace(word="too few seeds")
+            difference = gap([ours[seed] - rivals[best][seed] for seed in seeds])
             controls = {
                 method: float(np.mean([ours[seed] - value for seed, value in by.items() if seed in ours]))
                 for (method, _), by in here.items()
                 if method in CONTROLS and set(by) & set(ours)
             }
             mean = float(np.mean([ours[seed] for seed in seeds]))
-            out.append(Part(setting, name, len(seeds), mean, _named(best), len(rivals), word, controls))
-    return out
+            out.append(Part(setting, name, len(seeds), mean, _named(best), len(rivals), difference, controls))
+    significant = holm([part.gap.chance for part in out])
+    return [judged(part, sure) for part, sure in zip(out, significant, strict=True)]
 
 
 def claim(found: Sequence[Part]) -> str:
     """Return the verdict on the whole in one sentence."""
-    words = [part.judged.word for part in found]
+    words = [part.word for part in found]
     words += ["not run"] * (len(MEASURES) * len(SETTINGS) - len(words))
     whole = "is not clear"
     if set(words) <= {"level", "ahead"}:
@@ -139,13 +123,6 @@ def _counts(words: Sequence[str]) -> str:
     counts = [f"{word} in {words.count(word)}" for word in dict.fromkeys(words)]
     counts[0] += f" of {len(words)} comparisons"
     return ", ".join(counts)
-
-
-def still_ahead(found: Sequence[Part]) -> int:
-    """Return how many parts are ahead by Holm's correction for all of them."""
-    chances = sorted(part.judged.chance for part in found)
-    passed = [chance <= (1 - LEVEL) / (len(chances) - i) for i, chance in enumerate(chances)]
-    return [*passed, False].index(False)
 
 
 def missing(file: Path) -> int | None:
@@ -166,17 +143,6 @@ def in_short(file: Path) -> str:
     return f"The test is not complete: {planned - left} of {planned} runs are done. Nothing is judged before all are."
 
 
-def corrected(file: Path) -> str:
-    """Return in a sentence or two what is left of the leads when all tests count; nothing before the test has ended."""
-    if missing(file) != 0:
-        return ""
-    found = parts(read(file))
-    return (
-        f"The leads are not corrected for making {len(found)} tests. With Holm's correction {still_ahead(found)} of "
-        "them remain."
-    )
-
-
 def read(file: Path) -> list[dict[str, Any]]:
     """Return the runs of a file, none where there is no file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
@@ -190,8 +156,7 @@ def table(file: Path) -> str:
     found = {(part.setting, part.measure): part for part in judged_parts}
     lines = [
         f"**{in_short(file)}** {_without_ours(judged_parts)}",
-        f"Against the rivals of others alone: {_counts([part.judged.word for part in parts(read(file), but=KIN)])}.",
-        corrected(file),
+        f"Against the rivals of others alone: {_counts([part.word for part in parts(read(file), but=KIN)])}.",
         "",
         f"![Ours − best rival]({FIGURE.relative_to('docs')})",
         "",
@@ -217,7 +182,7 @@ def draw(file: Path, figure: Path) -> None:
         title: [part for part in parts(read(file)) if part.measure == measure] for measure, title in MEASURES.items()
     }
     shown = {
-        title: [(SETTINGS[part.setting], part.judged.mean, part.judged.half) for part in some]
+        title: [(SETTINGS[part.setting], part.gap.mean, part.gap.half) for part in some]
         for title, some in by_measure.items()
     }
     margins = {MEASURES[measure]: margin for measure, margin in MARGINS.items()}
@@ -248,13 +213,13 @@ def _named(rival: tuple[str, Point]) -> str:
 
 def _without_ours(found: Sequence[Part]) -> str:
     """Return what holds in the settings that others drew."""
-    good = sum(part.judged.word in ("level", "ahead") for part in found if part.setting not in DRAWN_BY_US)
+    good = sum(part.word in ("level", "ahead") for part in found if part.setting not in DRAWN_BY_US)
     count = len(MEASURES) * (len(SETTINGS) - len(DRAWN_BY_US))
     return f"Without `planted` and `noisy`, which we made, it is level or ahead in {good} of {count}."
 
 
 def _cell(part: Part | None) -> str:
-    return f"{part.judged.mean:+.2f} ± {part.judged.half:.2f}, {part.judged.word} (`{part.best}`)" if part else "–"
+    return f"{part.gap.mean:+.2f} ± {part.gap.half:.2f}, {part.word} (`{part.best}`)" if part else "–"
 
 
 if __name__ == "__main__":

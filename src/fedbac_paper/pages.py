@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedbac.errors import ConfigError
 from fedbac.files import make_folder, write_whole
+from fedbac.statistics import FEWEST_SEEDS
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.artefacts import ARTEFACTS, EVERYTHING
 from fedbac_paper.claims import Claim
@@ -15,7 +16,7 @@ from fedbac_paper.results import Results, read_results
 from fedbac_paper.settings import CALIBRATED
 from fedbac_paper.tables import NONE, code, details, literal, runs_in_words, table
 from fedbac_paper.tasks import FORMAT_1, task_name
-from fedbac_paper.verdicts import FEWEST_SEEDS, RULES, Verdict
+from fedbac_paper.verdicts import RULES, Verdict
 
 FROM_RESULTS = "--results results --pages docs/reproduce"
 READ_AS = "\n".join(

@@ -9,6 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal
 import numpy as np
 
 from fedbac.errors import visible
+from fedbac.statistics import deviation
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.paper import look_up, printed_as
 from fedbac_paper.results import Results
@@ -57,7 +58,7 @@ def mean(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
 
 def std(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
     """Return the standard deviation over seeds, by default in points; there is none of one seed."""
-    return fixed(scale * float(np.std(shares, ddof=1)), digits) if len(shares) > 1 else NONE
+    return NONE if (found := deviation(shares)) is None else fixed(scale * found, digits)
 
 
 def difference(shares: Sequence[float], paper: float | None, scale: float = 100, digits: int = 2) -> str:

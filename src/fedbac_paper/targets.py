@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from fedbac.presets.tasks import TASKS
+from fedbac.statistics import FEWEST_SEEDS
 from fedbac_paper.claims import own_numbers
 from fedbac_paper.paper import rounds_to
 from fedbac_paper.results import Bytes, Finding, Results
 from fedbac_paper.tasks import SIX, task_name
-from fedbac_paper.verdicts import FEWEST_SEEDS, Bound, Verdict, every, ratio_between
+from fedbac_paper.verdicts import Bound, Verdict, every, ratio_between
 
 BASE = "hierfavg"
 """What rounds and bytes are compared with."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtr
 
-FEWEST_SEEDS = 3
-LEVEL = 0.05
+from fedbac.statistics import FEWEST_SEEDS, LEVEL, gap, holm
+
 TOLERANCE = 0.1
 MARGIN = 0.01
 """How much lower an accuracy may be and still pass as "not worse"."""
@@ -24,15 +23,13 @@ _PERCENT = f"{100 * LEVEL:.0f} %"
 RULES = "\n".join(
     [
         "- **Comparisons** are made seed by seed. Both sides have the same data, except where two values of α or N "
-        "are compared. A comparison **holds** if the mean of the differences has the claimed sign by a one-sided t "
-        f"test at the {_PERCENT} level. It **does not hold** if the mean has the opposite sign by the same test. "
-        "Otherwise it is **not clear**.",
-        "- **Claims of several parts** hold if each part holds. They do not hold if k parts fail at k times "
-        f"{_PERCENT} divided by the number of parts that are judged, for any k (Simes' test). A part that was not run "
-        "leaves a claim not clear.",
-        "- **Errors**: “above” and “below” are wrongly said to hold, or wrongly said not to, at most "
-        f"{100 * LEVEL:.0f} times in a hundred each. With three seeds and several parts even a large difference may "
-        "stay not clear.",
+        "are compared. A comparison **holds** if the mean of the differences has the claimed sign, and a two-sided t "
+        f"test at {_PERCENT} says that it is not zero. It **does not hold** if the mean has the opposite sign by the "
+        "same test. Otherwise it is **not clear**.",
+        "- **Claims of several parts** hold if each part holds. They do not hold if a part fails after Holm's "
+        "correction for the number of parts that are judged. A part that was not run leaves a claim not clear.",
+        f"- **Errors**: where there is no difference, one is named at most {100 * LEVEL:.0f} times in a hundred. With "
+        "three seeds even a large difference may stay not clear.",
         f"- **Seeds**: fewer than {FEWEST_SEEDS} give no verdict.",
         f"- **A printed number** holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor "
         f"{1 + TOLERANCE:g}) and the standard error is no larger than that tolerance. **A range** holds if our mean is "
@@ -43,10 +40,10 @@ RULES = "\n".join(
         "target. A bound decides only what lies beyond it.",
         "- **A yes or no of every seed** holds if it is always yes and does not hold if it is always no. A target that "
         "a method never reaches, although the paper's does, does not hold.",
-        f"- **“Not worse”** holds if one-sided t tests at {_PERCENT} say that the difference is above "
-        f"−{100 * MARGIN:g} point and do not say that it is below zero. It does not hold if the mean is at most "
-        f"−{100 * MARGIN:g} point and the test says that it is below zero.",
-        "- **±** is the standard error over seeds (of a ratio: the factor ×/÷).",
+        f"- **“Not worse”** holds if the {100 - 100 * LEVEL:.0f} % interval of the difference is above "
+        f"−{100 * MARGIN:g} point and not wholly below zero. It does not hold if the mean is at most "
+        f"−{100 * MARGIN:g} point and the interval is wholly below zero.",
+        f"- **±** is half the {100 - 100 * LEVEL:.0f} % interval over seeds (of a ratio: the factor ×/÷).",
     ]
 )
 
@@ -77,33 +74,30 @@ def positive(
     """Judge "these differences, one per seed, are positive", or negative where that is claimed."""
     if not differences:
         return Verdict("not run")
-    signed = [claimed * difference for difference in differences]
-    mean, error = _mean_and_error(differences)
+    found = gap(differences)
     if len(differences) < FEWEST_SEEDS:
-        return Verdict("too few seeds", f"{_signed(scale * mean)} {unit}".strip() + f", {_seeds(len(differences))}")
-    detail = f"{_signed(scale * mean)} ± {scale * error:.2f} {unit}".strip()
-    if _chance(signed) < LEVEL:
-        return Verdict("holds", detail)
-    doubt = _chance([-one for one in signed])
-    if doubt < LEVEL:
-        return Verdict("does not hold", detail, doubt)
-    return Verdict("not clear", detail)
+        few = f", {_seeds(len(differences))}"
+        return Verdict("too few seeds", f"{_signed(scale * found.mean)} {unit}".strip() + few)
+    detail = f"{_signed(scale * found.mean)} ± {scale * found.half:.2f} {unit}".strip()
+    if found.chance > LEVEL:
+        return Verdict("not clear", detail)
+    return Verdict("holds", detail) if claimed * found.mean > 0 else Verdict("does not hold", detail, found.chance)
 
 
 def not_worse(differences: Sequence[float], unit: str = "points", scale: float = 100) -> Verdict:
     """Judge "a is not worse than b by more than noise" on a − b, one per seed.
 
-    Both tests are needed: without the first, any difference would pass if only it is noisy enough.
+    That it is not lower is not enough: any difference would pass if only it is noisy enough.
     """
     verdict = positive(differences, unit, scale)
     if verdict.word in {"not run", "too few seeds"}:
         return verdict
-    doubt = _chance([-one for one in differences])
-    if _chance([one + MARGIN for one in differences]) < LEVEL <= doubt:
+    found = gap(differences)
+    if found.mean - found.half > -MARGIN and verdict.word != "does not hold":
         return Verdict("holds", verdict.detail)
-    if float(np.mean(differences)) <= -MARGIN and doubt < LEVEL:
-        return Verdict("does not hold", verdict.detail, doubt)
-    return Verdict("not clear", verdict.detail)
+    if found.mean > -MARGIN or verdict.word != "does not hold":
+        return Verdict("not clear", verdict.detail)
+    return verdict
 
 
 def faster(ratios: Sequence[float], bound: Bound = "") -> Verdict:
@@ -122,11 +116,11 @@ def between(ours: Sequence[float], low: float, high: float) -> Verdict:
     """Judge "our number is in the paper's range", values one per seed."""
     if not ours:
         return Verdict("not run")
-    mean, error = _mean_and_error(ours)
+    found = gap(ours)
     if len(ours) < FEWEST_SEEDS:
-        return Verdict("too few seeds", f"{_number(mean)} against {_range(low, high)}, {_seeds(len(ours))}")
+        return Verdict("too few seeds", f"{_number(found.mean)} against {_range(low, high)}, {_seeds(len(ours))}")
     word, doubt = _placed(ours, (low, high), (low - TOLERANCE * abs(low), high + TOLERANCE * abs(high)), "")
-    return Verdict(word, f"{_number(mean)} ± {_number(error)} against {_range(low, high)}", doubt)
+    return Verdict(word, f"{_number(found.mean)} ± {_number(found.half)} against {_range(low, high)}", doubt)
 
 
 def ratio_between(ratios: Sequence[float], low: float, high: float, bound: Bound = "") -> Verdict:
@@ -167,8 +161,7 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
     detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]
-    failed = sorted(verdict.doubt for verdict in judged if verdict.word == "does not hold")
-    if any(doubt < LEVEL * k / len(judged) for k, doubt in enumerate(failed, start=1)):
+    if any(holm([verdict.doubt if verdict.word == "does not hold" else 1.0 for verdict in judged])):
         return Verdict("does not hold", detail)
     if "too few seeds" in words:
         return Verdict("too few seeds", detail)
@@ -184,30 +177,16 @@ def _differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
 
 
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return float(np.mean(values)), error
-
-
-def _chance(values: Sequence[float]) -> float:
-    """Return the p-value of a one-sided t test that their mean is above zero."""
-    mean, error = _mean_and_error(values)
-    if error == 0:
-        return 0.0 if mean > 0 else 1.0
-    return float(stdtr(len(values) - 1, -mean / error))
-
-
 def _placed(
     values: Sequence[float], edges: tuple[float, float], wide: tuple[float, float], bound: Bound
 ) -> tuple[Word, float]:
     """Judge whether the mean lies between the edges, those of the tolerance being wider."""
-    mean, error = _mean_and_error(values)
+    mean, error, *_ = gap(values)
     if wide[0] <= mean <= wide[1]:
         steady = error <= (wide[1] - wide[0]) / 2  # else the mean is there by chance
         return ("holds" if steady and not bound else "not clear"), 0.0
     low = mean < edges[0]
-    off = [edges[0] - value if low else value - edges[1] for value in values]
-    doubt = 2 * _chance(off)
+    doubt = gap([value - edges[0 if low else 1] for value in values]).chance
     beyond = bound == "" or bound == ("<" if low else ">")
     return ("does not hold", doubt) if beyond and doubt < LEVEL else ("not clear", 0.0)
 
@@ -216,7 +195,7 @@ def _times(ratios: Sequence[float], bound: Bound) -> str:
     text = f"{bound} {geometric(ratios):.2f}".strip()
     if len(ratios) < FEWEST_SEEDS:
         return f"{text} times"
-    return f"{text} times (×/÷ {math.exp(_mean_and_error(np.log(ratios).tolist())[1]):.2f})"
+    return f"{text} times (×/÷ {math.exp(gap(np.log(ratios).tolist()).half):.2f})"
 
 
 def _told(verdict: Verdict) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fedbac.statistics import gap, holm
 from fedbac_paper import confirmed, marks
 
 
@@ -18,6 +19,10 @@ def of(method: str, accuracy: float, seeds: range = range(20, 30), **where: Any)
     return [row(method, seed, accuracy, **where) for seed in seeds]
 
 
+def part(*differences: float, seeds: int = 10) -> confirmed.Part:
+    return confirmed.Part("svhn", "accuracy", seeds, 80.0, "local", 1, gap(differences), {})
+
+
 @pytest.mark.parametrize(
     ("differences", "word"),
     [
@@ -25,11 +30,15 @@ def of(method: str, accuracy: float, seeds: range = range(20, 30), **where: Any)
         ([-0.1, -0.12, -0.11], "level"),
         ([-0.5, -0.6, -0.55], "behind"),
         ([-3.0, 3.0, 0.1], "not clear"),
-        ([0.5], "too few seeds"),
     ],
 )
 def test_a_part_is_judged_by_its_interval(differences: list[float], word: str) -> None:
-    assert confirmed.judged(differences, margin=0.3).word == word
+    one = part(*differences)
+    (sure,) = holm([one.gap.chance])
+    assert confirmed.judged(one, sure).word == word
+    assert confirmed.judged(part(*differences, seeds=9), sure).word == "too few seeds"
+    if word == "ahead":
+        assert confirmed.judged(one, significant=False).word == "level", "not after a correction for many"
 
 
 def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_all_have() -> None:
@@ -41,25 +50,15 @@ def test_ours_is_compared_with_the_best_point_of_all_rivals_on_the_seeds_that_al
         *of(confirmed.WIDE, 0.9, range(20, 23)),
     ]
     mean, worst = confirmed.parts(runs)
-    assert (mean.seeds, mean.rivals, mean.best, mean.judged.word) == (
+    assert (mean.seeds, mean.rivals, mean.best, mean.word) == (
         10,
         2,
         "ditto-edges strength=0.3 towards_mean(0.3)",
         "ahead",
     )
-    assert mean.judged.mean == pytest.approx(1.0)
+    assert mean.gap.mean == pytest.approx(1.0)
     assert mean.controls == {confirmed.WIDE: pytest.approx(-10.0)}
     assert worst.measure == "edge_min"
-
-
-def test_leads_that_remain_after_a_correction_for_many_tests_are_counted_in_order_of_their_chance() -> None:
-    def part(*difference: float) -> confirmed.Part:
-        return confirmed.Part("svhn", "accuracy", 3, 80.0, "local", 1, confirmed.judged(difference, 0.3), {})
-
-    sure, likely, none = part(1.0, 1.01, 0.99), part(1.0, 1.5, 0.5), part(-0.1, 0.1, 0.0)
-    assert [confirmed.still_ahead([sure]), confirmed.still_ahead([likely]), confirmed.still_ahead([none])] == [1, 1, 0]
-    assert confirmed.still_ahead([likely, none, sure]) == 1, "0.037 would have to be at most 0.05 / 2"
-    assert confirmed.still_ahead([likely, sure]) == 2
 
 
 def test_a_rival_may_be_left_out() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedbac.statistics import LEVEL
 from fedbac_paper.verdicts import (
-    LEVEL,
     MARGIN,
     Verdict,
     above,
@@ -51,16 +51,15 @@ def test_a_comparison_needs_the_t_test(differences: list[float], word: str) -> N
 
 
 def test_the_chance_is_that_of_a_t_test() -> None:
-    differences = [-0.02, -0.03, -0.025, -0.07]
-    test = stats.ttest_1samp(differences, 0, alternative="less")
+    differences = [-0.02, -0.03, -0.025, -0.04]
+    test = stats.ttest_1samp(differences, 0)
     assert positive(differences).doubt == pytest.approx(float(test.pvalue))
 
 
 def test_a_comparison_is_rarely_right_by_chance() -> None:
     noise = np.random.default_rng(0).normal(size=(2000, 3))
     words = [positive(row.tolist()).word for row in noise]
-    assert words.count("holds") < 1.3 * LEVEL * len(words)
-    assert words.count("does not hold") < 1.3 * LEVEL * len(words)
+    assert words.count("holds") + words.count("does not hold") < 1.3 * LEVEL * len(words)
 
 
 def test_a_claim_of_many_parts_rarely_fails_by_chance() -> None:
@@ -76,7 +75,7 @@ def test_only_seeds_that_both_have_are_compared() -> None:
 
 def test_a_smaller_number_is_shown_as_ours_minus_theirs() -> None:
     ours, theirs = dict(enumerate([0.02, 0.02, 0.021])), dict(enumerate([0.05, 0.05, 0.05]))
-    assert below(ours, theirs) == Verdict("holds", "−2.97 ± 0.03 points")
+    assert below(ours, theirs) == Verdict("holds", "−2.97 ± 0.14 points")
     assert below(theirs, ours).word == "does not hold"
 
 
@@ -85,7 +84,7 @@ def test_a_smaller_number_is_shown_as_ours_minus_theirs() -> None:
     [
         ([0.003, -0.003, 0.001], "holds"),
         ([0.01, -0.01, 0.002], "not clear"),  # a mean of zero, but too noisy to exclude a point
-        ([-0.004, -0.006, 0.001], "holds"),
+        ([-0.002, -0.003, 0.001], "holds"),
         ([-0.02, -0.025, -0.022], "does not hold"),
         ([-0.005, -0.006, -0.0055], "not clear"),  # surely lower, but by little
         ([-0.1, 0.02, -0.03], "not clear"),  # much lower, but perhaps by chance
@@ -113,7 +112,7 @@ def test_printed_numbers_and_ranges() -> None:
     assert near([88, 101, 1], 60).word == "not clear", "near on average, and by chance"
     assert near([447, 447], 447).word == "too few seeds"
     assert near([], 447).word == "not run"
-    assert near([1200, 1210, 1220], 647).detail == "1210 ± 5.77 against 647"
+    assert near([1200, 1210, 1220], 647).detail == "1210 ± 24.8 against 647"
 
 
 def test_ratios_are_judged_as_logarithms() -> None:
@@ -163,4 +162,4 @@ def test_one_of_many_parts_must_fail_clearly() -> None:
     assert every({"a": weak, "b": HOLDS}).word == "does not hold"
     assert every({"a": weak, "b": HOLDS, "c": HOLDS}).word == "not clear", "0.02 is above 0.05 / 3"
     assert every({"a": weak, "b": HOLDS, "c": NEVER}).word == "does not hold", "what was not judged does not count"
-    assert every({"a": weak, "b": weak, "c": HOLDS}).word == "does not hold", "two below 2 × 0.05 / 3 (Simes)"
+    assert every({"a": weak, "b": weak, "c": HOLDS}).word == "not clear", "nor do two of them make one (Holm)"

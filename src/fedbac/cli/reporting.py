@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -124,9 +124,9 @@ def runs_in(folder: Path) -> list["RunFolder"]:
 def _show(runs: Sequence["Run"], page: Path) -> None:
     from fedbac.report import failures, final, outcome, write_report  # matplotlib is slow to import
 
-    (header, rows), best = final(runs)
+    (header, rows), leaders = final(runs)
     out.print()
-    shown_table, missing = fitting(header, rows, best)
+    shown_table, missing = fitting(header, rows, leaders)
     out.print(shown_table)
     if missing:
         names = ", ".join(map(shown, missing))
@@ -143,41 +143,41 @@ def _show(runs: Sequence["Run"], page: Path) -> None:
     say(f"Report: {page}")
 
 
-def fitting(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> tuple[Table, list[str]]:
+def fitting(header: Sequence[str], rows: Sequence[Sequence[str]], leaders: Collection[int]) -> tuple[Table, list[str]]:
     """Return the table in the form that fits the terminal, and the columns that had to be left out of it."""
-    table = _line_each(header, rows, best)
+    table = _line_each(header, rows, leaders)
     if needed_width(table).maximum <= out.width:
         return table, []
-    if len(rows) <= TALL and needed_width(beside := _column_each(header, rows, best)).maximum <= out.width:
+    if len(rows) <= TALL and needed_width(beside := _column_each(header, rows, leaders)).maximum <= out.width:
         return beside, []
     order = [i for name in DROPPED for i, title in enumerate(header) if title.startswith(name)]
     for count in range(len(order) + 1):
         kept = [i for i in range(len(header)) if i not in order[:count]]
         widths = [max(10, *(len(row[i]) for row in rows)) for i in kept]
         titles = ["\n".join(textwrap.wrap(header[i], width)) for i, width in zip(kept, widths, strict=True)]
-        table = _line_each(titles, [[row[i] for i in kept] for row in rows], best)
+        table = _line_each(titles, [[row[i] for i in kept] for row in rows], leaders)
         if needed_width(table).maximum <= out.width:
             break
     return table, [header[i] for i in sorted(order[:count])]
 
 
-def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+def _line_each(header: Sequence[str], rows: Sequence[Sequence[str]], leaders: Collection[int]) -> Table:
     """One run, or method, per line."""
     table = Table(box=None, pad_edge=False)
     for index, title in enumerate(header):
         lines = "\n".join(map(shown, title.split("\n")))
         table.add_column(lines, justify="left" if index == 0 else "right", overflow="fold")
     for index, row in enumerate(rows):
-        table.add_row(*map(shown, row), style="bold green" if index == best else "")
+        table.add_row(*map(shown, row), style="bold green" if index in leaders else "")
     return table
 
 
-def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], best: int) -> Table:
+def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], leaders: Collection[int]) -> Table:
     """One run, or method, per column."""
     table = Table(box=None, pad_edge=False)
     table.add_column(shown(header[0]))
     for index, row in enumerate(rows):
-        table.add_column(shown(row[0]), justify="right", style="bold green" if index == best else "")
+        table.add_column(shown(row[0]), justify="right", style="bold green" if index in leaders else "")
     for line, title in enumerate(header[1:], start=1):
         table.add_row(shown(title), *(shown(row[line]) for row in rows))
     return table
@@ -254,10 +254,10 @@ def _csv(found: Sequence[Mapping[str, object]]) -> str:
 def _latex(runs: Sequence["Run"]) -> str:
     from fedbac.report import final  # matplotlib is slow to import
 
-    (header, lines), best = final(runs)
+    (header, lines), leaders = final(runs)
     written = [" & ".join(map(_escaped, header)) + r" \\", r"\midrule"]
     for index, line in enumerate(lines):
-        cells = [rf"\textbf{{{_escaped(cell)}}}" if index == best else _escaped(cell) for cell in line]
+        cells = [rf"\textbf{{{_escaped(cell)}}}" if index in leaders else _escaped(cell) for cell in line]
         written.append(" & ".join(cells) + r" \\")
     columns = "l" + "r" * (len(header) - 1)
     body = "\n".join([r"\toprule", *written, r"\bottomrule"])

@@ -10,9 +10,9 @@ from types import ModuleType
 
 from fedbac.report.figures import figures, save_figures
 from fedbac.report.groups import begun
-from fedbac.report.outcome import failures, outcome
+from fedbac.report.outcome import failures, final, outcome
 from fedbac.report.page import write_report
-from fedbac.report.table import best, final, table
+from fedbac.report.table import table
 from fedbac.runs.store import Run
 
 
@@ -26,4 +26,4 @@ class _Report(ModuleType):
 
 sys.modules[__name__].__class__ = _Report
 
-__all__ = ["best", "failures", "figures", "final", "outcome", "save_figures", "table", "write_report"]
+__all__ = ["failures", "figures", "final", "outcome", "save_figures", "table", "write_report"]

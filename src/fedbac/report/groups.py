@@ -17,6 +17,7 @@ from fedbac.errors import ConfigError
 from fedbac.report.theme import SERIES, Look
 from fedbac.runs.store import Run
 from fedbac.runs.summary import leaves, summarize
+from fedbac.statistics import Standing, deviation, standing
 
 log = logging.getLogger("fedbac")
 
@@ -44,19 +45,23 @@ class Group:
     @property
     def num_seeds(self) -> int:
         """How many seeds there are; a run that was given twice is no repetition."""
-        return len({run.config["experiment"]["seed"] for run in self.runs})
+        return len(self.by_seed)
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Final distributed accuracy by seed; of a run that was given twice, the latter."""
+        return {int(run.config["experiment"]["seed"]): float(run.summary["accuracy"]) for run in self.runs}
 
     @property
     def accuracy(self) -> float:
         """Mean final distributed accuracy."""
-        return float(np.mean([run.summary["accuracy"] for run in self.runs]))
+        return float(np.mean(list(self.by_seed.values())))
 
     @property
     def spread(self) -> float:
-        """Standard deviation of it over the runs; over the last rounds when there is only one seed."""
-        if self.num_seeds == 1:
-            return float(self.runs[0].summary["accuracy_std_last"])
-        return float(np.std([run.summary["accuracy"] for run in self.runs], ddof=1))
+        """Standard deviation of it over the seeds; over the last rounds when there is only one."""
+        over_seeds = deviation(list(self.by_seed.values()))
+        return float(self.runs[0].summary["accuracy_std_last"]) if over_seeds is None else over_seeds
 
     @property
     def spread_over(self) -> str | None:
@@ -130,6 +135,11 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     names = distinct(names, [some[0] for some in several], list(map(_place, several)))
     looks = _looks([_method(some[0]) for some in several])
     return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
+
+
+def compared(together: Sequence[Group]) -> Standing:
+    """Return how groups stand beside each other, by their labels."""
+    return standing({group.label: group.by_seed for group in together})
 
 
 def rounds_of(run: Run) -> FloatArray:

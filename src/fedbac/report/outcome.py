@@ -1,16 +1,13 @@
 """The outcome in plain words: who leads and by how much, and what a reader should beware of."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from fedbac.core.settings import FloatArray
-from fedbac.report.groups import Group, data_of, groups, last_rounds, look_up, numbers, summarized
-from fedbac.report.table import percent
+from fedbac.report.groups import Group, compared, data_of, groups, look_up, summarized
+from fedbac.report.table import Table, percent, seeds_table, table
 from fedbac.runs.provenance import DECIDES, in_words
 from fedbac.runs.store import Run
+from fedbac.statistics import FEWEST_SEEDS
 
 FEW_FAILURES = 0.1
 """Share of trainings that may fail before the outcome says little."""
@@ -25,17 +22,44 @@ def outcome(runs: Sequence[Run]) -> str:
     together = groups(runs)
     if len(together) > 1 and (early := too_early(runs)) is not None:
         return early
-    first, level, behind = _standing(together)
-    if not level and not behind:
-        return _alone(first)
+    if len(together) == 1:
+        return _alone(together[0])
+    found, by_label = compared(together), {group.label: group for group in together}
+    first, *level = (by_label[label] for label in found.leaders)
+    behind = [by_label[label] for label in found.behind]
+    if found.few:
+        return (
+            f"Too few seeds to name a leader (methods are compared on {FEWEST_SEEDS} or more that they share): "
+            f"{first.label} has {percent(first.accuracy)} % distributed accuracy, {_gaps(first, [*level, *behind])}."
+        )
     if level:
         verb = "is" if len(level) == 1 else "are"
         trail = f"; it is {_gaps(first, behind)}" if behind else ""
         close = _join([_score(group) for group in level])
         over = _join(list(dict.fromkeys(group.spread_over for group in (first, *level) if group.spread_over)) or [""])
         basis = f" ± is over {over}." if over else ""
-        return f"No clear winner: {_score(first)} is highest, but {close} {verb} within the spread{trail}.{basis}"
+        return f"No clear winner: {_score(first)} is highest, but {close} {verb} not significantly lower{trail}.{basis}"
     return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
+
+
+def final(runs: Sequence[Run]) -> tuple[Table, frozenset[int]]:
+    """Return the table that ends a command, and which of its rows lead: none where nobody can be said to.
+
+    One row per run; one per method, over its seeds, when a method ran with several.
+    """
+    together = groups(summarized(runs))
+    if all(group.num_seeds == 1 for group in together):
+        return table(runs), frozenset()
+    return seeds_table(together), leading(together)
+
+
+def leading(together: Sequence[Group]) -> frozenset[int]:
+    """Return which groups lead: the best and all that are not significantly worse; none if nobody can be said to."""
+    runs = [run for group in together for run in group.runs]
+    found = compared(together)
+    if len(together) == 1 or found.few or different(runs) or too_early(runs):
+        return frozenset()
+    return frozenset(place for place, group in enumerate(together) if group.label in found.leaders)
 
 
 def too_early(runs: Sequence[Run]) -> str | None:
@@ -76,8 +100,6 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     together, notes = groups(runs), failures(runs)
     if differ := different(runs):
         notes.append(f"The runs differ in {_join(differ)}.")
-    elif _standing(together)[1]:
-        notes.append("Within the spread: the gap is less than twice its deviation over the last rounds or the seeds.")
     if all(group.num_seeds == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
         shown = any(group.spread_over for group in together)
@@ -142,41 +164,8 @@ def different(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if any(task.get(key) != tasks[0].get(key) for task in tasks)]
 
 
-def _standing(together: Sequence[Group]) -> tuple[Group, list[Group], list[Group]]:
-    """Return the group with the highest accuracy, those that are level with it, and those behind."""
-    first, *others = sorted(together, key=_rank, reverse=True)
-    behind = [group for group in others if _apart(first, group)]
-    return first, [group for group in others if group not in behind], behind
-
-
 def _seed(run: Run) -> int:
     return int(look_up(run.config, "experiment.seed", 0))
-
-
-def _rank(group: Group) -> float:
-    return group.accuracy if math.isfinite(group.accuracy) else -math.inf
-
-
-def _apart(first: Group, other: Group) -> bool:
-    """Whether the first is ahead by more than twice what the gap varies, or their ± ranges do not touch."""
-    gaps = _paired(first, other)
-    if gaps is None:
-        return _rank(first) - _rank(other) > first.spread + other.spread
-    return bool(np.mean(gaps) > 2 * (np.std(gaps, ddof=1) if len(gaps) > 1 else 0.0))
-
-
-def _paired(first: Group, other: Group) -> FloatArray | None:
-    """Return the gaps on the same data: per seed, or per last round of single runs; None where there are no pairs."""
-    pairs = list(zip(sorted(first.runs, key=_seed), sorted(other.runs, key=_seed), strict=False))
-    if len(first.runs) != len(other.runs) or any(_seed(a) != _seed(b) for a, b in pairs):
-        return None
-    if len(pairs) > 1:
-        return np.array([a.summary["accuracy"] - b.summary["accuracy"] for a, b in pairs])
-    ((one, two),) = pairs
-    if len(one.records) != len(two.records):
-        return None
-    span = max(last_rounds(one), last_rounds(two))
-    return (numbers(one, "accuracy") - numbers(two, "accuracy"))[-span:]
 
 
 def _alone(group: Group) -> str:

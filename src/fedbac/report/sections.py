@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from fedbac.report.groups import Group, groups, labels, last_rounds, look_up
-from fedbac.report.outcome import caveats, leaks, measured_on, outcome
-from fedbac.report.table import NONE, Table, best, duration, ledger_table, seeds_table, table
+from fedbac.report.outcome import caveats, leading, leaks, measured_on, outcome
+from fedbac.report.table import NONE, Table, duration, ledger_table, seeds_table, table
 from fedbac.runs.provenance import in_words
 from fedbac.runs.store import Run
 
@@ -49,17 +49,17 @@ def _header(runs: Sequence[Run], title: str) -> str:
 
 def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
     swatches = [next(group.look.css for group in together if run in group.runs) for run in runs]
-    chosen = best(runs) if len(runs) > 1 else -1
-    out = _table(table(runs), swatches, {chosen: "best"}, "Final numbers of every run")
+    out = _table(table(runs), swatches, {}, "Final numbers of every run")
     spans = {last_rounds(run) for run in runs}
     span = f"last {spans.pop()} rounds" if len(spans) == 1 else "last rounds"
-    note = f"Accuracy is the mean over the {span} ± its standard deviation over them"
-    note += "; in bold the highest." if chosen >= 0 else "."
+    note = f"Accuracy is the mean over the {span} ± its standard deviation over them."
     out = f'<div class="card">{out}<p class="note">{note}</p></div>'
     if all(group.num_seeds == 1 for group in together):
         return out
-    means = _table(seeds_table(together), [group.look.css for group in together], {}, "Means over seeds")
-    return f'<div class="card"><h3>Means over seeds</h3>{means}<p class="note">± is over the seeds.</p></div>\n{out}'
+    bold = dict.fromkeys(leading(together), "best")
+    means = _table(seeds_table(together), [group.look.css for group in together], bold, "Means over seeds")
+    note = "± is over the seeds." + " In bold the best, and all that are not significantly worse." * bool(bold)
+    return f'<div class="card"><h3>Means over seeds</h3>{means}<p class="note">{note}</p></div>\n{out}'
 
 
 def _ledger(runs: Sequence[Run]) -> str:

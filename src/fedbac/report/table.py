@@ -8,25 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import Group, groups, labels, last_rounds, look_up, summarized
+from fedbac.report.groups import Group, labels, last_rounds, look_up, summarized
 from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"
 ACCURACY = "accuracy (%)"
-
-
-def final(runs: Sequence[Run]) -> tuple[Table, int]:
-    """Return the table that ends a command, and which of its rows is the best, or -1 where it is too early to say.
-
-    One row per run; one per method, over its seeds, when a method ran with several.
-    """
-    together = groups(summarized(runs))
-    early = any(len(run.records) < int(look_up(run.config, "experiment.evaluation.last_rounds", 10)) for run in runs)
-    if all(group.num_seeds == 1 for group in together):
-        return table(runs), best(runs) if len(runs) > 1 and not early else -1
-    ranked = len(together) > 1 and not early
-    return seeds_table(together), _highest([group.accuracy for group in together]) if ranked else -1
 
 
 def table(runs: Sequence[Run]) -> Table:
@@ -42,11 +29,6 @@ def table(runs: Sequence[Run]) -> Table:
         for label, run in zip(labels(runs), runs, strict=True)
     ]
     return ["method", ACCURACY, *(column.title for column in columns)], rows
-
-
-def best(runs: Sequence[Run]) -> int:
-    """Return which run, counted from 0, has the highest final accuracy."""
-    return _highest([float(run.summary["accuracy"]) for run in summarized(runs)])
 
 
 def seeds_table(together: Sequence[Group]) -> Table:
@@ -163,10 +145,6 @@ def _seconds(seconds: float) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:g}"
-
-
-def _highest(accuracy: Sequence[float]) -> int:
-    return max(range(len(accuracy)), key=lambda i: accuracy[i] if math.isfinite(accuracy[i]) else -math.inf)
 
 
 def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:

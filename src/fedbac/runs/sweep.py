@@ -38,6 +38,7 @@ from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import Run, RunFolder, Tail
 from fedbac.runs.summary import leaves, written
+from fedbac.statistics import deviation, standing
 
 log = logging.getLogger("fedbac")
 
@@ -410,28 +411,36 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
 
 
 def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return one row per configuration: its settings that others do not have, and means over its seeds."""
+    """Return one row per configuration: its settings that others do not have, and means over its seeds.
+
+    ``leads`` says whether nothing is significantly better; None where seeds are too few to say.
+    """
     together: dict[str, list[Run]] = {}
     for run in runs:
         same = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
         together.setdefault(repr(same), []).append(run)
     apart = _differing([group[0].config["experiment"] for group in together.values()])
-    rows = []
+    rows: list[dict[str, Any]] = []
+    scores: dict[str, dict[int, float]] = {}
     for group, settings in zip(together.values(), apart, strict=True):
-        accuracy = [run.summary["accuracy"] for run in group]
+        accuracy = {run.config["experiment"]["seed"]: run.summary["accuracy"] for run in group}
+        scores[str(len(rows))] = accuracy
         rows.append(
             {
                 "method": group[0].config["experiment"]["method"]["name"],
                 "settings": settings,
                 "runs": [str(run.folder.name) for run in group if run.folder is not None],
-                "seeds": [run.config["experiment"]["seed"] for run in group],
-                "accuracy": float(np.mean(accuracy)),
-                "accuracy_std_seeds": float(np.std(accuracy, ddof=1)) if len(group) > 1 else None,
+                "seeds": list(accuracy),
+                "accuracy": float(np.mean(list(accuracy.values()))),
+                "accuracy_std_seeds": deviation(list(accuracy.values())),
                 "edge_std": float(np.mean([run.summary["edge_std"] for run in group])),
                 "edge_min": float(np.mean([run.summary["edge_min"] for run in group])),
                 "bytes_total": int(np.mean([run.summary["bytes_total"] for run in group])),
             }
         )
+    found = standing(scores) if rows else None
+    for place, row in enumerate(rows):
+        row["leads"] = None if found is None or found.few else str(place) in found.leaders
     return sorted(rows, key=lambda row: -row["accuracy"])
 
 
