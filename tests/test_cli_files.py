@@ -148,13 +148,14 @@ def test_rounds_are_exported_as_tidy_rows(fedbac: Shell, compared: Path, tmp_pat
     assert "cannot be printed" in fedbac("export", "c", "--format", "parquet", code=2)
 
 
-def test_the_final_table_is_exported_for_latex(fedbac: Shell, compared: Path) -> None:
-    lines = fedbac("export", str(compared), "--format", "latex").splitlines()
-    assert lines[:2] == [r"\begin{tabular}{lr" + "r" * (lines[2].count("&") - 1) + "}", r"\toprule"]
-    assert lines[2].startswith(r"method & accuracy (\%) & $\sigma$ over edges")
-    assert lines[4].startswith("hierfavg & ")
-    assert r"$\pm$" in lines[4]
-    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+def test_a_table_for_a_paper_is_printed_or_written(fedbac: Shell, compared: Path, tmp_path: Path) -> None:
+    words = ["table", str(compared), "--columns", "accuracy,sigma"]
+    assert fedbac(*words).splitlines()[2].startswith("| hierfavg | ")
+    assert "Table: t.tex" in fedbac(*words, "--format", "latex", "--out", "t.tex", "--figures", "pdf")
+    lines = (tmp_path / "t.tex").read_text().splitlines()
+    assert lines[2:4] == [r"\begin{tabular}{lrr}", r"\toprule"]
+    assert (tmp_path / "pdf" / "accuracy.pdf").read_bytes().startswith(b"%PDF")
+    assert "unknown column 'sigm'" in fedbac("table", str(compared), "--columns", "sigm", code=2)
 
 
 def test_parquet_without_its_library_says_how_to_get_it(

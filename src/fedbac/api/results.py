@@ -203,6 +203,20 @@ class Runs(Sequence[Run]):
         found: DataFrame = pandas().DataFrame(rows(self, self.labels, per))
         return found
 
+    def to_table(
+        self,
+        columns: Sequence[str] = ("accuracy", "worst_edge"),
+        rows: Sequence[str] = ("method",),
+        by: Sequence[str] = ("task",),
+        form: Literal["latex", "markdown", "csv"] = "markdown",
+        digits: int = 1,
+    ) -> str:
+        """Return a table for a paper, as ``fedbac table`` writes it."""
+        from fedbac.report.paper import paper_table
+
+        text: str = getattr(paper_table(self._runs, columns, rows, by, digits), form)()
+        return text
+
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
         from fedbac.report import figures  # matplotlib is slow to import

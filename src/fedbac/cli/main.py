@@ -47,6 +47,7 @@ for command in (
     running.resume,
     running.verify,
     reporting.report,
+    reporting.table,
     reporting.watch,
     reporting.export,
     lists.methods,

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from fedbac.cli.terminal import err, extra, needed_width, out, say, shown
-from fedbac.errors import ConfigError, visible
+from fedbac.errors import ConfigError
 from fedbac.files import replacing, write_whole
 from fedbac.runs.folders import NAME as LIST
 from fedbac.runs.folders import listed
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
+
+PAPER_COLUMNS = (
+    "accuracy", "last", "best", "worst_edge", "sigma", "rounds_to_target", "clusters", "bytes", "seconds",
+)  # fmt: skip
+"""Named here too, so that the help needs no matplotlib."""
 
 PAGES = {".html", ".htm"}
 """How the name of the page may end."""
@@ -183,14 +188,10 @@ def _column_each(header: Sequence[str], rows: Sequence[Sequence[str]], leaders: 
     return table
 
 
-LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "σ": r"$\sigma$", "–": "--",
-}  # fmt: skip
-
-
-Format = StrEnum("Format", ["CSV", "LATEX", "PARQUET"])
-"""What a file holds: every round (csv, parquet), or the final table (latex)."""
+Format = StrEnum("Format", ["CSV", "PARQUET"])
+"""How rounds are written."""
+Form = StrEnum("Form", ["LATEX", "MARKDOWN", "CSV"])
+"""How a table is written."""
 Per = StrEnum("Per", {"ROUND": "round", "EDGE": "edge"})
 """What a row is about."""
 
@@ -199,12 +200,8 @@ def export(
     folders: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
     ],
-    format_: Annotated[
-        Format, typer.Option("--format", help="csv or parquet for every round, latex for the final table (booktabs).")
-    ] = Format.CSV,
-    per: Annotated[
-        Per, typer.Option("--per", help="What a row of csv or parquet is: a round, or an edge in a round.")
-    ] = (Per.ROUND),
+    format_: Annotated[Format, typer.Option("--format", help="What to write: csv or parquet.")] = Format.CSV,
+    per: Annotated[Per, typer.Option("--per", help="What a row is: a round, or an edge in a round.")] = Per.ROUND,
     out_file: Annotated[
         Path | None,
         typer.Option("--out", help="File to write to, or folder for --snapshot. Default: print to the terminal."),
@@ -214,7 +211,7 @@ def export(
         typer.Option("--snapshot", help="Copy a run folder as of its newest checkpoint, even while it is running."),
     ] = False,
 ) -> None:
-    """Export the numbers of runs, finished or not, for use in other programs, or a copy that can be resumed."""
+    """Export the rounds of runs, finished or not, for use in other programs, or a copy that can be resumed."""
     if snapshot:
         places = run_folders(folders)
         if out_file is None or len(places) > 1:
@@ -235,12 +232,48 @@ def export(
         except ImportError as error:
             raise ConfigError("parquet needs pyarrow, which is not installed: pip install pyarrow") from error
     else:
-        text = _latex(runs) if format_ is Format.LATEX else _csv(rows(runs, labels(runs), per.value))
+        text = _csv(rows(runs, labels(runs), per.value))
         if out_file is None:
             typer.echo(text, nl=False)
             return
         write_whole(out_file, text)
     say(f"Exported: {out_file}", err)
+
+
+def table(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
+    ],
+    columns: Annotated[
+        str, typer.Option("--columns", help=f"Numbers to show, with commas between: {', '.join(PAPER_COLUMNS)}.")
+    ] = "accuracy,worst_edge",
+    rows: Annotated[
+        str, typer.Option("--rows", help="What a row is: method, task, or paths of settings with commas between.")
+    ] = "method",
+    by: Annotated[str, typer.Option("--by", help="What the columns are repeated for, like --rows.")] = "task",
+    format_: Annotated[Form, typer.Option("--format", help="latex (booktabs), markdown or csv.")] = Form.MARKDOWN,
+    digits: Annotated[int, typer.Option("--digits", min=0, max=6, help="Digits behind the point.")] = 1,
+    out_file: Annotated[Path | None, typer.Option("--out", help="File to write to. Default: print it.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write the figures to this folder, as PDF.")
+    ] = None,
+) -> None:
+    """Print a table for a paper: mean ± deviation over seeds, in bold what a test finds best."""
+    from fedbac.report import save_figures  # matplotlib is slow to import
+    from fedbac.report.groups import begun
+    from fedbac.report.paper import paper_table
+
+    runs = begun([place.read() for place in run_folders(folders)])
+    shown, about, repeated = ([word.strip() for word in text.split(",")] for text in (columns, rows, by))
+    text = getattr(paper_table(runs, shown, about, repeated, digits), format_.value)()
+    if out_file is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(out_file, text)
+        say(f"Table: {out_file}", err)
+    if figures is not None:
+        for path in save_figures(runs, figures, ["pdf"]):
+            say(f"Figure: {path}", err)
 
 
 def _csv(found: Sequence[Mapping[str, object]]) -> str:
@@ -249,23 +282,6 @@ def _csv(found: Sequence[Mapping[str, object]]) -> str:
     writer.writeheader()
     writer.writerows(found)
     return text.getvalue()
-
-
-def _latex(runs: Sequence["Run"]) -> str:
-    from fedbac.report import final  # matplotlib is slow to import
-
-    (header, lines), leaders = final(runs)
-    written = [" & ".join(map(_escaped, header)) + r" \\", r"\midrule"]
-    for index, line in enumerate(lines):
-        cells = [rf"\textbf{{{_escaped(cell)}}}" if index in leaders else _escaped(cell) for cell in line]
-        written.append(" & ".join(cells) + r" \\")
-    columns = "l" + "r" * (len(header) - 1)
-    body = "\n".join([r"\toprule", *written, r"\bottomrule"])
-    return f"\\begin{{tabular}}{{{columns}}}\n{body}\n\\end{{tabular}}\n"
-
-
-def _escaped(text: str) -> str:
-    return "".join(LATEX.get(sign, sign) for sign in visible(text).replace("\n", " "))
 
 
 MOST_PORT = 65535
