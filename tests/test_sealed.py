@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedbac
 from fedbac.core.runtime import COMMON, sealed
@@ -86,6 +88,16 @@ def drawn() -> Iterator[None]:
     assert torch.equal(found, torch.rand(3))
 
 
+@contextmanager
+def numpy_drawn() -> Iterator[None]:
+    """Check the same of numpy's."""
+    np.random.seed(5)
+    yield
+    found = np.random.rand(3)
+    np.random.seed(5)
+    assert np.array_equal(found, np.random.rand(3))
+
+
 HOSTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
     "inference mode": torch.inference_mode,
@@ -105,6 +117,18 @@ HOSTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "numpy ignores": lambda: np.errstate(all="ignore"),
     "seeded": drawn,
     "anomalies": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "brain floats": lambda: put("default dtype", torch.bfloat16),
+    "autocast to half": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "no gradients": lambda: torch.set_grad_enabled(False),
+    "warned of what is not deterministic": lambda: put("deterministic algorithms", (True, True)),
+    "coarse convolutions": lambda: put("precision of mkldnn.conv", "bf16"),
+    "coarse products": lambda: put("precision of mkldnn.matmul", "bf16"),
+    "no cuDNN": lambda: torch.backends.cudnn.flags(enabled=False),
+    "cuDNN tries": lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
+    "other attention": lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+    "tensors packed": lambda: saved_tensors_hooks(lambda found: found.clone(), lambda kept: kept),
+    "one autograd thread": lambda: torch.autograd.set_multithreading_enabled(False),
+    "numpy seeded": numpy_drawn,
     "somebody draws": lambda: another_thread(lambda: torch.rand(10)),
     "somebody seeds": lambda: another_thread(lambda: torch.manual_seed(1)),
 }
@@ -126,9 +150,11 @@ def test_a_run_does_not_depend_on_the_state_of_its_caller(host: str, run: str, u
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_runs_in_threads_side_by_side_give_the_same_numbers(run: str, usual: dict[str, Any]) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        assert all(found == usual[run] for found in pool.map(lambda _: RUNS[run](), range(3)))
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.covering
+def test_runs_in_threads_side_by_side_give_the_same_numbers(threads: int, run: str, usual: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(found == usual[run] for found in pool.map(lambda _: RUNS[run](), range(threads)))
 
 
 def test_a_change_by_somebody_else_meanwhile_is_an_error() -> None:

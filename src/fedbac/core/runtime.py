@@ -4,6 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,28 @@ def _flushed() -> bool:
     return bool(torch.tensor(1e-310, dtype=torch.float64).mul(1.0) == 0)
 
 
-COMMON: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Any]] = {
+def _products() -> str:
+    """Return how exact products are; torch refuses to say so of a caller who set it part by part."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "highest"
+
+
+Setting = tuple[Callable[[], Any], Callable[[Any], object], Any]
+
+
+def _parts() -> Iterator[tuple[str, Setting]]:
+    """Yield the precision of parts of torch, which it has since 2.9; those of products follow from the one above."""
+    for library, name in (("mkldnn", "conv"), ("mkldnn", "rnn"), ("mkldnn", "matmul"), ("cuda", "matmul")):
+        part, key = getattr(getattr(torch.backends, library), name, None), "fp32_precision"
+        if hasattr(part, key):
+            yield f"precision of {library}.{name}", (partial(getattr, part, key), partial(setattr, part, key), "ieee")
+
+
+COMMON: dict[str, Setting] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    "precision of matrix products": (
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest",
-    ),
+    "precision of matrix products": (_products, torch.set_float32_matmul_precision, "highest"),
     "deterministic algorithms": (
         lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
         lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]), (False, False),
@@ -33,6 +51,7 @@ COMMON: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Any]] = {
     "NNPACK": (torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
     "number of threads": (torch.get_num_threads, torch.set_num_threads, 1),
     "denormal numbers": (_flushed, torch.set_flush_denormal, False),
+    **dict(_parts()),
 }  # fmt: skip
 """What all threads of a process have in common, and rounds depend on: how it is read, how it is set, and our value."""
 
