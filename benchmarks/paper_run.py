@@ -6,6 +6,7 @@
 M = 10 edges, N = 100 clients, E = 5 epochs, batch 64, Dirichlet sizes; evaluation and bandits included. Of fewer
 rounds than 200 the first counts once, and the mean of the others for the rest. Without CIFAR-10 at hand random images
 of its shape take its place: the time does not depend on what is in them. Several processes run the same at a time.
+With ``--verify`` runs are saved, and so many of their rounds replayed and compared bit for bit.
 """
 
 import argparse
@@ -36,6 +37,8 @@ from fedbac.gpu.driver import Module
 from fedbac.gpu.network import GROUP
 from fedbac.runs.configure import Inputs
 from fedbac.runs.play import play
+from fedbac.runs.replay import verify
+from fedbac.runs.store import RunFolder
 
 
 def data(folder: Path | None) -> tuple[Dataset, bool]:
@@ -124,6 +127,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--profile", action="store_true", help="host functions, and on a GPU our kernels")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--verify", type=int, default=0, help="rounds of each run to replay")
     parser.add_argument("--processes", type=int, default=1, help="so many at a time, each with all methods")
     args = parser.parse_args()
     if args.processes > 1:
@@ -146,7 +150,9 @@ def main() -> None:
         profile = cProfile.Profile()
         if args.profile:
             profile.enable()
-        playing = play(experiment, inputs=inputs, runtime=parse(Runtime, {"device": args.device}))
+        kept = tempfile.TemporaryDirectory() if args.verify else None
+        folder = Path(kept.name, name) if kept else None
+        playing = play(experiment, folder=folder, inputs=inputs, runtime=parse(Runtime, {"device": args.device}))
         seconds = []
         start = time.perf_counter()
         while True:
@@ -172,6 +178,12 @@ def main() -> None:
             row["useful_share"] = useful_share(experiment, dataset)
         results.append(row)
         print(f"{name:12}{row['trainer']:18}{seconds[0]:>11.2f}s{median:>13.3f}s{row['seconds_200_rounds']:>11.1f}s")
+        if kept is not None and folder is not None:
+            with kept:
+                differ = [one.difference for one in verify(RunFolder(folder), inputs, args.verify) if one.difference]
+            if differ:
+                sys.exit(f"  replayed rounds differ: {differ[0]}")
+            print("  replayed rounds have the same bits")
         if "useful_share" in row:
             print(f"  of the samples computed in training {100 * row['useful_share']:.1f} % were useful")
         if times is not None:
