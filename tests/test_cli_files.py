@@ -151,7 +151,7 @@ def test_rounds_are_exported_as_tidy_rows(fedbac: Shell, compared: Path, tmp_pat
 def test_the_final_table_is_exported_for_latex(fedbac: Shell, compared: Path) -> None:
     lines = fedbac("export", str(compared), "--format", "latex").splitlines()
     assert lines[:2] == [r"\begin{tabular}{lr" + "r" * (lines[2].count("&") - 1) + "}", r"\toprule"]
-    assert lines[2].startswith(r"method & accuracy (\%) & $\sigma$ over edges")
+    assert lines[2].startswith(r"method & accuracy (\%) & last round (\%) & after training (\%) & $\sigma$")
     assert lines[4].startswith("hierfavg & ")
     assert r"$\pm$" in lines[4]
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
