@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fedbac
 from fedbac_paper import natural
+from fedbac_paper.measures import edges_of_rounds
 
 METHODS = ("hierfavg", "local", "fedavg-ft", "fedper", "ditto-edges", "fedrod", "fedbac-plus", "fedbac-plus-2")
 
@@ -40,7 +41,8 @@ def main() -> None:
                 rounds=options.rounds, device=options.device, progress=False,
                 settings=["evaluation.global_every=1000"],  # nobody reads that accuracy here
             )  # fmt: skip
-            found = {key: run.summary[key] for key in ("accuracy", "edge_min", "active_clusters", "bytes_total")}
+            told = run.summary | edges_of_rounds(run)
+            found = {key: told[key] for key in ("accuracy", "edge_min", "active_clusters", "bytes_total")}
             line = json.dumps({"data": name, "method": method, "seed": seed, "rounds": len(run.records), **found})
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")

@@ -32,6 +32,7 @@ import numpy as np
 from fedbac.presets.tasks import TASKS
 from fedbac_paper import confirmed
 from fedbac_paper.confirmed import CONTROLS, KIN, MARGINS, ONE, OURS, UNUSED, WIDE, Point, means
+from fedbac_paper.measures import edges_of_rounds
 from fedbac_paper.settings import CALIBRATED
 
 SEEDS = {"run": range(12), "confirm": range(20, 30)}
@@ -129,7 +130,7 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
         method, task, seed=job.seed, settings=[*common, *made, spared, *extra, *job.point], device=device,
         data_folder=data, workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
-    found = {name: run.summary[name] for name in ("accuracy", "edge_min", "edge_std", "active_clusters", "bytes_total")}
+    found = {name: run.summary[name] for name in ("accuracy", "active_clusters", "bytes_total")} | edges_of_rounds(run)
     last = run.records[-1]
     return {
         **job._asdict(), **found, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],

@@ -37,8 +37,9 @@ def test_table_shows_the_numbers_of_the_records(three: list[Run]) -> None:
     mean_T = np.mean(last, axis=1)
     assert row["method"] == "fed-bac"
     assert row["accuracy (%)"] == f"{100 * mean_T.mean():.1f} ± {100 * mean_T.std():.1f}"
-    assert row["σ over edges (points)"] == f"{100 * np.std(last, axis=1).mean():.1f}"
-    assert row["worst edge (%)"] == f"{100 * np.min(last, axis=1).mean():.1f}"
+    assert row["σ over edges (points)"] == f"{100 * np.mean(last, axis=0).std():.1f}"
+    assert row["worst edge (%)"] == f"{100 * np.mean(last, axis=0).min():.1f}"
+    assert row["last round (%)"] == f"{100 * run.records[-1]['accuracy']:.1f}"
     assert row["training bytes"] == "63.0 MB"  # 12 rounds of 5 × 1 MB and 0.25 MB
     assert row["total bytes"] == "63.5 MB"
     assert (row["moves"], row["clusters"], row["seconds"]) == ("5", "5", "6.0")
@@ -165,6 +166,23 @@ def test_a_spread_says_what_it_is_over_and_one_round_has_none() -> None:
         [one]
     )
     assert "±" not in "".join([*table([one])[1][0], *caveats([one])])
+
+
+def at(run: Run, before: float, after: float, point: str = "pre_reassign") -> Run:
+    experiment = run.config["experiment"] | {"evaluation": run.config["experiment"]["evaluation"] | {"point": point}}
+    both = {"before_training": {"accuracy": before}, "after_training": {"accuracy": after}}
+    return replace(run, config=run.config | {"experiment": experiment}, summary=run.summary | both)
+
+
+def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three: list[Run]) -> None:
+    one, other, _ = three
+    told = [at(one, 0.7, 0.8), at(other, 0.6, 0.9)]
+    assert "The moment decides who is highest: fed-bac before local training, ifca after it." in caveats(told)
+    header, rows = table(told)
+    assert [row[header.index("after training (%)")] for row in rows] == ["80.0", "90.0"]
+    assert not any("moment" in note for note in caveats([at(one, 0.7, 0.9), at(other, 0.6, 0.8)]))
+    mixed = [at(one, 0.7, 0.8), at(other, 0.6, 0.9, "edge_model")]
+    assert any("judged at different moments" in note for note in caveats(mixed))
 
 
 # -------------------------------------------------------------------------------------------------- groups

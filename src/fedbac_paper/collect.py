@@ -25,9 +25,6 @@ LANDMARKS = (1, 10, 20)
 def finding_of(run: Run, task: str, variant: str, curves: bool) -> Finding:
     """Return what a finished run showed."""
     experiment = parse(Experiment, run.config["experiment"])
-    tail = run.records[-experiment.evaluation.last_rounds :]
-    told_TM = np.array([record["accuracy_per_edge"] for record in tail], dtype=np.float64)  # NaN where there is none
-    edge_M = np.nanmean(told_TM[:, np.isfinite(told_TM).any(axis=0)], axis=0)
     accuracy_T = [record["accuracy"] for record in run.records]
     bytes_T = _cumulative([record["bytes"] for record in run.records])
     reached = {
@@ -43,9 +40,9 @@ def finding_of(run: Run, task: str, variant: str, curves: bool) -> Finding:
         rounds=len(run.records),
         accuracy=_short(run.summary["accuracy"]),
         accuracy_std_last=_short(run.summary["accuracy_std_last"]),
-        edge_min=_short(edge_M.min()),
-        edge_max=_short(edge_M.max()),
-        edge_std=_short(edge_M.std()),
+        edge_min=_short(run.summary["edge_min"]),
+        edge_max=_short(run.summary["edge_max"]),
+        edge_std=_short(run.summary["edge_std"]),
         moves=run.summary["moves"],
         active_clusters=run.summary["active_clusters"],
         targets={key: Target(round=at, bytes=None if at is None else bytes_T[at - 1]) for key, at in reached.items()},

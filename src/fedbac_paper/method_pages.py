@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Method
+from fedbac.core.parts import judged_parts
 from fedbac.core.settings import Settings
 from fedbac.presets import DEFAULT_TASK, tasks
 from fedbac.presets.methods import METHODS
@@ -65,13 +66,22 @@ def family(name: str, results: Path) -> str:
             else ""
         )
         lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", f"Source: {note.reference}.", ""]
-        lines += [f"Settings: {_choices(METHODS[method](task))}."]
+        lines += [f"Settings: {_choices(METHODS[method](task))}.", "", _model(METHODS[method](task))]
         if rules := _rules(METHODS[method](task)):
             lines += ["", details("Equations and rules", "\n".join(rules))]
         if note.differences:
             lines += ["", "Differences from the original:", "", *(f"- {difference}" for difference in note.differences)]
         lines += costs.lines(method, results / "methods")
     return "\n".join(lines) + "\n"
+
+
+def _model(method: Method) -> str:
+    """Return with which parts a method predicts, and which of them are personal."""
+    parts = {part: method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
+    owners = {"cloud": "the cloud", "cluster": "each cluster", "edge": "each edge", "client": "each client"}
+    told = " and ".join(f"`{part}` of {owners[scope]}" for part, scope in parts.items())
+    own = [f"`{part}`" for part, scope in parts.items() if scope in ("edge", "client")]
+    return f"Predicts with {told}; personal: {', '.join(own) or 'nothing'}."
 
 
 def _unusual(method: Method) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from fedbac.clustering import Fixed, LinUCB
-from fedbac.config.experiment import Experiment, Method, Training
+from fedbac.config.experiment import Evaluation, Experiment, Method, Training
 from fedbac.core.parts import Parts, Personalization
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.state import State
@@ -110,7 +110,8 @@ def setting(
     wanted = Method(name="tried", clustering=clustering, selection=Thompson(warmup=1), personalization=scheme)
     experiment, federation = prepare(wanted, data, SHARDS, training=TRAINING, num_rounds=6)
     task = experiment.task.model_copy(update={"world": world})
-    return experiment.model_copy(update={"task": task}), federation
+    # The other moment is scored in the last round only, so that those before it are scored once.
+    return experiment.model_copy(update={"task": task, "evaluation": Evaluation(last_rounds=1)}), federation
 
 
 def loop(experiment: Experiment, federation: Federation) -> LoopTrainer:

@@ -1,5 +1,6 @@
 """Options of the round loop with a known answer: weights at the cloud, empty clusters, points of evaluation."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -19,12 +20,14 @@ from fedbac.data import Shards, planted_groups
 from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
 from fedbac.models import weights, zero_last_layer
-from fedbac.personalization import Additive, PerCluster
+from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import MeasureOrder, TrainOrder, Wanted
+from fedbac.rounds.metrics import MOMENTS
 from fedbac.rounds.start import start
 from fedbac.selection import Random
 from fedbac.sharing import Apart
+from fedbac.topology import Flat
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -157,9 +160,43 @@ def test_where_accuracy_is_measured_never_changes_what_is_learned() -> None:
     played = at_points(Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct")))
     scores = [field for field in played["pre_reassign"].records[0] if field.startswith("accuracy")]
     assert len(scores) == 7
+    scores += MOMENTS
     for point in POINTS[1:]:
         assert distance(played[point].end.parts, played["pre_reassign"].end.parts) == 0
         assert without(played[point].records, *scores) == without(played["pre_reassign"].records, *scores)
+
+
+def told(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: record[key] for key in ("accuracy", "accuracy_per_edge")}
+
+
+@pytest.mark.parametrize(
+    "scheme", [PerCluster(), Additive(), PersonalHead(owner="edge"), PersonalHead(owner="client")], ids=str
+)
+def test_a_run_tells_both_moments_whichever_it_is_judged_by(scheme: Any) -> None:
+    clusters = any(part.scope == "cluster" for part in scheme.parts.values())
+    clustering = Fixed(num_clusters=2 if clusters else 1)
+    played = at_points(Method(name="test", clustering=clustering, personalization=scheme))
+    before, moved, after = (played[point].records for point in POINTS)
+    for t in range(len(before)):
+        assert before[t]["after_training"] == moved[t]["after_training"] == told(after[t])
+        assert after[t]["before_training"] == told(before[t])
+        assert not {"before_training"} & before[t].keys() | {"after_training"} & after[t].keys()
+
+
+def test_the_other_moment_is_measured_in_the_last_rounds_only() -> None:
+    played = play(Method(name="test"), DATA, SHARDS, evaluation=Evaluation(last_rounds=2), num_rounds=4)
+    assert ["after_training" in record for record in played.records] == [False, False, True, True]
+
+
+def test_what_nobody_keeps_is_not_told() -> None:
+    """Where all clients meet at the cloud, what they trained is there only as its average; unless it is their own."""
+    shared, own = (
+        play(Method(name="test", topology=Flat(), personalization=scheme), DATA, SHARDS, num_rounds=1).records[0]
+        for scheme in (Shared(), Personal(owner="client"))
+    )
+    assert shared["after_training"] is None
+    assert own["after_training"] == told(own)
 
 
 def test_before_and_after_assignment_differ_only_in_rounds_with_moves() -> None:

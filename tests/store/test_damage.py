@@ -19,6 +19,7 @@ from fedbac.runs import checkpoints
 from fedbac.runs.configure import experiment_in
 from fedbac.runs.play import finish, play, play_folder
 from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.summary import NEWER
 from tests.covering import first
 from tests.store.damage import INPUTS, ROUNDS, STOPPED, Examples, complaint, damage, play_examples, weights
 
@@ -178,6 +179,15 @@ def test_the_summary_is_computed_not_believed(
     assert fedbac.load(finished).summary == examples.end.summary
     assert "summary.json does not match the records" in caplog.text
     assert_resumes(finished, examples)
+
+
+def test_a_summary_of_an_earlier_version_has_other_edges_and_is_no_damage(
+    finished: Path, examples: Examples, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {key: value for key, value in examples.end.summary.items() if key not in NEWER} | {"edge_min": 0.1}
+    (finished / "summary.json").write_text(json.dumps(known))
+    assert fedbac.load(finished).summary == examples.end.summary
+    assert "summary.json" not in caplog.text
 
 
 def test_an_intact_folder_gives_no_warning(finished: Path, stopped: Path, caplog: pytest.LogCaptureFixture) -> None:

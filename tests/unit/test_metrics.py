@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac.rounds.metrics import distributed, rounds_to_target, summarize, total_bytes
+from fedbac.rounds.metrics import MOMENTS, distributed, over_edges, rounds_to_target, summarize, total_bytes
 
 
 def test_distributed_accuracy_by_hand() -> None:
@@ -46,6 +46,7 @@ def record(round_: int, accuracy: float, **changes: Any) -> dict[str, Any]:
     return {
         "round": round_,
         "accuracy": accuracy,
+        "accuracy_per_edge": [accuracy - 0.1, accuracy + 0.1],
         "accuracy_std": 0.1,
         "accuracy_min": accuracy - 0.1,
         "accuracy_max": accuracy + 0.1,
@@ -71,6 +72,8 @@ def test_summary_by_hand() -> None:
     assert got["edge_min"] == pytest.approx(0.4)
     assert got["edge_max"] == pytest.approx(0.6)
     assert got["edge_std"] == pytest.approx(0.1)
+    assert (got["accuracy_last"], got["edge_min_last"], got["edge_std_last"]) == pytest.approx((0.4, 0.3, 0.1))
+    assert (got["before_training"], got["after_training"]) == (None, None), "of runs that did not measure both"
     assert got["accuracy_global"] == pytest.approx(0.25)
     assert got["loss"] == pytest.approx((1 / 3 + 1 / 4) / 2)
     assert got["moves"] == 10
@@ -108,3 +111,24 @@ def test_what_devices_cost_is_summed() -> None:
 
 def test_total_bytes() -> None:
     assert total_bytes({"a": {"b": {"c": 1, "d": 2}, "e": {}}, "f": {"g": {"h": 4}}}) == 7
+
+
+def test_the_worst_edge_is_the_one_that_is_worst_on_average() -> None:
+    """Two edges that take turns are both served; the lowest of each round would be 0.2."""
+    turns = [record(1, 0.4, accuracy_per_edge=[0.2, 0.6, None]), record(2, 0.4, accuracy_per_edge=[0.6, 0.2, 0.5])]
+    assert over_edges(turns) == pytest.approx({"edge_min": 0.4, "edge_max": 0.5, "edge_std": np.std([0.4, 0.4, 0.5])})
+    assert set(over_edges([record(1, 0.4, accuracy_per_edge=[None])]).values()) == {None}
+
+
+@pytest.mark.parametrize("judged", MOMENTS)
+def test_both_moments_stand_side_by_side(judged: str) -> None:
+    """A record names the moment that its own accuracy is not of."""
+    (other,) = set(MOMENTS) - {judged}
+    told = [
+        {other: {"accuracy": 0.7, "accuracy_per_edge": [0.6, 0.8]}},
+        {other: {"accuracy": 0.9, "accuracy_per_edge": [0.8, 1.0]}},
+    ]
+    got = summarize([record(1, 0.1), *(record(t, 0.4, **one) for t, one in enumerate(told, start=2))], [], 2, 1)
+    assert got[judged] == pytest.approx({"accuracy": 0.4, "edge_std": 0.1, "edge_min": 0.3, "edge_max": 0.5})
+    assert got[other] == pytest.approx({"accuracy": 0.8, "edge_std": 0.1, "edge_min": 0.7, "edge_max": 0.9})
+    assert summarize([record(1, 0.4, **{other: None})], [], 1, 1)[other] is None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, visible
 from fedbac.models import UserNetwork
+from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.configure import Inputs
 from fedbac.runs.models import Models, Predictor, save
 from fedbac.runs.play import saved_models
@@ -43,6 +44,8 @@ def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -
 
 def _of_round(run: StoredRun, record: Row) -> list[Row]:
     numbers = {key: record.get(key) for key in PLAIN}
+    for moment in set(MOMENTS).intersection(record):
+        numbers[f"accuracy_{moment}"] = (record[moment] or {}).get("accuracy")
     counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
     selected = sum(map(len, record.get("selected", ())))
     sent = [by for tier in record["bytes"].values() for by in tier.values()]

@@ -38,8 +38,8 @@ PAGES = {".html", ".htm"}
 TALL = 4
 """Up to so many runs may stand side by side where lines are too long; more have a line each, with fewer columns."""
 DROPPED = (
-    "moves", "clusters", "seconds", "dropped or late", "simulated time", "rounds to", "training bytes", "total bytes",
-    "σ over edges", "worst edge",
+    "moves", "clusters", "seconds", "last round", "dropped or late", "simulated time", "rounds to", "training bytes",
+    "total bytes", "σ over edges", "before training", "after training", "worst edge",
 )  # fmt: skip
 """Columns that a table may lack for want of room, the first to go first."""
 

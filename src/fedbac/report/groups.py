@@ -15,6 +15,7 @@ import numpy as np
 from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.report.theme import SERIES, Look
+from fedbac.rounds import metrics
 from fedbac.runs.store import Run
 from fedbac.runs.summary import leaves, summarize
 from fedbac.statistics import Standing, deviation, standing
@@ -84,7 +85,7 @@ class Group:
         """Return the mean over the runs, for the rounds that all of them have."""
         curves = self.curves(values)
         length = min(len(rounds) for rounds, _ in curves)
-        return curves[0][0][:length], finite_mean(np.stack([curve[:length] for _, curve in curves]))
+        return curves[0][0][:length], metrics.finite_mean(np.stack([curve[:length] for _, curve in curves]))
 
 
 def begun(runs: Sequence[Run]) -> list[Run]:
@@ -159,16 +160,7 @@ def last_rounds(run: Run) -> int:
 
 def edge_accuracy(run: Run) -> FloatArray:
     """Return each edge's accuracy, the mean over the last rounds."""
-    rows = [[np.nan if a is None else float(a) for a in record["accuracy_per_edge"]] for record in run.records]
-    return finite_mean(np.array(rows[-last_rounds(run) :]))
-
-
-def finite_mean(values: FloatArray) -> FloatArray:
-    """Return the mean over the first axis of what is finite; NaN where nothing is."""
-    finite = np.isfinite(values)
-    count = finite.sum(axis=0)
-    total = np.where(finite, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return metrics.edge_accuracy(run.records[-last_rounds(run) :])
 
 
 def data_of(run: Run) -> str | None:

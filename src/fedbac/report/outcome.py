@@ -5,6 +5,7 @@ from typing import Any
 
 from fedbac.report.groups import Group, compared, data_of, groups, look_up, summarized
 from fedbac.report.table import Table, percent, seeds_table, table
+from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.provenance import DECIDES, in_words
 from fedbac.runs.store import Run
 from fedbac.statistics import FEWEST_SEEDS
@@ -100,6 +101,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     together, notes = groups(runs), failures(runs)
     if differ := different(runs):
         notes.append(f"The runs differ in {_join(differ)}.")
+    notes += _other_order(together)
     if all(group.num_seeds == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
         shown = any(group.spread_over for group in together)
@@ -120,6 +122,23 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         if len(run.records) < (planned := look_up(run.config, "experiment.task.rounds", 0))
     ]
     return notes
+
+
+def _other_order(together: Sequence[Group]) -> list[str]:
+    """Return who is highest before and after local training, where that is not the same; and who is judged when."""
+    points = dict.fromkeys(str(look_up(group.runs[0].config, "experiment.evaluation.point")) for group in together)
+    if len(points) > 1:
+        return [f"The methods are judged at different moments (evaluation.point): {_join(list(points))}."]
+    highest = {}
+    for moment in MOMENTS:
+        told = {group.label: [run.summary[moment] or {} for run in group.runs] for group in together}
+        means = {name: sum(one["accuracy"] for one in some) / len(some) for name, some in told.items() if all(some)}
+        if len(means) > 1:
+            highest[moment] = max(means, key=means.__getitem__)
+    if len(set(highest.values())) < 2:
+        return []
+    before, after = (highest[moment] for moment in MOMENTS)
+    return [f"The moment decides who is highest: {before} before local training, {after} after it."]
 
 
 def leaks(run: Run) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.report.groups import Group, labels, last_rounds, look_up, summarized
+from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.store import Run
 
 Table = tuple[list[str], list[list[str]]]
@@ -97,6 +98,12 @@ def _columns(runs: Sequence[Run]) -> list[Column]:
     summaries = [run.summary for run in runs]
     targets = sorted(set.intersection(*(set(summary["rounds_to_target"]) for summary in summaries)), key=float)
     columns = [
+        Column("last round (%)", itemgetter("accuracy_last"), percent),
+        *(
+            Column(f"{name.replace('_', ' ')} (%)", _at(name), percent)
+            for name in MOMENTS
+            if any(summary[name] and summary[name]["accuracy"] != summary["accuracy"] for summary in summaries)
+        ),
         Column("σ over edges (points)", itemgetter("edge_std"), percent),
         Column("worst edge (%)", itemgetter("edge_min"), percent),
         *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in targets),
@@ -116,6 +123,10 @@ def _cell(column: Column, summaries: Sequence[Mapping[str, Any]]) -> str:
     values = [column.value(summary) for summary in summaries]
     known = [value for value in values if value is not None]
     return column.written(float(np.mean(known))) if len(known) == len(values) else NONE
+
+
+def _at(moment: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda summary: (summary[moment] or {}).get("accuracy")
 
 
 def _reached(target: str) -> Callable[[Mapping[str, Any]], float | None]:

@@ -48,7 +48,7 @@ from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.plan import moment_of
-from fedbac.rounds.record import Reported, Scores, beliefs, notes, score
+from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
 from fedbac.rounds.rows import AT_SITES, Members, Memory, Remembered, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE
 
@@ -148,8 +148,10 @@ class Round:
         after, shown = self._reassign(trained, asked, readings)
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self._judged_after_moves else trained, reports)
-        reported, labels = Reported.of(reports), trained.label_N
-        return after, lambda: {**shown, "round": after.round, **scores(), **self._noted(labels, after, reported)}
+        reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
+        return after, lambda: {
+            **shown, "round": after.round, **scores(), **other(), **self._noted(labels, after, reported),
+        }  # fmt: skip
 
     def _noted(self, labels: IntArray, after: State, reported: Reported) -> dict[str, Any]:
         """Return what is to be told of the round besides its scores."""
@@ -172,10 +174,20 @@ class Round:
     def _judged_after_moves(self) -> bool:
         return self.experiment.evaluation.point == "post_reassign"
 
-    def _score(self, shown: State, reports: Sequence[TrainReport]) -> Scores:
+    def _score(self, shown: State, reports: Sequence[TrainReport], other: bool = False) -> Scores:
+        """Have models measured when they are judged, or at the other moment: before or after local training."""
         networks = judged(self.experiment, self.members, shown)
-        held = self._site_rows(networks.label_N)
-        return score(self.experiment, self.sites, held, self.edges, self.moment, networks, reports)
+        held, evaluation = self._site_rows(networks.label_N), self.experiment.evaluation
+        by_site = (evaluation.point == "edge_model") != other
+        due = self.moment.round % evaluation.global_every == 0 or self.moment.round == self.moment.num_rounds
+        everywhere = due and not other
+        return score(self.experiment, self.sites, held, self.edges, networks, reports, by_site, everywhere)
+
+    def _other_moment(self, trained: State, reports: Sequence[TrainReport], scores: Scores) -> Scores:
+        """Return the accuracy before or after local training, whichever the run is not judged by; in last rounds."""
+        if self.moment.round <= self.moment.num_rounds - self.experiment.evaluation.last_rounds:
+            return dict
+        return other_moment(self.experiment, scores, lambda: self._score(trained, reports, other=True))
 
     def _evidence(self, state: State, round_: int, readings: dict[Query, FloatArray]) -> Evidence:
         return evidence_of(self.experiment, self.members, state, round_, readings)

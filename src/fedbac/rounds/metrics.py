@@ -19,6 +19,33 @@ def distributed(accuracy_M: FloatArray, count_M: IntArray) -> dict[str, float]:
     }
 
 
+def finite_mean(values: FloatArray) -> FloatArray:
+    """Return the mean over the first axis of what is finite; NaN where nothing is."""
+    finite = np.isfinite(values)
+    count = finite.sum(axis=0)
+    total = np.where(finite, values, 0.0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def edge_accuracy(records: Sequence[Mapping[str, Any]]) -> FloatArray:
+    """Return each edge's accuracy, the mean over these rounds; NaN of an edge that never answered."""
+    told = [record["accuracy_per_edge"] for record in records]
+    rows = [edges for edges in told if len(edges) == len(told[-1])]
+    return finite_mean(np.array([[np.nan if one is None else float(one) for one in edges] for edges in rows]))
+
+
+def over_edges(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return worst edge, best edge and σ: of what each edge has on average over these rounds.
+
+    The one definition of them. The lowest number of each round, averaged, would count the noise of rounds as unfair.
+    """
+    accuracy_M = edge_accuracy(records)
+    known_M = accuracy_M[np.isfinite(accuracy_M)]
+    if not known_M.size:
+        return dict.fromkeys(("edge_std", "edge_min", "edge_max"))
+    return {"edge_std": float(known_M.std()), "edge_min": float(known_M.min()), "edge_max": float(known_M.max())}
+
+
 def rounds_to_target(accuracy_T: Sequence[float], target: float, patience: int) -> int | None:
     """Return the first round of ``patience`` consecutive rounds at or above the target, counted from 1 (C.37)."""
     streak = 0
@@ -53,9 +80,11 @@ def summarize(
         "accuracy": mean("accuracy"),
         "accuracy_std_last": float(np.std([record["accuracy"] for record in tail])),
         "accuracy_best": float(max(accuracy_T)),
-        "edge_std": mean("accuracy_std"),
-        "edge_min": mean("accuracy_min"),
-        "edge_max": mean("accuracy_max"),
+        **over_edges(tail),
+        "accuracy_last": float(records[-1]["accuracy"]),
+        "edge_std_last": float(records[-1]["accuracy_std"]),
+        "edge_min_last": float(records[-1]["accuracy_min"]),
+        **_moments(tail),
         "accuracy_weighted": mean("accuracy_weighted"),
         "accuracy_global": mean("accuracy_global"),
         "loss": mean("loss"),
@@ -70,6 +99,25 @@ def summarize(
         "bytes_total": int(bytes_T[-1]),
         "seconds": float(sum(record["seconds"] for record in records)),
         "simulated_seconds": _total_or_none([record.get("simulated_seconds") for record in records]),
+    }
+
+
+MOMENTS = ("before_training", "after_training")
+"""When models are judged: as the cloud has averaged them, or as sites have trained them."""
+
+
+def _moments(tail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return accuracy and edges at both moments; None where it is not known.
+
+    A record has its other moment under the name of that one, in the last rounds.
+    """
+    both = [record for record in tail if not set(MOMENTS).isdisjoint(record)]
+    told = {name: [record.get(name, record) for record in both] for name in MOMENTS}
+    return {
+        name: {"accuracy": float(np.mean([one["accuracy"] for one in rows])), **over_edges(rows)}
+        if rows and None not in rows
+        else None
+        for name, rows in told.items()
     }
 
 

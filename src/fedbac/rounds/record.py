@@ -10,7 +10,6 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_notes
 from fedbac.core.parts import Parts, judged_parts, measured_parts, with_leaders
 from fedbac.core.policies import Believing, Noting
-from fedbac.core.queries import Moment
 from fedbac.core.settings import IntArray
 from fedbac.core.state import State
 from fedbac.rounds import metrics
@@ -26,15 +25,15 @@ def score(
     sites: Sequence[Site],
     held: Sequence[Mapping[str, SiteRows]],
     edges: Edges,
-    moment: Moment,
     state: State,
     reports: Sequence[TrainReport],
+    by_site: bool,
+    everywhere: bool = False,
 ) -> Scores:
     """Measure the distributed accuracy of the networks in a state, of which sites hold these rows, or of those that
-    sites have averaged (C.14)."""
+    sites have averaged (C.14); also on all test data, if that is wanted and models can be."""
     scheme = experiment.method.personalization
     measured = measured_parts(scheme)
-    by_site = experiment.evaluation.point == "edge_model"
     apart = by_clients(experiment.method)
     if apart or not edges.keeps.isdisjoint(scheme.parts[part].scope for part in measured):
         if edges.keeps:
@@ -54,7 +53,7 @@ def score(
     else:
         models = {part: state.parts[part] for part in measured}
         rows_M = np.array([[int(own[part].owner_R[0]) for part in measured] for own in held])
-    if moment.round % experiment.evaluation.global_every and moment.round < moment.num_rounds:
+    if not everywhere:
         own = [compact(models, dict(zip(models, row_M[:, None], strict=True))) for row_M in rows_M]
         return _score_apart(sites, edges, [bank for bank, _ in own], [rows for _, rows in own])
     return _score_sites(sites, edges, models, rows_M)
@@ -94,6 +93,22 @@ def _score_apart(
         return _scores(sites, accuracy_E, np.concatenate([reading.count_G for reading in found]), None)
 
     return read
+
+
+def other_moment(experiment: Experiment, scores: Scores, measure: Callable[[], Scores]) -> Scores:
+    """Return the accuracy at the moment that a run is not judged at: before or after local training.
+
+    Where edges or clients own all that predicts, the cloud changes nothing in between. Where all clients meet at the
+    cloud, nobody keeps what it trained.
+    """
+    method = experiment.method
+    name = metrics.MOMENTS[experiment.evaluation.point != "edge_model"]
+    scopes = {method.personalization.parts[part].scope for part in measured_parts(method.personalization)}
+    if not scopes <= {"edge", "client"}:
+        if method.topology.tiers == 2:
+            return lambda: {name: None}
+        scores = measure()
+    return lambda: {name: {key: one for key, one in scores().items() if key in ("accuracy", "accuracy_per_edge")}}
 
 
 def by_clients(method: Method) -> bool:

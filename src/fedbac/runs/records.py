@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fedbac.errors import ConfigError, OutputError, RunFolderError
 from fedbac.files import read_lines, write_whole
+from fedbac.rounds.metrics import MOMENTS
 
 Record = dict[str, Any]
 
@@ -188,6 +189,9 @@ def _record(line: bytes) -> Record:
     for key, fits in FIELDS.items():
         if key not in record or not fits(record[key]):
             raise ValueError(f"has {'a strange' if key in record else 'no'} {key!r}")
+    for key in MOMENTS:
+        if not _is_moment(record.get(key)):
+            raise ValueError(f"has a strange {key!r}")
     return record
 
 
@@ -203,12 +207,20 @@ def _are_bytes(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, dict) and all(map(_are_bytes, value.values())))
 
 
+def _are_edges(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number_or_none, value))
+
+
+def _is_moment(value: Any) -> bool:
+    fits = isinstance(value, dict) and _is_number(value.get("accuracy")) and _are_edges(value.get("accuracy_per_edge"))
+    return value is None or fits
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("round", "accuracy", "accuracy_std", "accuracy_min", "accuracy_max"), _is_number),
     **dict.fromkeys(("accuracy_weighted", "moves", "active_clusters", "seconds"), _is_number),
     **dict.fromkeys(("accuracy_global", "loss"), _is_number_or_none),
-    "accuracy_per_edge": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
-    "assignment": lambda value: isinstance(value, list) and all(map(_is_number_or_none, value)),
+    **dict.fromkeys(("accuracy_per_edge", "assignment"), _are_edges),
     "failed": lambda value: isinstance(value, list),
     "bytes": lambda value: isinstance(value, dict) and _are_bytes(value),
 }

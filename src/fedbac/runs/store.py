@@ -46,7 +46,7 @@ from fedbac.files import (
 from fedbac.runs import checkpoints
 from fedbac.runs.folders import refuse_strangers, usable
 from fedbac.runs.records import Log, Record, Segment, Writer, read_log, record_in, root_of
-from fedbac.runs.summary import check_experiment, summarize
+from fedbac.runs.summary import NEWER, check_experiment, summarize
 from fedbac.runs.tracking import OF_TRACKERS
 
 FORMAT = 2
@@ -329,7 +329,8 @@ class RunFolder:
         try:
             stated = read_json(self.summary_file)
             older = stated["rounds"] < summary["rounds"]  # the run has gone on since
-            same = older or all(json.dumps(stated[key]) == json.dumps(value) for key, value in summary.items())
+            known = summary.keys() - (NEWER if "accuracy_last" not in stated else set())
+            same = older or all(json.dumps(stated[key]) == json.dumps(summary[key]) for key in known)
         except (OSError, ValueError, TypeError, KeyError):
             same = False
         if not same:

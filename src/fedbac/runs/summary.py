@@ -27,6 +27,12 @@ NEEDED: dict[str, type] = {
 """What tables and summaries need of an experiment, whatever version wrote it."""
 
 
+NEWER = {
+    "accuracy_last", "edge_min_last", "edge_std_last", "edge_min", "edge_max", "edge_std", *metrics.MOMENTS,
+}  # fmt: skip
+"""Numbers that summaries without ``accuracy_last`` do not have, or define in another way."""
+
+
 def check_experiment(experiment: Mapping[str, Any], source: Path) -> None:
     """Refuse an experiment that nothing can be said about; ``source`` is the file that it comes from."""
     for path, kind in NEEDED.items():
