@@ -157,6 +157,8 @@ class Method(Settings, defer_build=True):
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
     """How losses of clusters are measured."""
+    judged: Literal["before_training", "after_training"] = "before_training"
+    """When its personal models are what they are meant to be: as the round sends them out, or after local training."""
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
 
@@ -214,6 +216,11 @@ class Experiment(Settings, defer_build=True):
     def network(self) -> NetworkChoice:
         """The network: the task's, unless the method has its own."""
         return self.method.network or self.task.network
+
+    @property
+    def judged_after_training(self) -> bool:
+        """Whether the models that count are those of the edges' own averages, before the cloud's."""
+        return self.evaluation.point == "edge_model" or self.method.judged == "after_training"
 
     @property
     def packages(self) -> dict[str, Package]:

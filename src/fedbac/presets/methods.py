@@ -155,7 +155,9 @@ METHODS = {
     "fedbabu": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=LateHead()),
     "fedrod": Row(personalization=TwoHeads()),
     "fedala": Row(personalization=AdaptiveStart()),
-    "pfedgraph": Row(clustering=Fixed(), sharing=Similar(since="start"), personalization=Directed()),
+    "pfedgraph": Row(
+        clustering=Fixed(), sharing=Similar(since="start"), personalization=Directed(), judged="after_training"
+    ),
     "fedavg-ft": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster()),
     "local": Row(clustering=Fixed(), personalization=PerCluster()),
     "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization=Additive()),

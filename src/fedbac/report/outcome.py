@@ -126,9 +126,14 @@ def caveats(runs: Sequence[Run]) -> list[str]:
 
 def _other_order(together: Sequence[Group]) -> list[str]:
     """Return who is highest before and after local training, where that is not the same; and who is judged when."""
-    points = dict.fromkeys(str(look_up(group.runs[0].config, "experiment.evaluation.point")) for group in together)
+    configs = {group.label: group.runs[0].config for group in together}
+    points = dict.fromkeys(str(look_up(config, "experiment.evaluation.point")) for config in configs.values())
     if len(points) > 1:
         return [f"The methods are judged at different moments (evaluation.point): {_join(list(points))}."]
+    late = [name for name, of in configs.items() if look_up(of, "experiment.method.judged") == "after_training"]
+    if 0 < len(late) < len(together):
+        verb = "is" if len(late) == 1 else "are"
+        return [f"{_join(late)} {verb} judged after local training, as published, the others before it."]
     highest = {}
     for moment in MOMENTS:
         told = {group.label: [run.summary[moment] or {} for run in group.runs] for group in together}

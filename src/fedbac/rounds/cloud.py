@@ -178,7 +178,7 @@ class Round:
         """Have models measured when they are judged, or at the other moment: before or after local training."""
         networks = judged(self.experiment, self.members, shown)
         held, evaluation = self._site_rows(networks.label_N), self.experiment.evaluation
-        by_site = (evaluation.point == "edge_model") != other
+        by_site = self.experiment.judged_after_training != other
         due = self.moment.round % evaluation.global_every == 0 or self.moment.round == self.moment.num_rounds
         everywhere = due and not other
         return score(self.experiment, self.sites, held, self.edges, networks, reports, by_site, everywhere)
