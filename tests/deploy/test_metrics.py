@@ -16,8 +16,7 @@ from fedbac.deploy.metrics import FAMILIES, Metrics, check_loopback, monitored
 from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import encode
-from fedbac.deploy.transports.base import Counted
-from fedbac.deploy.transports.refusals import Refusals
+from fedbac.deploy.transports.base import Counted, Refusals
 from fedbac.deploy.trial import free_ports
 from fedbac.errors import ConfigError, DeployError
 from tests.deploy.folders import make

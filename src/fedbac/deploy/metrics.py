@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.deploy.protocol.messages import kind_of
-from fedbac.deploy.transports.base import Answer
-from fedbac.deploy.transports.refusals import REFUSED
+from fedbac.deploy.transports.base import REFUSED, Answer
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.version import __version__
 

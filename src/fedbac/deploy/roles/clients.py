@@ -29,11 +29,9 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import ask_with_retry
 from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.transports.base import Answered
 
 log = logging.getLogger("fedbac")
-
-Answers = tuple[dict[int, bytes], dict[int, str]]
-"""By number: answers, and the reasons of those who gave none."""
 
 
 class TooFewClientsError(SiteError):
@@ -46,10 +44,10 @@ class Reach(Protocol):
     def clients(self) -> frozenset[int]:
         """Return the clients that are there now."""
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages and wait for the answers."""
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """The same for edges that hold test data."""
 
     def note(self, reasons: Mapping[int, str]) -> None:

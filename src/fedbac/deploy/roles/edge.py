@@ -41,14 +41,14 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
-from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
+from fedbac.deploy.roles.clients import Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
 from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.models import read_models
 from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
-from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.base import Answered, Children
 from fedbac.deploy.transports.connect import children_of, parent_of
 from fedbac.errors import quoted
 from fedbac.local import one_thread
@@ -201,14 +201,14 @@ class EdgeReach:
         refused = self.caller.inform(here, self.deadline)
         return frozenset(self.number_of[name] for name in here if name not in refused)
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages and wait for the answers."""
         named = {self.name_of[client]: message for client, message in messages.items()}
         self.asked = list(messages)
         answers, reasons = self.caller.ask(named, self.deadline)
         return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Measure on the edge's own test data."""
         if self.holder is None:
             return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")

@@ -22,13 +22,13 @@ from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
-from fedbac.deploy.roles.clients import Answers, TooFewClientsError
+from fedbac.deploy.roles.clients import TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
-from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 from fedbac.runs.models import Models
@@ -266,7 +266,7 @@ class RemoteEdges(Remote):
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
 
-        def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+        def ask(some: Mapping[str, bytes]) -> Answered[str]:
             return self.caller.ask(some, self.patience)
 
         answers, reasons = ask_with_retry(ask, messages, whole)
@@ -343,7 +343,7 @@ class RelayReach:
         """Ask the edges which clients are there."""
         return self._relayed({m: ({}, None) for m in self.charter.members})[2]
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages, those of an edge together."""
         self.asked = list(messages)
         to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
@@ -353,7 +353,7 @@ class RelayReach:
         reasons |= {client: "its edge is not there" for client in messages if client not in {*answers, *reasons}}
         return answers, reasons
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send edges what they are to measure on their own test data."""
         answers, lost, _ = self._relayed({edge: ({}, message) for edge, message in messages.items()})
         found = {edge: answers[-1 - edge] for edge in messages if -1 - edge in answers}
