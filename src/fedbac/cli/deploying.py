@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedbac.runs.store import RunFolder
 
 
-def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
-    """Return what checks an address that a person gave."""
+def _address(option: str, lowest: int, what: str) -> Any:
+    """Return an option for an address, which is checked."""
 
     def checked(text: str | None) -> str | None:
         try:
@@ -34,46 +34,17 @@ def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from error
 
-    return checked
+    return typer.Option(option, metavar="HOST:PORT", help=what, callback=checked)
 
 
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The site's kit, a folder of kits/.")]
-ListenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--listen",
-        metavar="HOST:PORT",
-        help="Address to listen at. Default: as the kit says.",
-        callback=_address("--listen", lowest=0),
-    ),
-]
-ParentOption = Annotated[
-    str | None,
-    typer.Option(
-        "--parent",
-        metavar="HOST:PORT",
-        help="Address of the site above: the cloud for an edge, the edge for a client. Default: as the kit says.",
-        callback=_address("--parent", lowest=1),
-    ),
-]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="Serve numbers for Prometheus at /metrics of this loopback address. Default: not.",
-        callback=_address("--metrics", lowest=1),
-    ),
-]
-HealthOption = Annotated[
-    str | None,
-    typer.Option(
-        "--health",
-        metavar="HOST:PORT",
-        help="Serve gRPC's health service at this loopback address. Default: not.",
-        callback=_address("--health", lowest=1),
-    ),
-]
+ListenOption = Annotated[str | None, _address("--listen", 0, "Address to listen at. Default: as the kit says.")]
+PARENT_HELP = "Address of the site above: the cloud for an edge, the edge for a client. Default: as the kit says."
+ParentOption = Annotated[str | None, _address("--parent", 1, PARENT_HELP)]
+METRICS_HELP = "Serve numbers for Prometheus at /metrics of this loopback address. Default: not."
+MetricsOption = Annotated[str | None, _address("--metrics", 1, METRICS_HELP)]
+HEALTH_HELP = "Serve gRPC's health service at this loopback address. Default: not."
+HealthOption = Annotated[str | None, _address("--health", 1, HEALTH_HELP)]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
@@ -324,12 +295,9 @@ def _kit(folder: Path, role: str) -> "Kit":
         raise ConfigError(
             f"{folder}: this is the kit of {kit.site.name}; start it with: fedbac {kit.site.role} {folder}"
         )
-    left = kit.identity.expires.timestamp() - time.time()
-    if left < 7 * 86400:
-        say(
-            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; {NEW_KIT}",
-            err,
-        )
+    left = (kit.identity.expires.timestamp() - time.time()) / 86400
+    if left < 7:
+        say(f"The certificate of {kit.site.name} expires in {left:.0f} days; {NEW_KIT}", err)
     return kit
 
 

@@ -160,7 +160,7 @@ def request(
 ) -> None:
     """At a site: make its key, if it has none yet, and a request for a certificate. The key stays in the kit."""
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.requests import request
+        from fedbac.deploy.pki.kits import request
 
     file, key = request(kit, new_key)
     say(f"Send {file} to the operator, who signs it. Keep the rest of {kit} to yourself.")
@@ -193,7 +193,7 @@ def install(
 ) -> None:
     """At a site: put its certificate into the kit. A site that runs uses it by itself."""
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.requests import install
+        from fedbac.deploy.pki.kits import install
 
     identity = install(kit, certificate)
     say(f"{kit}: the certificate of {identity.name} is in use until {identity.expires:%Y-%m-%d}.")

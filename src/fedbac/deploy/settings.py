@@ -297,51 +297,23 @@ class FederationConfig(Configuration):
         """Return all places, also of those who left; but nobody's children are those."""
         numbers = self.members.numbers([edge.clients for edge in self.edges])
 
-        def staying(names: Iterable[str]) -> tuple[str, ...]:
-            return tuple(name for name in names if not self.members.gone(name))
+        found: dict[str, SiteConfig] = {}
 
-        found = [
-            SiteConfig(
-                federation=self.name,
-                name=CLOUD,
-                role="cloud",
-                number=0,
-                listen=self.cloud.listen,
-                children=staying(edge_name(number) for number in range(len(self.edges))),
-                deploy=self.deploy,
-                members=self.members,
+        def place(name: str, role: Role, number: int, names: Iterable[str] = (), **rest: Any) -> None:
+            children = tuple(child for child in names if not self.members.gone(child))
+            found[name] = SiteConfig(
+                federation=self.name, name=name, role=role, number=number, children=children, deploy=self.deploy, **rest
             )
-        ]
-        for number, edge in enumerate(self.edges):
-            clients = tuple(client_name(number, within) for within in range(edge.clients))
-            found.append(
-                SiteConfig(
-                    federation=self.name,
-                    name=edge_name(number),
-                    role="edge",
-                    number=number,
-                    edge=number,
-                    listen=edge.listen,
-                    parent=CLOUD,
-                    parent_address=self.cloud.address,
-                    children=staying(clients),
-                    deploy=self.deploy,
-                )
-            )
-            found += [
-                SiteConfig(
-                    federation=self.name,
-                    name=client,
-                    role="client",
-                    number=numbers[number][within],
-                    edge=number,
-                    parent=edge_name(number),
-                    parent_address=edge.address,
-                    deploy=self.deploy,
-                )
-                for within, client in enumerate(clients)
-            ]
-        return {site.name: site for site in found}
+
+        edges = map(edge_name, range(len(self.edges)))
+        place(CLOUD, "cloud", 0, edges, listen=self.cloud.listen, members=self.members)
+        for m, edge in enumerate(self.edges):
+            name, clients = edge_name(m), [client_name(m, n) for n in range(edge.clients)]
+            above = {"edge": m, "parent": CLOUD, "parent_address": self.cloud.address}
+            place(name, "edge", m, clients, listen=edge.listen, **above)
+            for client, number in zip(clients, numbers[m], strict=True):
+                place(client, "client", number, edge=m, parent=name, parent_address=edge.address)
+        return found
 
 
 GROUPS: dict[Any, type[Configuration]] = {

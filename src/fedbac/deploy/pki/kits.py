@@ -1,4 +1,7 @@
-"""A federation's folder, and the kits in it: all that the machine of one site needs, copied there by a person."""
+"""A federation's folder, and the kits in it: all that the machine of one site needs, copied there by a person.
+
+A site makes its key, which never leaves it, asks for a certificate, and puts the answer into its kit.
+"""
 
 import datetime as dt
 import logging
@@ -100,20 +103,12 @@ def read_site(folder: Path) -> SiteConfig:
 
 def credentials_of(folder: Path, site: SiteConfig, *peers: str) -> Credentials:
     """Return where a kit has what proves its site and these peers."""
-    external = {
-        name: External(folder / one.certificates, known)
-        for one in site.external_ca
-        for name, known in one.sites.items()
-    }
-    return Credentials(
-        folder / KEY_FILE,
-        folder / CERTIFICATE_FILE,
-        folder / AUTHORITY_FILE,
-        None if site.role == "client" else folder / LIST_FILE,
-        external,
-        site.name,
-        peers,
+    known = (
+        (name, External(folder / one.certificates, it)) for one in site.external_ca for name, it in one.sites.items()
     )
+    key, certificate, trusted = (folder / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
+    revoked = None if site.role == "client" else folder / LIST_FILE
+    return Credentials(key, certificate, trusted, revoked, dict(known), site.name, peers)
 
 
 def identified(folder: Path, site: SiteConfig, pem: bytes, source: Path) -> Identity:
@@ -305,3 +300,39 @@ class FederationFolder:
 
     def _write_list(self, kit: Path) -> None:
         write_whole(kit / LIST_FILE, authority.read(self.authority.list_file))
+
+
+def request(folder: Path, new_key: bool = False) -> tuple[Path, str]:
+    """Write a request for the key of a kit, which is made if there is none; return its path, and the key's hash.
+
+    A new key waits beside the one in use until its certificate is installed.
+    """
+    site = read_site(folder)
+    path = folder / (NEXT_KEY_FILE if new_key and (folder / KEY_FILE).exists() else KEY_FILE)
+    if not path.exists():
+        write_whole(path, authority.key_pem(authority.new_key()), mode=ONLY_OWNER)
+    key = authority.read_key(path)
+    name = credentials_of(folder, site).name_of(site.name)
+    file = folder / f"{site.name}.csr"
+    write_whole(file, authority.make_request(key, name, site.federation))
+    return file, authority.key_hash(key.public_key())
+
+
+def install(folder: Path, file: Path) -> Identity:
+    """Put a certificate into a kit, with the intermediate ones that follow it, if the site can use it."""
+    site = read_site(folder)
+    pem = authority.read_certificates(file, "give the path of a certificate")
+    identity = identified(folder, site, pem, file)
+    keys = (folder / name for name in (KEY_FILE, NEXT_KEY_FILE))
+    path = next((one for one in keys if one.exists() and authority.fits(authority.read_key(one), pem, str(file))), None)
+    if path is None:
+        raise DeployError(
+            f"{file}: the certificate is for no key of this kit; make a request, and have that signed: "
+            f"fedbac federation request {folder}"
+        )
+    if path.name == NEXT_KEY_FILE:
+        write_whole(folder / KEY_FILE, authority.read(path), mode=ONLY_OWNER)
+        remove(path)
+    write_whole(folder / CERTIFICATE_FILE, pem)
+    remove(folder / f"{site.name}.csr")
+    return identity

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,42 +53,18 @@ class Enrolled:
 
     charter: Charter
     classes_ME: tuple[tuple[int, ...], ...]
-
-    @property
-    def sites(self) -> Any:
-        """Where clients meet."""
-        return self.charter.sites
-
-    @property
-    def build(self) -> Any:
-        """Makes the networks of the run."""
-        return self.charter.build
-
-    @property
-    def network(self) -> Any:
-        """A network of the architecture."""
-        return self.charter.network
+    source_sha256 = None  # there is no larger whole that this is a sample of
+    sites = property(attrgetter("charter.sites"))
+    build = property(attrgetter("charter.build"))
+    network = property(attrgetter("charter.network"))
+    normalization = property(attrgetter("charter.normalization"))
+    example = property(attrgetter("charter.example"))
 
     @property
     def fingerprint(self) -> str:
         """The hash of everybody's data: of the hashes that they sent."""
         each = {name: held.fingerprint for name, held in sorted(self.charter.holdings.items())}
         return hashlib.sha256(json.dumps(each).encode()).hexdigest()
-
-    @property
-    def source_sha256(self) -> str | None:
-        """There is no larger whole that this is a sample of."""
-        return None
-
-    @property
-    def normalization(self) -> Any:
-        """Per-channel mean and deviation, from everybody's sums."""
-        return self.charter.normalization
-
-    @property
-    def example(self) -> Any:
-        """An example that says nothing."""
-        return self.charter.example
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold."""
@@ -97,14 +74,11 @@ class Enrolled:
             table[edge, : len(counts)] = counts
         return table
 
-    def told(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
-        return {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
-
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
-        write_whole(folder / name, json.dumps(self.told()))
+        known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
+        told = {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
+        write_whole(folder / name, json.dumps(told))
 
 
 def stored(folder: Path, name: str = FILE) -> Enrolled | None:
@@ -114,10 +88,8 @@ def stored(folder: Path, name: str = FILE) -> Enrolled | None:
         return None
     try:
         said = read_json(path)
-        charter = read_charter(
-            *(_updated(said["charter"]) if "known" not in said else (said["charter"], said["known"]))
-        )
-        return Enrolled(charter, tuple(tuple(map(int, row)) for row in said["classes"]))
+        terms = (said["charter"], said["known"]) if "known" in said else _updated(said["charter"])
+        return Enrolled(read_charter(*terms), tuple(tuple(map(int, row)) for row in said["classes"]))
     except (OSError, ValueError, KeyError, TypeError, WireError) as error:
         raise DeployError(f"{path}: it cannot be read ({error}); start anew with --overwrite") from error
 
@@ -225,8 +197,7 @@ def newcomers(
     charter = before.charter
     for name, facts in list(roll.clients.items()):
         ours, theirs = ((tuple(it.shape), it.dtype, tuple(it.label_shape)) for it in (charter, facts))
-        alike = ours == theirs
-        if not alike or (facts.largest_token or 0) > (charter.largest_token or 0):
+        if ours != theirs or (facts.largest_token or 0) > (charter.largest_token or 0):
             log.warning(
                 "%s cannot join: its examples, labels and largest token are %s, those of the run %s",
                 name, (*theirs, facts.largest_token), (*ours, charter.largest_token),
