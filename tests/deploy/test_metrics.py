@@ -59,7 +59,7 @@ def test_what_is_counted_is_told(refused: Refusals) -> None:
         said["answer"](b"unknown", NEVER)
     site.round(2.0)
     site.round(0.5)
-    site.watch_children(5, lambda: 3, lambda: 1)
+    site.watch_children(5, lambda: frozenset("abc"), lambda: 1)
     refused.note("192.0.2.1:4", "revoked", "it is revoked")
     found = read(site.text())
     assert found["fedbac_bytes_total cloud received"] == len(b"question") + len(b"unknown")

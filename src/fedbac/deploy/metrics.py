@@ -10,15 +10,15 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedbac.deploy.protocol.messages import kind_of
-from fedbac.deploy.transports.base import REFUSED, Answer
+from fedbac.deploy.transports.base import REFUSED, Answer, Reason
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.version import __version__
 
@@ -34,7 +34,6 @@ FAMILIES = {
     "process_resident_memory_bytes": ("gauge", "Resident memory of the site and of the processes that it started."),
 }
 """All that is told: by name, its type and what it means."""
-REASONS = ("certificate", "revoked", "name", "version", "no_tls", "other")
 TRAINING = {"train": "trained", "fit": "update"}
 """Requests that make a round, and answers that end it."""
 READY = "fedbac"
@@ -86,11 +85,11 @@ class Metrics:
         """Have something read whenever somebody asks."""
         self._looks.append(read)
 
-    def watch_children(self, expected: int, present: Callable[[], int], benched: Callable[[], int]) -> None:
+    def watch_children(self, expected: int, present: Callable[[], Sized], benched: Callable[[], int]) -> None:
         """Tell how many of the sites below are there."""
 
         def read() -> Samples:
-            here, out = present(), benched()
+            here, out = len(present()), benched()
             states = {"present": here - min(out, here), "absent": max(expected - here, 0), "benched": out}
             return {sample("fedbac_children", state=state): count for state, count in states.items()}
 
@@ -127,7 +126,7 @@ class Metrics:
         with self._lock:
             found = dict(self._counts)
         found[sample("fedbac_info", version=__version__)] = 1
-        found |= {sample("fedbac_refusals_total", reason=reason): REFUSED.counts[reason] for reason in REASONS}
+        found |= {sample("fedbac_refusals_total", reason=reason): REFUSED.counts[reason] for reason in get_args(Reason)}
         for read in self._looks:
             found |= read()
         lines = []

@@ -113,23 +113,12 @@ def credentials_of(folder: Path, site: SiteConfig, *peers: str) -> Credentials:
 
 def identified(folder: Path, site: SiteConfig, pem: bytes, source: Path) -> Identity:
     """Return whose certificate it is, if the site of a kit can use it."""
-    identity = credentials_of(folder, site).identify(site.name, pem, str(source))
-    _refuse_foreign(site, identity, source)
-    _refuse_untimely(identity, source)
-    authority.refuse_useless(pem, site.role, str(source))
-    return identity
-
-
-def _refuse_foreign(site: SiteConfig, identity: Identity, source: Path) -> None:
+    identity, now = credentials_of(folder, site).identify(site.name, pem, str(source)), dt.datetime.now(dt.UTC)
     if (identity.name, identity.federation or site.federation) != (site.name, site.federation):
         raise DeployError(
             f"{source}: the certificate is that of {quoted(identity.name)} of {quoted(identity.federation)}, but "
             f"{SITE_FILE} says {quoted(site.name)} of {quoted(site.federation)}; copy the whole kit again"
         )
-
-
-def _refuse_untimely(identity: Identity, source: Path) -> None:
-    now = dt.datetime.now(dt.UTC)
     if now < identity.begins:
         raise DeployError(
             f"{source}: the certificate is not valid before {identity.begins:%Y-%m-%d %H:%M} UTC, and here it is "
@@ -140,6 +129,8 @@ def _refuse_untimely(identity: Identity, source: Path) -> None:
             f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; have it renewed (fedbac "
             "federation renew), and install it or copy the new kit"
         )
+    authority.refuse_useless(pem, site.role, str(source))
+    return identity
 
 
 class FederationFolder:

@@ -59,11 +59,8 @@ def _part(what: str, version: object) -> object:
 
 
 def _plain(version: object) -> str:
-    return (
-        version
-        if isinstance(version, str) and version.isascii() and version.isprintable() and len(version) < 40
-        else quoted(version)
-    )
+    plain = isinstance(version, str) and version.isascii() and version.isprintable() and len(version) < 40
+    return str(version) if plain else quoted(version)
 
 
 def _read(data: bytes) -> dict[str, Any]:

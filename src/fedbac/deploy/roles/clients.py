@@ -1,7 +1,7 @@
 """How a site reaches its clients: one request becomes a message to each, and their answers one result."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,7 +27,7 @@ from fedbac.deploy.protocol.messages import (
     start_of,
 )
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.roles.calls import ask_with_retry
+from fedbac.deploy.roles.calls import Silences, ask_with_retry
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.transports.base import Answered
 
@@ -50,15 +50,12 @@ class Reach(Protocol):
     def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """The same for edges that hold test data."""
 
-    def note(self, reasons: Mapping[int, str]) -> None:
-        """Say which clients gave no answer that could be used, and why."""
-
 
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
     def __init__(self, charter: Charter, reach: Reach, outlier_factor: float = 0.0) -> None:
-        self.charter, self.reach, self.standing = charter, reach, Standing(outlier_factor)
+        self.charter, self.reach, self.standing, self.silences = charter, reach, Standing(outlier_factor), Silences()
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
@@ -100,10 +97,8 @@ class Clients:
         found = self._asked_of_clients(request)
         if found and not any(measured.count_G.any() for measured in found):
             raise TooFewClientsError(Failure.NONE_MEASURED)
-        num_models = 1 if request.paired else request.num_models
-        return (
-            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
-        )
+        nothing = np.zeros((1 if request.paired else request.num_models, 0))
+        return _side_by_side(found) if found else Measured(nothing, nothing, np.zeros(0, dtype=np.int64))
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
@@ -146,7 +141,7 @@ class Clients:
                 reasons[client] = self.standing.strike(names[client], Failure.OUTLIER, far[names[client]])
             else:
                 self.standing.trust(names[client])
-        self._note(reasons)
+        self._note(messages, reasons)
         return list(results.values())
 
     def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -161,7 +156,8 @@ class Clients:
             if same not in made:
                 made[same] = self._asked(request, *same)
             messages[owner] = made[same]
-        answers, reasons = self.reach.ask(self._without_resting(messages))
+        messages = self._without_resting(messages)
+        answers, reasons = self.reach.ask(messages)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
         found: dict[int, Measured] = {}
@@ -177,7 +173,7 @@ class Clients:
             reasons |= {
                 o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
             }
-        self._note(reasons)
+        self._note(messages, reasons)
         return [found[owner] if owner in found and owner not in reasons else lost for owner in request.owners]
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
@@ -212,15 +208,17 @@ class Clients:
     def _expected(self, client: int) -> Expected:
         return self.expected.get(str(client), Expected()) if self.charter.keeps("client") else Expected()
 
-    def _note(self, reasons: Mapping[int, str]) -> None:
-        """Say who gave no answer; if one has not what it should have kept, the round must not go on without it."""
-        self.reach.note(reasons)
+    def note(self, asked: Iterable[int], reasons: Mapping[int, str]) -> None:
+        """Log who gives no answer that can be used, and who does again."""
+        names = self.charter.names
+        self.silences.note([names[one] for one in asked], {names[one]: why for one, why in reasons.items()})
+
+    def _note(self, asked: Iterable[int], reasons: Mapping[int, str]) -> None:
+        """Note who gave no answer; if one has not what it should have kept, the round must not go on without it."""
+        self.note(asked, reasons)
         for client, reason in reasons.items():
             if lacking := SiteError.found(reason, Failure.CLIENT_STATE):
                 raise SiteError(Failure.CLIENT_STATE, client, *lacking.numbers[1:])
-
-
-_NOBODY = np.zeros(0, dtype=np.int64)
 
 
 def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:

@@ -128,7 +128,7 @@ class Cloud:
         def left_out() -> int:
             return 0 if self.remote is None else len(self.remote.caller.unfit | self.remote.left_out)
 
-        METRICS.watch_children(len(site.children), lambda: len(children.present()), left_out)
+        METRICS.watch_children(len(site.children), children.present, left_out)
         METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:

@@ -147,11 +147,8 @@ class OrderHandler:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         holds_N = self.site.size_N > 0
-        count, least = (
-            int((present_N & holds_N).sum()),
-            min(quorum(self.min_clients, int(holds_N.sum())), int(holds_N.sum())),
-        )
-        if count < least:
+        count, most = int((present_N & holds_N).sum()), int(holds_N.sum())
+        if count < (least := min(quorum(self.min_clients, most), most)):
             if resting:
                 raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
@@ -178,7 +175,6 @@ class OrderHandler:
 
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
 
-
 log = logging.getLogger("fedbac")
 
 
@@ -188,8 +184,7 @@ class EdgeReach:
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
         self.children, self.holder = children, holder
-        self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
-        self.asked: list[int] = []
+        self.caller = Caller(children, charter, site.deploy.min_deadline)
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = {client: charter.names[client] for client in charter.clients[site.edge]}
         self.number_of = {name: number for number, name in self.name_of.items()}
@@ -204,7 +199,6 @@ class EdgeReach:
     def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages and wait for the answers."""
         named = {self.name_of[client]: message for client, message in messages.items()}
-        self.asked = list(messages)
         answers, reasons = self.caller.ask(named, self.deadline)
         return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
 
@@ -213,11 +207,6 @@ class EdgeReach:
         if self.holder is None:
             return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")
         return {edge: self.holder.answer(message) for edge, message in messages.items()}, {}
-
-    def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gives no answer that can be used, and who does again."""
-        asked = [self.name_of[client] for client in self.asked]
-        self.silences.note(asked, {self.name_of[client]: reason for client, reason in reasons.items()})
 
 
 class Edge:
@@ -266,11 +255,7 @@ class Edge:
         if message.kind == "model":
             return self._model(message, handler, reach)
         try:
-            said = (
-                self._train(message, handler, gone)
-                if message.kind == "train"
-                else self._measure(message, handler, gone)
-            )
+            said = (self._train if message.kind == "train" else self._measure)(message, handler, gone)
             self.silences.note([self.site.name], {})
             return said
         except ForgottenError:
@@ -299,8 +284,7 @@ class Edge:
         payload, only = sent("enroll", **asked), set(asked["only"])
         names = self.clients.present() & only if only else self.clients.present()
         answers, reasons = self.clients.call(dict.fromkeys(names, payload), self.site.deploy.deadline)
-        facts_of: dict[str, Facts] = {}
-        unusable: dict[str, str] = {}
+        facts_of, unusable = dict[str, Facts](), dict[str, str]()
         for name, answer in answers.items():
             try:
                 facts = read_facts(received(decode(answer, ("facts",)))["facts"])
@@ -308,14 +292,11 @@ class Edge:
                 facts_of[name] = facts
             except WireError as error:
                 unusable[name] = str(error)
-        own = None
-        if self.holder is not None:
-            own = received(decode(self.holder.answer(payload), ("facts",)))["facts"]
+        own = self.holder and received(decode(self.holder.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
-        reasons |= dict.fromkeys(
-            unusable, Failure.UNUSABLE.value
-        )  # an error quotes one client; the cloud hears of all together
+        # An error quotes one client; the cloud hears of all together.
+        reasons |= dict.fromkeys(unusable, Failure.UNUSABLE.value)
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
         together = {} if only else _together(list(facts_of.values()))
         return sent("roster", clients=plain, edge=own, together=together, reasons=reasons)
@@ -365,9 +346,8 @@ class Edge:
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
-        order, round_, kept, expected = read_measure_request(
-            message, handler.charter, handler.site, handler.first_memory()
-        )
+        site, memory = handler.site, handler.first_memory()
+        order, round_, kept, expected = read_measure_request(message, handler.charter, site, memory)
         handler.expect(expected)
         own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
         if not set(kept) <= set(trained):
@@ -387,8 +367,7 @@ class Edge:
         models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
         models.keep(self.state)
         here = [client for client in models.clients if reach.name_of[client] in reach.members]
-        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in here})
-        reach.note(reasons)
+        handler.clients.note(here, reach.ask({client: models.of(client).message(charter.id) for client in here})[1])
         return sent("ready")
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
@@ -445,9 +424,7 @@ def run_edge(
 
     with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
-        METRICS.watch_children(
-            len(site.children), lambda: len(children.present()), lambda: len(edge.unfit | edge.left_out)
-        )
+        METRICS.watch_children(len(site.children), children.present, lambda: len(edge.unfit | edge.left_out))
         board.say(doing="serving")
         try:
             said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)

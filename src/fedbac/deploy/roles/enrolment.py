@@ -272,12 +272,12 @@ def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled
     everybody = {**roll.clients, **roll.edges}
     names = sorted(roll.clients)
     first = roll.clients[names[0]]
-    for name, facts in everybody.items():
-        one, other = (
-            f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
-            for it in (facts, first)
-        )
-        if one != other:
+    looks = {
+        name: f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
+        for name, it in everybody.items()
+    }
+    for name, one in looks.items():
+        if one != (other := looks[names[0]]):
             raise DeployError(f"{name} has examples of {one}, and {names[0]} of {other}; all must be alike")
     total = sum(facts.train for facts in roll.clients.values())
     for name, facts in roll.clients.items():
