@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -102,29 +101,24 @@ def cloud(
     runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, metrics, health, listen=listen):
-        order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
-        order = replace(order, refresh=refresh or [])
-        return _hosted_cloud(kit, place, order, state)
+        choices = (rounds, overwrite, accept_rollback, refresh or [], track)
+        order = SiteOrder(None, _in_full(state), "cpu", _in_full(place.path), *choices)
+        return _hosted_cloud(kit, place, order)
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, refresh or (), state)
     with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
-        playing = run.play()
-        while True:
-            try:
-                record = next(playing)
-            except StopIteration as done:
-                finished = done.value
-                break
-            except DeployError as error:
-                if not run.stop.wanted:
-                    raise
-                say(str(error), err)
-                raise typer.Exit(130) from error
-            lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
-            absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
-            say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
+        try:
+            for record in run.play():
+                lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
+                absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
+                say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
+        except DeployError as error:
+            if not run.stop.wanted:
+                raise
+            say(str(error), err)
+            raise typer.Exit(130) from error
     if run.stop.wanted and not place.finished():
         _say_stopped()
-    return conclude([finished], place.path)
+    return conclude([place.read()], place.path)
 
 
 def _say_stopped() -> NoReturn:
@@ -132,7 +126,7 @@ def _say_stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Path | None) -> None:
+def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder") -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
@@ -140,7 +134,6 @@ def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Pat
     from fedbac.runs.stopping import Stop
 
     stop, counts = Stop(), configure(kit.experiment_file, rounds=order.rounds).task.clients()
-    order = replace(order, state=_in_full(state), out=str(place.path.resolve()))
     with _logged(kit), stop.caught():
         outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not order.overwrite)
     if outcome.ended != "finished":

@@ -114,6 +114,11 @@ class DeploySettings(Configuration):
     transport: Literal["grpc", "nvflare"] = "grpc"
     """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
 
+    @property
+    def max_bytes(self) -> int:
+        """The largest message in bytes."""
+        return int(self.max_message_mib * 2**20)
+
 
 class ExternalAuthority(Configuration):
     """An organization's own certificate authority, which some sites are proven by instead of the federation's."""

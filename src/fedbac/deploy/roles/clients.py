@@ -80,9 +80,13 @@ class Clients:
         epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
         counted_C = np.where(average.healthy_C, request.size_C, 0)
         own = self.owners.only(train.bank, "client")
+
+        def counted(row_C: IntArray, rows: Params) -> IntArray:
+            return np.bincount(row_C, counted_C, trees.count(rows)).astype(np.int64)
+
         return Averaged(
             bank={part: average.bank[part] if part in average.bank else own[part] for part in train.bank},
-            weight=average.weight | {part: _weight(train.row_C[part], counted_C, own[part]) for part in own},
+            weight=average.weight | {part: counted(train.row_C[part], own[part]) for part in own},
             healthy_C=average.healthy_C,
             loss_C=average.loss_C,
             square_C=np.concatenate(squares) if squares else None,
@@ -219,12 +223,6 @@ class Clients:
         for client, reason in reasons.items():
             if lacking := SiteError.found(reason, Failure.CLIENT_STATE):
                 raise SiteError(Failure.CLIENT_STATE, client, *lacking.numbers[1:])
-
-
-def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
-    weight_R = np.zeros(trees.count(rows), dtype=np.int64)
-    np.add.at(weight_R, row_C, counted_C)
-    return weight_R
 
 
 def _lost_update(request: Train, place: int, num_epochs: int) -> Trained:

@@ -49,7 +49,7 @@ from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
 from fedbac.deploy.transports.base import Answered, Children
-from fedbac.deploy.transports.connect import children_of, parent_of
+from fedbac.deploy.transports.connect import children_of, serve_parent
 from fedbac.errors import quoted
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
@@ -232,10 +232,6 @@ class Edge:
         check_hello(name, said)
         if self.reach is not None:
             self.reach.caller.rejoined(name)
-        return hello(self.site.name)
-
-    def hello(self) -> bytes:
-        """Return what it says to the cloud first."""
         return hello(self.site.name)
 
     def answer(self, payload: bytes, gone: threading.Event) -> bytes:
@@ -427,7 +423,6 @@ def run_edge(
         METRICS.watch_children(len(site.children), children.present, lambda: len(edge.unfit | edge.left_out))
         board.say(doing="serving")
         try:
-            said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)
-            parent_of(kit, address).serve(**METRICS.parent("cloud", *said), stop=stop)
+            serve_parent(kit, edge.answer, stop, address)
         finally:
             board.say(doing="stopped")

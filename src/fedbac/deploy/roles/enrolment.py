@@ -245,26 +245,21 @@ def _note(
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
-        own = roster["edge"]
         if len(facts_of) >= (least or 1):  # sums and classes are those of all clients that are named, or of no use
+            if roster["edge"] is not None:
+                own = read_facts(roster["edge"])
+                if own.test == 0 or sum(own.classes) != own.test or own.train or own.validation:
+                    raise WireError("facts: an edge holds test data, and their classes must add up to them")
+                roll.edges[edge] = own
             if least is not None:
                 together = read_together(roster["together"], list(facts_of.values()))
                 roll.classes[edge], roll.sums[edge] = together.classes, together.sums
-            if own is not None:
-                roll.edges[edge] = _tests(own)
             roll.clients |= facts_of
         reasons |= {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
         return set(facts_of)
     except (WireError, ValueError, TypeError) as error:
         log.warning("%s: %s", edge, error)
         return set()
-
-
-def _tests(own: Any) -> Facts:
-    facts = read_facts(own)
-    if facts.test == 0 or sum(facts.classes) != facts.test or facts.train or facts.validation:
-        raise WireError("facts: an edge holds test data, and their classes must add up to them")
-    return facts
 
 
 def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:

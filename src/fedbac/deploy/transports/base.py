@@ -69,11 +69,9 @@ class Children(Protocol):
 
     def present(self) -> frozenset[str]:
         """Return the children whose link is alive and whose hello was taken."""
-        ...
 
     def seen(self) -> dict[str, float]:
         """Return the seconds since the last sign of life, for everyone who was ever there."""
-        ...
 
     def call(self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM) -> Answered[str]:
         """Send each child its message and wait; return the answers, and a reason for each child that gave none.
@@ -81,7 +79,6 @@ class Children(Protocol):
         An answer may have ``limit`` bytes. Never raises for a lost child: one that is not present, dies, falls silent
         or passes the deadline (in seconds) is a reason at once.
         """
-        ...
 
     def turn_away(self, revoked: bytes) -> None:
         """End the links of all whose certificates are on a list that the authority signed, and take them no more."""

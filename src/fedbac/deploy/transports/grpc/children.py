@@ -23,7 +23,6 @@ from fedbac.deploy.transports.grpc.common import (
     SERVICE,
     SITE,
     options,
-    short,
     shown,
     signs_budget,
     ticks,
@@ -292,7 +291,8 @@ class GrpcChildren(Links):
         except Refusal:
             raise
         except Exception as error:
-            log.error("the hello of %s could not be answered: %s", link.name, short(error))
+            why = shown(f"{type(error).__name__}: {error}")
+            log.error("the hello of %s could not be answered: %s", link.name, why)
             log.debug("in full", exc_info=True)
             raise Refusal("this site could not answer the hello; its log says why") from error
         with self._changed:

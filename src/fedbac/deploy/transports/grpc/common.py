@@ -62,11 +62,6 @@ def ticks(stop: threading.Event, heartbeat: float) -> Iterator[float]:
         before = now
 
 
-def short(error: BaseException) -> str:
-    """Return an error in one short line, for the log of the site where it happened."""
-    return shown(f"{type(error).__name__}: {error}")
-
-
 def shown(text: str) -> str:
     """Return the first line of what a peer or a library says, cut short, with nothing in it that moves a cursor."""
     line = visible(next(iter(text.strip().splitlines()), "")[: LONGEST_LINE + 1])

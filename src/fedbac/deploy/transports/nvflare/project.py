@@ -118,19 +118,12 @@ def _take(made: Path, to: Path) -> None:
         shutil.move(made / part, to / part)
     if (to / "local" / "authorization.json.default").exists():  # only where jobs run
         resources = read_json(to / "local" / "resources.json.default")
-        write_whole(to / "local" / "resources.json", json.dumps(_restricted(resources), indent=2))
+        # Under these a site runs our job and no other, and keeps its log to itself.
+        kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
+        ours = {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED, "allow_log_streaming": False}
+        restricted = resources | ours | {"components": kept}
+        write_whole(to / "local" / "resources.json", json.dumps(restricted, indent=2))
         write_whole(to / "local" / "authorization.json", json.dumps(AUTHORIZATION, indent=2))
-
-
-def _restricted(resources: dict[str, Any]) -> dict[str, Any]:
-    """Return a site's resources under which it runs our job and no other, and keeps its log to itself."""
-    kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
-    return resources | {
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": ALLOWED,
-        "allow_log_streaming": False,
-        "components": kept,
-    }
 
 
 def _split(address: str) -> tuple[str, int]:
