@@ -131,10 +131,7 @@ class ExternalAuthority(Configuration):
 
 
 class Members(Configuration):
-    """Who came to a federation later, left it, or moved: ``members`` of federation.yaml and of the cloud's site.yaml.
-
-    ``fedbac federation add``, ``leave`` and ``move`` write it.
-    """
+    """Who came later, left or moved: ``members`` of federation.yaml, as ``add``, ``leave`` and ``move`` write it."""
 
     added: tuple[str, ...] = ()
     """Clients that came after the federation was made, in that order; those of new edges too."""

@@ -367,10 +367,7 @@ def serial_of_name(site: str) -> int:
 
 
 def is_signed_by(pem: bytes, authority: bytes, source: str, whose: str | None = None) -> bool:
-    """Whether a certificate is signed by an authority, or by one that follows it and that the authority signed.
-
-    Messages name the ``source`` of the certificate, and ``whose`` the authority's is.
-    """
+    """Whether a certificate is signed by an authority, or by one that follows it and that the authority signed."""
     with readable(whose or source, "certificate"):
         anchors = x509.load_pem_x509_certificates(authority)
         for anchor in anchors:

@@ -56,10 +56,7 @@ class LocalState:
         self.folder = folder
 
     def before(self, moment: Training) -> tuple[int, dict[str, Any] | None]:
-        """Return the round of the newest version made before a moment, and what it holds; 0 and None if there is none.
-
-        Versions that cannot be read are passed over.
-        """
+        """Return the round of the newest version before a moment that can be read, and what it holds; or 0 and None."""
         for made, file in sorted(self._files().items(), reverse=True):
             if made < moment and (kept := _read(file)) is not None:
                 return made[0], kept

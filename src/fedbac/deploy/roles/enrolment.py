@@ -133,10 +133,7 @@ def enrol(
     stopped: Callable[[], bool],
     members: Members = Members(),  # noqa: B008 (frozen)
 ) -> Enrolled:
-    """Wait until sites have said what they hold, and return the federation; ``waiting`` hears who is missing.
-
-    All must have, or where ``deploy.start_after`` says so, enough of them.
-    """
+    """Wait until all sites, or by ``deploy.start_after`` enough, have said what they hold; return the federation."""
     check_deployable(experiment)
     expected = expected_sites(experiment, members)
     roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
@@ -238,22 +235,19 @@ def _holdings(facts: Mapping[str, Facts]) -> dict[str, Holding]:
 def _note(
     roll: Roll, edge: str, clients: list[str], answer: bytes, least: int | None, reasons: dict[str, str]
 ) -> set[str]:
-    """Take what an edge says, if it speaks of so many clients at least; of any, if they join later.
-
-    Return of whom it does, and add the reasons of others.
-    """
+    """Take what an edge says of so many clients at least, or of any who join later; return of whom, and add reasons."""
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
         if len(facts_of) >= (least or 1):  # sums and classes are those of all clients that are named, or of no use
-            if roster["edge"] is not None:
-                own = read_facts(roster["edge"])
-                if own.test == 0 or sum(own.classes) != own.test or own.train or own.validation:
+            own = {} if roster["edge"] is None else {edge: read_facts(roster["edge"])}
+            for it in own.values():
+                if it.test == 0 or sum(it.classes) != it.test or it.train or it.validation:
                     raise WireError("facts: an edge holds test data, and their classes must add up to them")
-                roll.edges[edge] = own
             if least is not None:
                 together = read_together(roster["together"], list(facts_of.values()))
                 roll.classes[edge], roll.sums[edge] = together.classes, together.sums
+            roll.edges |= own
             roll.clients |= facts_of
         reasons |= {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
         return set(facts_of)
