@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -67,7 +67,6 @@ class OrderHandler:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
         self.clients = Clients(charter, reach, deploy.outlier_factor)
         self.local_state = LocalState(state / charter.run)
-        self.expected: Expectations = {}
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
         self.asked = 0
@@ -77,13 +76,13 @@ class OrderHandler:
 
     def expect(self, expected: Expectations) -> None:
         """Take what the site and its clients must have kept."""
-        self.expected = self.clients.expected = expected
+        self.clients.expected = expected
 
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
         kept = None
         if self.charter.keeps("edge"):
-            expected = self.expected.get(EDGE, Expected())
+            expected = self.clients.expected.get(EDGE, Expected())
             kept = self.local_state.expected(before, expected, Failure.EDGE_STATE, self.site.index)
         own = self.charter.own("edge", self.site.index, (kept or NOTHING)["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
@@ -108,8 +107,7 @@ class OrderHandler:
         memory = self._memory(order)
         links = {name: memory.of(name) for name in memory.whole}
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
-        report = self._drive(order, gone, present_N)
-        assert isinstance(report, TrainReport)
+        report = cast(TrainReport, self._drive(order, gone, present_N))
         chosen = len(report.selected)
         came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
         if came < min(least, chosen):
@@ -124,9 +122,7 @@ class OrderHandler:
     def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
         """Measure models after a round."""
         self.clients.before = (round_ + 1, 0)
-        report = self._drive(order, gone, None)
-        assert isinstance(report, MeasureReport)
-        return report
+        return cast(MeasureReport, self._drive(order, gone, None))
 
     def _memory(self, order: TrainOrder) -> Remembered:
         """Return what the links of which the site is the sender remember from before a round."""
@@ -162,15 +158,12 @@ class OrderHandler:
                 while True:
                     if gone.is_set():
                         raise SiteError(Failure.NOT_WAITED_FOR)
-                    result: Result = (
-                        self.clients.average(request)
-                        if isinstance(request, Average)
-                        else self.clients.evaluate(request)
-                    )
-                    request = work.send(result)
+                    if isinstance(request, Average):
+                        request = work.send(self.clients.average(request))
+                    else:
+                        request = work.send(self.clients.evaluate(request))
             except StopIteration as done:
-                report: Report = done.value
-                return report
+                return cast(Report, done.value)
 
 
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
