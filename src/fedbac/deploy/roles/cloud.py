@@ -78,7 +78,7 @@ class Cloud:
                 make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
                 if before is None:
                     remove(self.folder.path / EPOCHS)
-                    enrolled = enrol(experiment, children, site.deploy, self._waiting, wanted, site.members)
+                    enrolled = enrol(experiment, site, children, self._waiting, wanted)
                     enrolled.save(self.folder.path)
                 else:
                     rest = (site, children, self.refresh, self._waiting, wanted)

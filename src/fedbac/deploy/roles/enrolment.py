@@ -29,7 +29,7 @@ from fedbac.deploy.protocol.charter import (
 )
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.settings import DeploySettings, Members, client_name, edge_name, quorum
+from fedbac.deploy.settings import Members, SiteConfig, client_name, edge_name, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
@@ -127,15 +127,14 @@ class Roll:
 
 def enrol(
     experiment: Experiment,
+    site: SiteConfig,
     children: Children,
-    deploy: DeploySettings,
     waiting: Callable[[str], None],
     stopped: Callable[[], bool],
-    members: Members = Members(),  # noqa: B008 (frozen)
 ) -> Enrolled:
     """Wait until all sites, or by ``deploy.start_after`` enough, have said what they hold; return the federation."""
     check_deployable(experiment)
-    expected = expected_sites(experiment, members)
+    deploy, members, expected = site.deploy, site.members, expected_sites(experiment, site.members)
     roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
     min_edges = min(quorum(deploy.min_edges, len(expected)), len(expected))
     payload = sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
@@ -172,21 +171,16 @@ def expected_sites(experiment: Experiment, members: Members) -> dict[str, list[s
 
 
 def newcomers(
-    before: Enrolled,
-    experiment: Experiment,
-    children: Children,
-    deploy: DeploySettings,
-    members: Members,
-    only: Collection[str],
+    before: Enrolled, experiment: Experiment, site: SiteConfig, children: Children, only: Collection[str]
 ) -> Roll:
     """Ask those of the sites ``only`` that are there what they hold."""
     roll = Roll({}, {}, {}, {})
     asked = {
         edge: sent("enroll", experiment=experiment.model_dump(mode="json"), only=tuple(mine))
-        for edge, clients in expected_sites(experiment, members).items()
+        for edge, clients in expected_sites(experiment, site.members).items()
         if edge in children.present() and (mine := [name for name in clients if name in only])
     }
-    answers, reasons = children.call(asked, deploy.deadline)
+    answers, reasons = children.call(asked, site.deploy.deadline)
     for edge, answer in answers.items():
         _note(roll, edge, list(only), answer, None, reasons)
     for name, reason in reasons.items():

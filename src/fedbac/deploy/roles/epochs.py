@@ -185,7 +185,7 @@ def continued(
         if stopped():
             raise DeployError("stopped before the first round")
         waiting(f"waiting for {', '.join(missing)}, whose data are to be refreshed")
-        new = newcomers(before, experiment, children, site.deploy, members, refreshed)
+        new = newcomers(before, experiment, site, children, refreshed)
         roll = Roll(roll.clients | new.clients, roll.edges | new.edges, {}, {})
         time.sleep(AGAIN if missing else 0)
     return _next(before, experiment, folder, members, roll, played)
@@ -226,7 +226,7 @@ def play_epochs(
             declined &= there  # who was away meanwhile may have other data
             new = there - declined
         playing.close()
-        roll = newcomers(enrolled, experiment, children, site.deploy, site.members, new)
+        roll = newcomers(enrolled, experiment, site, children, new)
         try:
             if roll.clients:
                 enrolled = _next(enrolled, experiment, folder, site.members, roll, played)

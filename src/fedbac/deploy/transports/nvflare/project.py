@@ -24,18 +24,13 @@ SECURITY = {"connection_security": "mtls"}
 """Said at every place that listens: what is left out listens in the clear."""
 AUTHORIZATION = {
     "format_version": "1.0",
-    "permissions": {
-        "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any", "byoc": "none"},
-    },
+    "permissions": {"lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any", "byoc": "none"}},
 }
 """What the administrator may do at a site: have it run the job, look and end it. A job with code in it is refused."""
 TELLTALES = {"site_log_streamer", "log_receiver"}
 """Components that send the log of a site to the server, and that take it there."""
 BUILDERS: list[dict[str, Any]] = [
-    {
-        "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
-        "args": {"template_file": ["master_template.yml"]},
-    },
+    {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
     {
         "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
         "args": {"config_folder": "config", "scheme": "grpc"},
