@@ -42,15 +42,15 @@ DAY = 86_400.0
 LOOK = 0.5
 """Seconds between two looks at whether a site takes part."""
 
-Labels = tuple[tuple[str, str], ...]
-Samples = Mapping[tuple[str, Labels], float]
+Samples = Mapping[str, float]
 
 log = logging.getLogger("fedbac")
 
 
-def sample(name: str, **labels: str) -> tuple[str, Labels]:
-    """Return what a number is of."""
-    return name, tuple(labels.items())
+def sample(name: str, **labels: str) -> str:
+    """Return what a number is of, as Prometheus reads it."""
+    inside = ",".join(f'{label}="{said}"' for label, said in labels.items())
+    return f"{name}{{{inside}}}" if inside else name
 
 
 class Metrics:
@@ -58,7 +58,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: defaultdict[tuple[str, Labels], float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
         self._looks: list[Callable[[], Samples]] = []
         self.linked = False
         """Whether the site above has welcomed this one since it last dialled."""
@@ -132,12 +132,9 @@ class Metrics:
         lines = []
         for family, (kind, meaning) in FAMILIES.items():
             names = (f"{family}_sum", f"{family}_count") if kind == "summary" else (family,)
-            mine = {key: value for key, value in found.items() if key[0] in names}
+            mine = [f"{key} {value:.15g}" for key, value in found.items() if key.partition("{")[0] in names]
             if mine:
-                lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
-            for (name, labels), value in mine.items():
-                inside = ",".join(f'{label}="{said}"' for label, said in labels)
-                lines.append(f"{name}{{{inside}}} {value:.15g}" if inside else f"{name} {value:.15g}")
+                lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}", *mine]
         return "\n".join(lines) + "\n"
 
 

@@ -77,22 +77,22 @@ class CloudSite:
 class Served:
     """A site with a parent: its role runs in a thread, and its published methods are the parent's way to it."""
 
+    _post: Post  # NVFlare has a site begin before it lets calls through
+
     def __init__(self) -> None:
-        self._post: Post | None = None
         self._stop = threading.Event()
 
     @collab.init
     def begin(self) -> None:
         """Start the role."""
-        kit, order, post = _take_place()
-        self._post = post
+        kit, order, self._post = _take_place()
 
         def work() -> None:
             try:
                 self.run(kit, order, self._stop)
             except BaseException as error:  # or the parent would wait for a hello that never comes
                 log.exception("%s has ended", kit.site.name)
-                post.fail(error)
+                self._post.fail(error)
 
         threading.Thread(target=work, name=f"fedbac-{kit.site.role}", daemon=True).start()
 
@@ -108,31 +108,27 @@ class Served:
     @collab.publish
     def hello(self) -> Reply:
         """Say hello."""
-        return self._reached().hello(collab.caller)
+        return self._post.hello(collab.caller)
 
     @collab.publish
     def welcome(self, said: bytes) -> Reply:
         """Take the parent's welcome."""
-        return self._reached().welcome(collab.caller, said)
+        return self._post.welcome(collab.caller, said)
 
     @collab.publish
     def ask(self, number: int, request: bytes) -> Reply:
         """Answer a request."""
-        return self._reached().ask(collab.caller, number, request)
+        return self._post.ask(collab.caller, number, request)
 
     @collab.publish
     def cancel(self, number: int) -> None:
         """Note that nobody waits for an answer."""
-        self._reached().cancel(collab.caller, number)
+        self._post.cancel(collab.caller, number)
 
     @collab.publish
     def ping(self) -> Reply:
         """Give a sign of life."""
-        return self._reached().ping(collab.caller)
-
-    def _reached(self) -> Post:
-        assert self._post is not None  # NVFlare initializes a site before it lets calls through
-        return self._post
+        return self._post.ping(collab.caller)
 
 
 class EdgeSite(Served):
