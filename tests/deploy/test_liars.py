@@ -12,7 +12,8 @@ import torch
 
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.deploy.protocol.failures import Failure
-from fedbac.deploy.protocol.messages import kind_of, read_update, sent
+from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.protocol.messages import read_update, sent
 from fedbac.deploy.protocol.wire import ROOM, Message, encode
 from fedbac.deploy.roles import clients
 from fedbac.deploy.roles.calls import Caller

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
-from fedbac.deploy.protocol.messages import kind_of
+from fedbac.deploy.protocol.heads import kind_of
 from fedbac.deploy.transports.base import REFUSED, Answer, Reason
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.version import __version__

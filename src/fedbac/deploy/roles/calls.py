@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import kind_of, sent
+from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.transports.base import NO_ANSWER, Answered, Child, Children
 

@@ -10,8 +10,7 @@ from typing import Literal, Protocol, TypeVar
 
 from fedbac.deploy.pki.credentials import Revoked
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import kind_of
-from fedbac.deploy.protocol.wire import ROOM
+from fedbac.deploy.protocol.heads import ROOM, kind_of
 from fedbac.deploy.transports.frames import Budget
 from fedbac.errors import DeployError
 

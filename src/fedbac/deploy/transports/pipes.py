@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import kind_of
+from fedbac.deploy.protocol.heads import kind_of
 from fedbac.errors import DeployError
 
 OK, FAILED = 0, 1
