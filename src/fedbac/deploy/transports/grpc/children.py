@@ -121,9 +121,7 @@ class GrpcChildren(Links):
         self._lingering: list[tuple[Connection, threading.Thread]] = []
         self._heard: dict[str, float] = {}
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
-        self._most = (
-            2 * len(self._children) + 8
-        )  # a child that comes back may overlap with what is left of its old link
+        self._most = 2 * len(self._children) + 8  # who comes back may overlap with what is left of its old link
         self._connections = room_for(max(CONNECTIONS, 4 * self._most))
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="fedbac-link")
         self._listener = Listener(listen, credentials, self._server)
