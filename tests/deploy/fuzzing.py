@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,7 +255,7 @@ def _as_answer(
     holder.charter = charter
     holder.__dict__["trainer"] = Keeping(charter)
     holder.answer(data)
-    clients = Clients(charter, reach)
+    clients = Strict(charter, reach)
 
     def read(changed: bytes) -> object:
         reach.answer = changed
@@ -278,7 +278,11 @@ class Told:
 
     ask_edges = ask
 
-    def note(self, reasons: Mapping[int, str]) -> None:
+
+class Strict(Clients):
+    """Refuses what others only note."""
+
+    def note(self, asked: Iterable[int], reasons: Mapping[int, str]) -> None:
         if reasons:
             raise WireError(str(reasons))
 

@@ -135,7 +135,7 @@ class MemoryFederation:
 
     def enrol(self) -> Enrolled:
         """Let everybody say what they hold."""
-        return enrol(self.experiment, self.cloud, self.deploy, self._waiting, self._stopped, self.members)
+        return enrol(self.experiment, self.sites["cloud"], self.cloud, self._waiting, self._stopped)
 
     def _waiting(self, text: str) -> None:
         self.said.append(text)

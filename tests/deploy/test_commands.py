@@ -237,7 +237,7 @@ def test_a_client_that_begins_leaves_its_name_to_the_log(
 ) -> None:
     """Every line begins with it."""
     caplog.set_level("INFO", logger="fedbac")
-    for name in ("Worker", "parent_of"):
+    for name in ("Worker", "serve_parent"):
         monkeypatch.setattr(f"fedbac.deploy.roles.client.{name}", MagicMock())
     run_client(Kit.load(clinic.kit("edge-0-client-0")), "mine.npz", threading.Event())
     assert caplog.messages == ["its data can be read; dialling edge-0 at 127.0.0.1:8444"]

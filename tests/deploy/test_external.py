@@ -17,8 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki.authority import key_pem
 from fedbac.deploy.pki.cards import card_of, verify, write_card
-from fedbac.deploy.pki.kits import FederationFolder, Kit, credentials_of
-from fedbac.deploy.pki.requests import install, request
+from fedbac.deploy.pki.kits import FederationFolder, Kit, credentials_of, install, request
 from fedbac.deploy.settings import CLOUD, FederationConfig, parse_settings
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.grpc import GrpcChildren, GrpcParent

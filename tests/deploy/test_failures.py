@@ -290,8 +290,8 @@ def test_a_loader_that_fails_while_the_federation_runs_tells_the_row_to_nobody_b
             with pytest.raises(DeployError, match="stopped before the first round"):
                 enrol(
                     configure(federation.kit("cloud") / "experiment.yaml"),
+                    federation.config.sites()["cloud"].model_copy(update={"deploy": DeploySettings(deadline=PATIENCE)}),
                     children,
-                    DeploySettings(deadline=PATIENCE),
                     heard.append,
                     lambda: any(TOLD.search(text) for text in heard),
                 )

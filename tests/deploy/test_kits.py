@@ -264,7 +264,7 @@ def test_a_kit_s_key_shows_in_no_text(clinic: FederationFolder) -> None:
         assert kit.key.decode().splitlines()[1] not in shown
 
 
-@pytest.mark.parametrize("module", ["settings", "pki.authority", "pki.kits"])
+@pytest.mark.parametrize("module", ["settings", "pki.authority", "pki.kits", "roles.client", "transports.grpc"])
 def test_nothing_here_needs_torch(module: str) -> None:
     """A process that only waits stays small. The package itself is left out: what it imports is its own matter."""
     folder = str(Path(fedbac.__file__).parent)

@@ -12,7 +12,8 @@ import torch
 
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.deploy.protocol.failures import Failure
-from fedbac.deploy.protocol.messages import kind_of, read_update, sent
+from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.protocol.messages import read_update, sent
 from fedbac.deploy.protocol.wire import ROOM, Message, encode
 from fedbac.deploy.roles import clients
 from fedbac.deploy.roles.calls import Caller
@@ -73,6 +74,22 @@ def test_an_update_far_from_all_others_is_left_out_and_its_sender_named(
     assert f"{LIAR} is left out, and sits out 1 round(s): its update changes" in caplog.text
     assert f"round 1: {LIAR}: its update changes" in caplog.text
     assert f"{LIAR} may take part again" in caplog.text
+
+
+def test_an_edge_whose_own_test_data_cannot_be_is_not_half_enrolled(tmp_path: Path) -> None:
+    """Its clients would be missing from the charter, though everybody seemed to be there."""
+    federation, told = small("hierfavg").federation(tmp_path), []
+
+    def lie(message: Message) -> bytes:
+        told.append(message.kind)
+        head = dict(message.head)
+        if len(told) == 1:
+            head["edge"] = {**head["edge"], "test": head["edge"]["test"] + 1}
+        return encode(message.kind, head, message.tensors)
+
+    lies(federation, "edge-0", "roster", lie)
+    assert FIRST in federation.enrol().charter.commitments
+    assert told == ["roster", "roster"]
 
 
 def test_the_round_is_that_of_the_others(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from fedbac.deploy.metrics import FAMILIES, Metrics, check_loopback, monitored
 from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import encode
-from fedbac.deploy.transports.base import Counted
-from fedbac.deploy.transports.refusals import Refusals
+from fedbac.deploy.transports.base import Counted, Refusals
 from fedbac.deploy.trial import free_ports
 from fedbac.errors import ConfigError, DeployError
 from tests.deploy.folders import make
@@ -60,7 +59,7 @@ def test_what_is_counted_is_told(refused: Refusals) -> None:
         said["answer"](b"unknown", NEVER)
     site.round(2.0)
     site.round(0.5)
-    site.watch_children(5, lambda: 3, lambda: 1)
+    site.watch_children(5, lambda: frozenset("abc"), lambda: 1)
     refused.note("192.0.2.1:4", "revoked", "it is revoked")
     found = read(site.text())
     assert found["fedbac_bytes_total cloud received"] == len(b"question") + len(b"unknown")

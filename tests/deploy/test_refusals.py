@@ -14,12 +14,11 @@ import grpc
 import pytest
 
 from fedbac.deploy.protocol.handshake import check_hello, hello, versions
-from fedbac.deploy.transports import handshakes, refusals
-from fedbac.deploy.transports.base import Refusal
+from fedbac.deploy.transports import base, handshakes
+from fedbac.deploy.transports.base import Refusal, Refusals
 from fedbac.deploy.transports.grpc import GrpcParent
 from fedbac.deploy.transports.grpc import children as grpc_children
 from fedbac.deploy.transports.handshakes import Explainer
-from fedbac.deploy.transports.refusals import Refusals
 from fedbac.deploy.trial import free_ports
 from tests.deploy.folders import make
 from tests.deploy.links import EDGE, FIRST, Identities, edge, eventually
@@ -30,7 +29,7 @@ from tests.deploy.test_metrics import read
 def refused(monkeypatch: pytest.MonkeyPatch) -> Refusals:
     """Those of this test alone."""
     own = Refusals()
-    for module in (refusals, handshakes, grpc_children):
+    for module in (base, handshakes, grpc_children):
         monkeypatch.setattr(module, "REFUSED", own)
     return own
 

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 from fedbac.deploy.pki.authority import Authority, PrivateKey, is_signed_by, subject_of
-from fedbac.deploy.pki.kits import FederationFolder, Kit
-from fedbac.deploy.pki.requests import install, request
+from fedbac.deploy.pki.kits import FederationFolder, Kit, install, request
 from fedbac.deploy.trial import Trial
 from fedbac.errors import DeployError
 from tests.deploy.folders import small

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.deploy.protocol.wire import LENGTH, MOST_HEAD, PROTOCOL, WireError, decode, encode
+from fedbac.deploy.protocol.heads import KINDS, LENGTH, MOST_HEAD, PROTOCOL
+from fedbac.deploy.protocol.messages import MESSAGES
+from fedbac.deploy.protocol.wire import WireError, decode, encode
 from tests.covering import first
 from tests.deploy.fuzzing import Bench, Liars, bench
 from tests.deploy.small import small
@@ -155,3 +157,7 @@ def test_a_tensor_named_by_a_number_is_refused() -> None:
     outer["__metadata__"]["fedbac"] = json.dumps(inner)
     with pytest.raises(WireError, match="does not name its tensors"):
         decode(with_header(json.dumps(outer).encode(), data[-4:]), ("update",))
+
+
+def test_every_kind_of_message_is_declared() -> None:
+    assert set(KINDS) == set(MESSAGES)

@@ -5,9 +5,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from fedbac.runs.store import RunFolder
 
 
-def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
-    """Return what checks an address that a person gave."""
+def _address(option: str, lowest: int, what: str) -> Any:
+    """Return an option for an address, which is checked."""
 
     def checked(text: str | None) -> str | None:
         try:
@@ -34,46 +33,17 @@ def _address(option: str, lowest: int) -> Callable[[str | None], str | None]:
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from error
 
-    return checked
+    return typer.Option(option, metavar="HOST:PORT", help=what, callback=checked)
 
 
 KitArgument = Annotated[Path, typer.Argument(metavar="KIT", help="The site's kit, a folder of kits/.")]
-ListenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--listen",
-        metavar="HOST:PORT",
-        help="Address to listen at. Default: as the kit says.",
-        callback=_address("--listen", lowest=0),
-    ),
-]
-ParentOption = Annotated[
-    str | None,
-    typer.Option(
-        "--parent",
-        metavar="HOST:PORT",
-        help="Address of the site above: the cloud for an edge, the edge for a client. Default: as the kit says.",
-        callback=_address("--parent", lowest=1),
-    ),
-]
-MetricsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="Serve numbers for Prometheus at /metrics of this loopback address. Default: not.",
-        callback=_address("--metrics", lowest=1),
-    ),
-]
-HealthOption = Annotated[
-    str | None,
-    typer.Option(
-        "--health",
-        metavar="HOST:PORT",
-        help="Serve gRPC's health service at this loopback address. Default: not.",
-        callback=_address("--health", lowest=1),
-    ),
-]
+ListenOption = Annotated[str | None, _address("--listen", 0, "Address to listen at. Default: as the kit says.")]
+PARENT_HELP = "Address of the site above: the cloud for an edge, the edge for a client. Default: as the kit says."
+ParentOption = Annotated[str | None, _address("--parent", 1, PARENT_HELP)]
+METRICS_HELP = "Serve numbers for Prometheus at /metrics of this loopback address. Default: not."
+MetricsOption = Annotated[str | None, _address("--metrics", 1, METRICS_HELP)]
+HEALTH_HELP = "Serve gRPC's health service at this loopback address. Default: not."
+HealthOption = Annotated[str | None, _address("--health", 1, HEALTH_HELP)]
 StateOption = Annotated[
     Path | None, typer.Option("--state", help="Folder for what the site keeps of a run. Default: state in the kit.")
 ]
@@ -131,29 +101,24 @@ def cloud(
     runtime = changed(engine="federation", device="cpu", track=track)
     place = run_folder(kit, out_folder)
     if _run_by_nvflare(kit, metrics, health, listen=listen):
-        order = SiteOrder(rounds=rounds, overwrite=overwrite, track=track, accept_rollback=accept_rollback)
-        order = replace(order, refresh=refresh or [])
-        return _hosted_cloud(kit, place, order, state)
+        choices = (rounds, overwrite, accept_rollback, refresh or [], track)
+        order = SiteOrder(None, _in_full(state), "cpu", _in_full(place.path), *choices)
+        return _hosted_cloud(kit, place, order)
     run = Cloud(kit, place, runtime, rounds, listen, overwrite, accept_rollback, refresh or (), state)
     with _logged(kit), _monitored(kit, metrics, health), run.stop.caught():
-        playing = run.play()
-        while True:
-            try:
-                record = next(playing)
-            except StopIteration as done:
-                finished = done.value
-                break
-            except DeployError as error:
-                if not run.stop.wanted:
-                    raise
-                say(str(error), err)
-                raise typer.Exit(130) from error
-            lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
-            absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
-            say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
+        try:
+            for record in run.play():
+                lost = f", {len(record['failed'])} clients failed" if record["failed"] else ""
+                absent = f", absent: {', '.join(f'edge-{m}' for m in record['absent'])}" if record["absent"] else ""
+                say(f"round {record['round']}: accuracy {100 * record['accuracy']:.2f} %{lost}{absent}")
+        except DeployError as error:
+            if not run.stop.wanted:
+                raise
+            say(str(error), err)
+            raise typer.Exit(130) from error
     if run.stop.wanted and not place.finished():
         _say_stopped()
-    return conclude([finished], place.path)
+    return conclude([place.read()], place.path)
 
 
 def _say_stopped() -> NoReturn:
@@ -161,7 +126,7 @@ def _say_stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Path | None) -> None:
+def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder") -> None:
     """Have NVFlare run the cloud, and show the run."""
     from fedbac.cli.reporting import conclude
     from fedbac.deploy.transports.nvflare.supervisor import Supervisor
@@ -169,7 +134,6 @@ def _hosted_cloud(kit: "Kit", place: "RunFolder", order: "SiteOrder", state: Pat
     from fedbac.runs.stopping import Stop
 
     stop, counts = Stop(), configure(kit.experiment_file, rounds=order.rounds).task.clients()
-    order = replace(order, state=_in_full(state), out=str(place.path.resolve()))
     with _logged(kit), stop.caught():
         outcome = Supervisor(kit, counts, stop, say).run(order, begun=place.has_run() and not order.overwrite)
     if outcome.ended != "finished":
@@ -324,12 +288,9 @@ def _kit(folder: Path, role: str) -> "Kit":
         raise ConfigError(
             f"{folder}: this is the kit of {kit.site.name}; start it with: fedbac {kit.site.role} {folder}"
         )
-    left = kit.identity.expires.timestamp() - time.time()
-    if left < 7 * 86400:
-        say(
-            f"The certificate of {kit.site.name} expires in {left / 86400:.0f} days; {NEW_KIT}",
-            err,
-        )
+    left = (kit.identity.expires.timestamp() - time.time()) / 86400
+    if left < 7:
+        say(f"The certificate of {kit.site.name} expires in {left:.0f} days; {NEW_KIT}", err)
     return kit
 
 

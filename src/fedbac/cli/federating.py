@@ -3,7 +3,7 @@
 import datetime as dt
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,6 @@ from fedbac.deploy.settings import (
 from fedbac.errors import ConfigError, quoted, unknown
 
 if TYPE_CHECKING:
-    from fedbac.deploy.pki.authority import Issued
     from fedbac.deploy.pki.kits import FederationFolder
 
 MOST_DAYS = 3650
@@ -137,13 +136,11 @@ def renew(
     issued, external = federation.authority.issued(), federation.external()
     asked = [name for name in renewed if federation.certificate(name).exists() and not keys]
     say(f"New kits, and certificates that are good for {days} days. Copy these kits to their sites:")
-    for name in renewed:
-        say(f"  {federation.kit(name)}")
+    _say_each(map(federation.kit, renewed))
     say("A site that runs takes its new certificate by itself. New addresses or settings need a new start.")
     if asked:
         say(f"To sites that made their keys, also send the certificates, for {INSTALL}:")
-    for name in asked:
-        say(f"  {federation.certificate(name)}")
+    _say_each(map(federation.certificate, asked))
     if missing := [name for name in renewed if name not in issued and name not in external]:
         say(f"Without a certificate, until they ask by fedbac federation request KIT: {', '.join(missing)}")
     if set(renewed) - {*asked, *missing, *external}:
@@ -160,7 +157,7 @@ def request(
 ) -> None:
     """At a site: make its key, if it has none yet, and a request for a certificate. The key stays in the kit."""
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.requests import request
+        from fedbac.deploy.pki.kits import request
 
     file, key = request(kit, new_key)
     say(f"Send {file} to the operator, who signs it. Keep the rest of {kit} to yourself.")
@@ -182,8 +179,7 @@ def sign(
     federation = _federation_folder().load(folder)
     signed = federation.sign(requests, days, replace)
     say(f"Certificates, good for {days} days. Compare the keys with what the sites say, then send them, for {INSTALL}:")
-    for name, key in signed.items():
-        say(f"  {federation.certificate(name)}  {_spoken(key)}")
+    _say_each(f"{federation.certificate(name)}  {_spoken(key)}" for name, key in signed.items())
 
 
 @federation_app.command("install")
@@ -193,10 +189,15 @@ def install(
 ) -> None:
     """At a site: put its certificate into the kit. A site that runs uses it by itself."""
     with extra("deploy", "a federation on a network"):
-        from fedbac.deploy.pki.requests import install
+        from fedbac.deploy.pki.kits import install
 
     identity = install(kit, certificate)
     say(f"{kit}: the certificate of {identity.name} is in use until {identity.expires:%Y-%m-%d}.")
+
+
+def _say_each(lines: Iterable[object]) -> None:
+    for line in lines:
+        say(f"  {line}")
 
 
 def _spoken(key: str) -> str:
@@ -214,8 +215,7 @@ def revoke(
     kits = federation.revoke(name)
     say(f"{name} is revoked. Copy the new list to the cloud's kit: {federation.authority.list_file}")
     say("The cloud hands it on to its edges. To one that it does not reach, copy it too. Kits here that have it:")
-    for place in kits:
-        say(f"  {place}")
+    _say_each(kits)
     if name in federation.config.sites() and federation.config.sites()[name].role == "edge":
         say(f"Clients of {name} do not see the list: stop them if someone else may answer at its address.")
 
@@ -296,8 +296,7 @@ def _change(federation: "FederationFolder", tree: dict[str, Any], keys: bool = F
     tree["experiment"]["task"] |= {"num_edges": len(counts), "clients_per_edge": counts}
     changed = federation.change(parse_settings(FederationConfig, tree, f"{federation.path}: "), keys)
     say("Copy these kits, or their site.yaml where a site runs already, and start those sites again:")
-    for name in changed:
-        say(f"  {federation.kit(name)}")
+    _say_each(map(federation.kit, changed))
 
 
 @federation_app.command("show")
@@ -311,21 +310,14 @@ def show(folder: FolderArgument) -> None:
     for title in ("site", "address", "good until", "days left", "state"):
         table.add_column(title, no_wrap=title != "address", overflow="fold")
     for name in federation.config.sites():
+        until, left, state = "", "", "external_ca" if name in external else "no certificate yet"
         entry = issued.get(name)
-        if name in external and not (entry and entry.revoked):
-            table.add_row(name, shown(places.get(name, "")), "", "", "external_ca")
-            continue
-        until = (f"{entry.expires:%Y-%m-%d}", str(entry.days_left(now))) if entry else ("", "")
-        table.add_row(name, shown(places.get(name, "")), *until, _state(entry, now))
+        if entry is not None and (entry.revoked or name not in external):
+            until, left = f"{entry.expires:%Y-%m-%d}", str(entry.days_left(now))
+            state = "good" if now < entry.expires else "expired: renew"
+            state = f"revoked {entry.revoked:%Y-%m-%d}" if entry.revoked else state
+        table.add_row(name, shown(places.get(name, "")), until, left, state)
     out.print(table)
-
-
-def _state(issued: "Issued | None", now: dt.datetime) -> str:
-    if issued is None:
-        return "no certificate yet"
-    if issued.revoked:
-        return f"revoked {issued.revoked:%Y-%m-%d}"
-    return "good" if now < issued.expires else "expired: renew"
 
 
 def _clients(edges: int, text: str) -> list[int]:
@@ -388,8 +380,7 @@ def nvflare(folder: FolderArgument) -> None:
     federation = _federation_folder().load(folder)
     kits = _provision(federation)
     say("NVFlare's startup folders are in the kits. Copy these to their sites, and start those again:")
-    for name in kits:
-        say(f"  {federation.kit(name)}")
+    _say_each(map(federation.kit, kits))
     say(f"Keep {folder / 'nvflare'} to yourself: it holds the key of NVFlare's authority.")
 
 

@@ -10,13 +10,8 @@ from fedbac.cli.deploying import AllowOption, KitArgument
 from fedbac.cli.terminal import extra, say
 from fedbac.errors import ConfigError
 
-
-class Format(StrEnum):
-    """How a model is written."""
-
-    PT2 = "pt2"
-    ONNX = "onnx"
-    SAFETENSORS = "safetensors"
+Format = StrEnum("Format", ["PT2", "ONNX", "SAFETENSORS"])
+"""How a model is written."""
 
 
 def model(

@@ -109,8 +109,7 @@ def run(
 
 def compare(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[METHOD...]", help=METHODS_HELP, autocompletion=method_names),
+        list[str] | None, typer.Argument(metavar="[METHOD...]", help=METHODS_HELP, autocompletion=method_names)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Compare every method there is.")] = False,
     task: TaskOption = None,

@@ -75,8 +75,7 @@ TaskOption = Annotated[
     ),
 ]
 SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, such as task.rounds=9. Repeatable."),
+    list[str], typer.Option("--set", metavar="PATH=VALUE", help="Change a setting, such as task.rounds=9. Repeatable.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 TrainerOption = Annotated[str, typer.Option("--trainer", help=TRAINER_HELP)]

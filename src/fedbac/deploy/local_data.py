@@ -90,10 +90,7 @@ class LocalData:
         return digest.hexdigest()
 
     def classes(self, *splits: str) -> list[int]:
-        """Return how many examples of each class there are in some splits, a number for each class of all of them.
-
-        Where labels are no classes, all examples count as one.
-        """
+        """Return how many examples of each class some splits have; where labels are no classes, all count as one."""
         if self.labels != "classes":
             return [sum(map(self.size, splits))]
         labels = [self.y[split] for split in splits if split in self.y]

@@ -10,16 +10,15 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fedbac.deploy.protocol.messages import kind_of
-from fedbac.deploy.transports.base import Answer
-from fedbac.deploy.transports.refusals import REFUSED
+from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.transports.base import REFUSED, Answer, Reason
 from fedbac.errors import ConfigError, DeployError, quoted
 from fedbac.version import __version__
 
@@ -35,7 +34,6 @@ FAMILIES = {
     "process_resident_memory_bytes": ("gauge", "Resident memory of the site and of the processes that it started."),
 }
 """All that is told: by name, its type and what it means."""
-REASONS = ("certificate", "revoked", "name", "version", "no_tls", "other")
 TRAINING = {"train": "trained", "fit": "update"}
 """Requests that make a round, and answers that end it."""
 READY = "fedbac"
@@ -44,15 +42,15 @@ DAY = 86_400.0
 LOOK = 0.5
 """Seconds between two looks at whether a site takes part."""
 
-Labels = tuple[tuple[str, str], ...]
-Samples = Mapping[tuple[str, Labels], float]
+Samples = Mapping[str, float]
 
 log = logging.getLogger("fedbac")
 
 
-def sample(name: str, **labels: str) -> tuple[str, Labels]:
-    """Return what a number is of."""
-    return name, tuple(labels.items())
+def sample(name: str, **labels: str) -> str:
+    """Return what a number is of, as Prometheus reads it."""
+    inside = ",".join(f'{label}="{said}"' for label, said in labels.items())
+    return f"{name}{{{inside}}}" if inside else name
 
 
 class Metrics:
@@ -60,7 +58,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: defaultdict[tuple[str, Labels], float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
         self._looks: list[Callable[[], Samples]] = []
         self.linked = False
         """Whether the site above has welcomed this one since it last dialled."""
@@ -87,11 +85,11 @@ class Metrics:
         """Have something read whenever somebody asks."""
         self._looks.append(read)
 
-    def watch_children(self, expected: int, present: Callable[[], int], benched: Callable[[], int]) -> None:
+    def watch_children(self, expected: int, present: Callable[[], Sized], benched: Callable[[], int]) -> None:
         """Tell how many of the sites below are there."""
 
         def read() -> Samples:
-            here, out = present(), benched()
+            here, out = len(present()), benched()
             states = {"present": here - min(out, here), "absent": max(expected - here, 0), "benched": out}
             return {sample("fedbac_children", state=state): count for state, count in states.items()}
 
@@ -128,18 +126,15 @@ class Metrics:
         with self._lock:
             found = dict(self._counts)
         found[sample("fedbac_info", version=__version__)] = 1
-        found |= {sample("fedbac_refusals_total", reason=reason): REFUSED.counts[reason] for reason in REASONS}
+        found |= {sample("fedbac_refusals_total", reason=reason): REFUSED.counts[reason] for reason in get_args(Reason)}
         for read in self._looks:
             found |= read()
         lines = []
         for family, (kind, meaning) in FAMILIES.items():
             names = (f"{family}_sum", f"{family}_count") if kind == "summary" else (family,)
-            mine = {key: value for key, value in found.items() if key[0] in names}
+            mine = [f"{key} {value:.15g}" for key, value in found.items() if key.partition("{")[0] in names]
             if mine:
-                lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}"]
-            for (name, labels), value in mine.items():
-                inside = ",".join(f'{label}="{said}"' for label, said in labels)
-                lines.append(f"{name}{{{inside}}} {value:.15g}" if inside else f"{name} {value:.15g}")
+                lines += [f"# HELP {family} {meaning}", f"# TYPE {family} {kind}", *mine]
         return "\n".join(lines) + "\n"
 
 

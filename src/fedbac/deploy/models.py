@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbac.deploy.roles.enrolment import FILE, Enrolled, stored
 from fedbac.deploy.roles.models import ELSEWHERE, kept_models
-from fedbac.deploy.settings import SiteConfig, client_name, edge_name
+from fedbac.deploy.settings import SiteConfig, edge_name
 from fedbac.errors import ConfigError, DeployError
 from fedbac.runs.checkpoints import newest
 from fedbac.runs.models import Models, Predictor
@@ -40,8 +40,8 @@ def give(site: SiteConfig, place: Path, edge: int | None, client: int | None) ->
     if site.role == "client" and not (edge is None and client in (None, site.number)):
         raise ConfigError(f"{site.name} has no model but its own; leave out --edge and --client")
     if site.role == "cloud":
-        models = cloud_models(place)
         enrolled = stored(place)
+        models = cloud_models(place, enrolled)
         assert enrolled is not None  # else there are no models
         charter = enrolled.charter
     else:
@@ -52,12 +52,8 @@ def give(site: SiteConfig, place: Path, edge: int | None, client: int | None) ->
         elif client is None and edge is None:
             edge = site.edge
     model = models.of(edge, client)
-    whose = edge_name(edge or 0)
-    for m, clients in enumerate(charter.clients):
-        if client in clients:
-            whose = client_name(m, clients.index(client))
     said = {
-        "model": whose,
+        "model": edge_name(edge or 0) if client is None else charter.names[client],
         "method": charter.experiment.method.name,
         "round": models.round,
         "rounds": charter.experiment.task.rounds,

@@ -75,6 +75,16 @@ class Configuration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong with the fields together."""
+        yield from ()
+
 
 class DeploySettings(Configuration):
     """How long sites wait for each other, and who must be there: ``deploy`` of federation.yaml and site.yaml."""
@@ -104,6 +114,11 @@ class DeploySettings(Configuration):
     transport: Literal["grpc", "nvflare"] = "grpc"
     """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
 
+    @property
+    def max_bytes(self) -> int:
+        """The largest message in bytes."""
+        return int(self.max_message_mib * 2**20)
+
 
 class ExternalAuthority(Configuration):
     """An organization's own certificate authority, which some sites are proven by instead of the federation's."""
@@ -116,10 +131,7 @@ class ExternalAuthority(Configuration):
 
 
 class Members(Configuration):
-    """Who came to a federation later, left it, or moved: ``members`` of federation.yaml and of the cloud's site.yaml.
-
-    ``fedbac federation add``, ``leave`` and ``move`` write it.
-    """
+    """Who came later, left or moved: ``members`` of federation.yaml, as ``add``, ``leave`` and ``move`` write it."""
 
     added: tuple[str, ...] = ()
     """Clients that came after the federation was made, in that order; those of new edges too."""
@@ -168,12 +180,6 @@ class SiteConfig(Configuration):
     """Who came later, left or moved; only the cloud has it."""
     external_ca: tuple[ExternalAuthority, ...] = ()
     """Which of the site itself, its parent and its children other authorities prove."""
-
-    @model_validator(mode="after")
-    def _fits_its_role(self) -> Self:
-        for problem in self._problems():
-            raise ValueError(problem)
-        return self
 
     def _problems(self) -> Iterator[str]:
         if (self.edge is None) != (self.role == "cloud"):
@@ -236,55 +242,42 @@ class FederationConfig(Configuration):
     experiment: dict[str, Any]
     """The experiment, as fedbac show writes it; only the cloud's kit has it."""
 
-    @model_validator(mode="after")
-    def _can_run(self) -> Self:
-        fewest = min(edge.clients for edge in self.edges)
+    def _problems(self) -> Iterator[str]:
+        counts, task, members = [edge.clients for edge in self.edges], self.experiment.get("task"), self.members
+        fewest, sites = min(counts), 1 + len(counts) + sum(counts)
         if quorum(self.deploy.min_clients, fewest) > fewest:
-            raise ValueError(
-                f"deploy.min_clients: an edge has only {fewest} clients and would wait for ever; give at most {fewest}"
-            )
-        if quorum(self.deploy.min_edges, len(self.edges)) > len(self.edges):
-            raise ValueError(f"deploy.min_edges: there are only {len(self.edges)} edges; give at most as many")
-        sites = 1 + sum(1 + edge.clients for edge in self.edges)
+            only = f"an edge has only {fewest} clients and would wait for ever"
+            yield f"deploy.min_clients: {only}; give at most {fewest}"
+        if quorum(self.deploy.min_edges, len(counts)) > len(counts):
+            yield f"deploy.min_edges: there are only {len(counts)} edges; give at most as many"
         if sites > MOST_SITES:
-            raise ValueError(f"edges: they make {sites:,} sites; there may be {MOST_SITES:,}")
-        clients = [edge.clients for edge in self.edges]
-        task = self.experiment.get("task")
+            yield f"edges: they make {sites:,} sites; there may be {MOST_SITES:,}"
         told = task.get("clients_per_edge") if isinstance(task, dict) else None
-        told = [told] * len(clients) if isinstance(told, int) else told
-        if not isinstance(task, dict) or task.get("num_edges") != len(clients) or told != clients:
-            raise ValueError(
-                f"experiment.task: give num_edges {len(clients)} and clients_per_edge {clients}, as the edges have them"
-            )
+        told = [told] * len(counts) if isinstance(told, int) else told
+        if not isinstance(task, dict) or task.get("num_edges") != len(counts) or told != counts:
+            wanted = f"give num_edges {len(counts)} and clients_per_edge {counts}"
+            yield f"experiment.task: {wanted}, as the edges have them"
         proven = [(site, name.lower()) for one in self.external_ca for site, name in one.sites.items()]
         for given, what in ((dict(proven), "site"), ({name: site for site, name in proven}, "name")):
             if len(given) < len(proven):
-                raise ValueError(f"external_ca: a {what} is given twice; leave one out")
-        known = self._places()
-        members = self.members
-        for field, names in (
-            ("external_ca", dict(proven)),
-            ("members.added", members.added),
-            ("members.left", members.left),
-            ("members.moved", [*members.moved, *members.moved.values()]),
-        ):
+                yield f"external_ca: a {what} is given twice; leave one out"
+        known, moved = self._places(), [*members.moved, *members.moved.values()]
+        listed = {"members.added": members.added, "members.left": members.left, "members.moved": moved}
+        for field, names in {"external_ca": dict(proven), **listed}.items():
             for site in names:
                 if site not in known or (field == "members.added" and "client" not in site):
-                    raise ValueError(f"{field}: {unknown('site', site, known)}")
+                    yield f"{field}: {unknown('site', site, known)}"
             if len(set(names)) < len(names):
-                raise ValueError(f"{field}: a site is given twice; leave one out")
+                yield f"{field}: a site is given twice; leave one out"
         for new, old in members.moved.items():
             if new not in members.added or old not in members.left:
-                raise ValueError(f"members.moved: {new} must be in members.added, and {old} in members.left")
-        if all(members.gone(edge_name(m)) for m in range(len(self.edges))):
-            raise ValueError("members.left: every edge has left; make another federation instead")
-        return self
+                yield f"members.moved: {new} must be in members.added, and {old} in members.left"
+        if all(members.gone(edge_name(m)) for m in range(len(counts))):
+            yield "members.left: every edge has left; make another federation instead"
 
     def sites(self) -> dict[str, SiteConfig]:
         """Return what every site is told, by its name: the cloud, then each edge followed by its clients."""
         found = {name: site for name, site in self._places().items() if not self.members.gone(name)}
-        if not self.external_ca:
-            return found
         return {name: site.model_copy(update={"external_ca": self._proving(site)}) for name, site in found.items()}
 
     def _proving(self, site: SiteConfig) -> tuple[ExternalAuthority, ...]:
@@ -297,51 +290,23 @@ class FederationConfig(Configuration):
         """Return all places, also of those who left; but nobody's children are those."""
         numbers = self.members.numbers([edge.clients for edge in self.edges])
 
-        def staying(names: Iterable[str]) -> tuple[str, ...]:
-            return tuple(name for name in names if not self.members.gone(name))
+        found: dict[str, SiteConfig] = {}
 
-        found = [
-            SiteConfig(
-                federation=self.name,
-                name=CLOUD,
-                role="cloud",
-                number=0,
-                listen=self.cloud.listen,
-                children=staying(edge_name(number) for number in range(len(self.edges))),
-                deploy=self.deploy,
-                members=self.members,
+        def place(name: str, role: Role, number: int, names: Iterable[str] = (), **rest: Any) -> None:
+            children = tuple(child for child in names if not self.members.gone(child))
+            found[name] = SiteConfig(
+                federation=self.name, name=name, role=role, number=number, children=children, deploy=self.deploy, **rest
             )
-        ]
-        for number, edge in enumerate(self.edges):
-            clients = tuple(client_name(number, within) for within in range(edge.clients))
-            found.append(
-                SiteConfig(
-                    federation=self.name,
-                    name=edge_name(number),
-                    role="edge",
-                    number=number,
-                    edge=number,
-                    listen=edge.listen,
-                    parent=CLOUD,
-                    parent_address=self.cloud.address,
-                    children=staying(clients),
-                    deploy=self.deploy,
-                )
-            )
-            found += [
-                SiteConfig(
-                    federation=self.name,
-                    name=client,
-                    role="client",
-                    number=numbers[number][within],
-                    edge=number,
-                    parent=edge_name(number),
-                    parent_address=edge.address,
-                    deploy=self.deploy,
-                )
-                for within, client in enumerate(clients)
-            ]
-        return {site.name: site for site in found}
+
+        edges = map(edge_name, range(len(self.edges)))
+        place(CLOUD, "cloud", 0, edges, listen=self.cloud.listen, members=self.members)
+        for m, edge in enumerate(self.edges):
+            name, clients = edge_name(m), [client_name(m, n) for n in range(edge.clients)]
+            above = {"edge": m, "parent": CLOUD, "parent_address": self.cloud.address}
+            place(name, "edge", m, clients, listen=edge.listen, **above)
+            for client, number in zip(clients, numbers[m], strict=True):
+                place(client, "client", number, edge=m, parent=name, parent_address=edge.address)
+        return found
 
 
 GROUPS: dict[Any, type[Configuration]] = {

@@ -40,10 +40,7 @@ def own_data(experiment: Experiment, source: Path) -> Dataset:
 
 
 def cut_data(experiment: Experiment, federation: Federation, folder: Path) -> None:
-    """Write every client's data, and the test data of edges, as the task's partition hands them out.
-
-    Where every client has a model of its own, test data are the clients'; else their edge's.
-    """
+    """Write all sites' data as the task partitions them; test data go to edges, or to clients with own models."""
     dataset, shards = federation.dataset, federation.shards
     at_clients = by_clients(experiment.method)
     for edge, clients in enumerate(shards.clients):
@@ -133,10 +130,7 @@ class Trial:
             self.stop()
 
     def wait(self, show: Callable[[str], None]) -> int:
-        """Wait for the cloud to end and return its exit status; a site that cannot start ends the wait.
-
-        What the cloud says is shown as it comes.
-        """
+        """Show what the cloud says until it ends; return its exit status. A site that cannot start is an error."""
         cloud = self.processes[CLOUD]
         log = self.folder / "logs" / f"{CLOUD}.log"
         shown = 0

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -29,6 +29,7 @@ ONLY_OWNER, FOLDER_OF_OWNER = 0o600, 0o700
 PATIENCE = 10
 """Seconds to wait for another command that is changing the same federation."""
 
+RSA = rsa.RSAPrivateKey | rsa.RSAPublicKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 STRONG = "EC with 256 bits, or RSA with 2048, at least"
@@ -37,12 +38,12 @@ LONGEST_CHAIN = 10
 
 KEY_FILE, CERTIFICATE_FILE, LIST_FILE = "ca.key", "ca.crt", "revoked.crl"
 SERVER_AUTH, CLIENT_AUTH = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-USAGES = {
-    "cloud": [SERVER_AUTH],
-    "edge": [SERVER_AUTH, CLIENT_AUTH],
-    "client": [CLIENT_AUTH],
-}
+USAGES = {"cloud": [SERVER_AUTH], "edge": [SERVER_AUTH, CLIENT_AUTH], "client": [CLIENT_AUTH]}
 """Who may be dialled, and who may dial: a client's certificate cannot stand in for a server."""
+KEY_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 class Identity(NamedTuple):
@@ -125,7 +126,7 @@ class Authority:
         key = new_key()
         name = subject_of(f"{federation} authority", federation)
         now = _now()
-        usage = _key_usage(key_cert_sign=True, crl_sign=True)
+        usage = _key_usage("key_cert_sign", "crl_sign")
         builder = _builder(name, name, key.public_key(), now - BACKDATED, now + dt.timedelta(days=AUTHORITY_DAYS))
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
@@ -226,7 +227,7 @@ class Authority:
         return (
             _builder(subject, issuer, key, begin - BACKDATED, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(digital_signature=True), critical=True)
+            .add_extension(_key_usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage(USAGES[role]), critical=False)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(authority, critical=False)
@@ -291,15 +292,9 @@ def _refuse_key(name: str, key: str, before: Issued | None, last: Issued | None)
 def read_identity(pem: bytes, source: str) -> Identity:
     """Return whose certificate it is; ``source`` says where it came from, for the message. Nothing is verified."""
     with readable(source, "certificate"):
-        certificate = x509.load_pem_x509_certificate(pem)
-        name, federation = named(certificate.subject, source)
-        return Identity(
-            name,
-            federation,
-            certificate.serial_number,
-            certificate.not_valid_before_utc,
-            certificate.not_valid_after_utc,
-        )
+        found = x509.load_pem_x509_certificate(pem)
+        begins, expires = found.not_valid_before_utc, found.not_valid_after_utc
+        return Identity(*named(found.subject, source), found.serial_number, begins, expires)
 
 
 def make_request(key: PrivateKey, name: str, federation: str) -> bytes:
@@ -372,10 +367,7 @@ def serial_of_name(site: str) -> int:
 
 
 def is_signed_by(pem: bytes, authority: bytes, source: str, whose: str | None = None) -> bool:
-    """Whether a certificate is signed by an authority, or by one that follows it and that the authority signed.
-
-    Messages name the ``source`` of the certificate, and ``whose`` the authority's is.
-    """
+    """Whether a certificate is signed by an authority, or by one that follows it and that the authority signed."""
     with readable(whose or source, "certificate"):
         anchors = x509.load_pem_x509_certificates(authority)
         for anchor in anchors:
@@ -424,22 +416,22 @@ def fits(key: PrivateKey, pem: bytes, source: str) -> bool:
 
 def sign(key: PrivateKey, content: bytes) -> bytes:
     """Return the signature of a site's key, with SHA-256."""
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(content, padding.PKCS1v15(), hashes.SHA256())
-    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+    return key.sign(content, *_scheme(key))
 
 
 def is_signature(signature: bytes, content: bytes, pem: bytes) -> bool:
     """Whether the key of a certificate made a signature."""
     key = public_key_of(pem, "certificate")
     try:
-        if isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, content, padding.PKCS1v15(), hashes.SHA256())
-        else:
-            key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+        key.verify(signature, content, *_scheme(key))
     except InvalidSignature:
         return False
     return True
+
+
+def _scheme(key: PrivateKey | PublicKey) -> Any:
+    sha256 = hashes.SHA256()
+    return (padding.PKCS1v15(), sha256) if isinstance(key, RSA) else (ec.ECDSA(sha256),)
 
 
 def is_strong(key: object) -> bool:
@@ -547,18 +539,8 @@ def _builder(
     )
 
 
-def _key_usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _key_usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in KEY_USES})
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

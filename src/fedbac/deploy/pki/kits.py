@@ -1,4 +1,7 @@
-"""A federation's folder, and the kits in it: all that the machine of one site needs, copied there by a person."""
+"""A federation's folder, and the kits in it: all that the machine of one site needs, copied there by a person.
+
+A site makes its key, which never leaves it, asks for a certificate, and puts the answer into its kit.
+"""
 
 import datetime as dt
 import logging
@@ -100,41 +103,22 @@ def read_site(folder: Path) -> SiteConfig:
 
 def credentials_of(folder: Path, site: SiteConfig, *peers: str) -> Credentials:
     """Return where a kit has what proves its site and these peers."""
-    external = {
-        name: External(folder / one.certificates, known)
-        for one in site.external_ca
-        for name, known in one.sites.items()
-    }
-    return Credentials(
-        folder / KEY_FILE,
-        folder / CERTIFICATE_FILE,
-        folder / AUTHORITY_FILE,
-        None if site.role == "client" else folder / LIST_FILE,
-        external,
-        site.name,
-        peers,
+    known = (
+        (name, External(folder / one.certificates, it)) for one in site.external_ca for name, it in one.sites.items()
     )
+    key, certificate, trusted = (folder / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
+    revoked = None if site.role == "client" else folder / LIST_FILE
+    return Credentials(key, certificate, trusted, revoked, dict(known), site.name, peers)
 
 
 def identified(folder: Path, site: SiteConfig, pem: bytes, source: Path) -> Identity:
     """Return whose certificate it is, if the site of a kit can use it."""
-    identity = credentials_of(folder, site).identify(site.name, pem, str(source))
-    _refuse_foreign(site, identity, source)
-    _refuse_untimely(identity, source)
-    authority.refuse_useless(pem, site.role, str(source))
-    return identity
-
-
-def _refuse_foreign(site: SiteConfig, identity: Identity, source: Path) -> None:
+    identity, now = credentials_of(folder, site).identify(site.name, pem, str(source)), dt.datetime.now(dt.UTC)
     if (identity.name, identity.federation or site.federation) != (site.name, site.federation):
         raise DeployError(
             f"{source}: the certificate is that of {quoted(identity.name)} of {quoted(identity.federation)}, but "
             f"{SITE_FILE} says {quoted(site.name)} of {quoted(site.federation)}; copy the whole kit again"
         )
-
-
-def _refuse_untimely(identity: Identity, source: Path) -> None:
-    now = dt.datetime.now(dt.UTC)
     if now < identity.begins:
         raise DeployError(
             f"{source}: the certificate is not valid before {identity.begins:%Y-%m-%d %H:%M} UTC, and here it is "
@@ -145,6 +129,8 @@ def _refuse_untimely(identity: Identity, source: Path) -> None:
             f"{source}: the certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; have it renewed (fedbac "
             "federation renew), and install it or copy the new kit"
         )
+    authority.refuse_useless(pem, site.role, str(source))
+    return identity
 
 
 class FederationFolder:
@@ -305,3 +291,39 @@ class FederationFolder:
 
     def _write_list(self, kit: Path) -> None:
         write_whole(kit / LIST_FILE, authority.read(self.authority.list_file))
+
+
+def request(folder: Path, new_key: bool = False) -> tuple[Path, str]:
+    """Write a request for the key of a kit, which is made if there is none; return its path, and the key's hash.
+
+    A new key waits beside the one in use until its certificate is installed.
+    """
+    site = read_site(folder)
+    path = folder / (NEXT_KEY_FILE if new_key and (folder / KEY_FILE).exists() else KEY_FILE)
+    if not path.exists():
+        write_whole(path, authority.key_pem(authority.new_key()), mode=ONLY_OWNER)
+    key = authority.read_key(path)
+    name = credentials_of(folder, site).name_of(site.name)
+    file = folder / f"{site.name}.csr"
+    write_whole(file, authority.make_request(key, name, site.federation))
+    return file, authority.key_hash(key.public_key())
+
+
+def install(folder: Path, file: Path) -> Identity:
+    """Put a certificate into a kit, with the intermediate ones that follow it, if the site can use it."""
+    site = read_site(folder)
+    pem = authority.read_certificates(file, "give the path of a certificate")
+    identity = identified(folder, site, pem, file)
+    keys = (folder / name for name in (KEY_FILE, NEXT_KEY_FILE))
+    path = next((one for one in keys if one.exists() and authority.fits(authority.read_key(one), pem, str(file))), None)
+    if path is None:
+        raise DeployError(
+            f"{file}: the certificate is for no key of this kit; make a request, and have that signed: "
+            f"fedbac federation request {folder}"
+        )
+    if path.name == NEXT_KEY_FILE:
+        write_whole(folder / KEY_FILE, authority.read(path), mode=ONLY_OWNER)
+        remove(path)
+    write_whole(folder / CERTIFICATE_FILE, pem)
+    remove(folder / f"{site.name}.csr")
+    return identity

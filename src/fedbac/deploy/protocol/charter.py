@@ -5,7 +5,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,7 +111,7 @@ class Charter:
     dtype: str
     num_classes: int
     largest_token: int | None
-    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None
+    pixels: tuple[tuple[float, ...], ...] | None
     """Per channel, mean and deviation of all training images; of sums, a site would learn how many others hold."""
     clients: tuple[tuple[int, ...], ...]
     """Per edge, the numbers of its clients."""
@@ -233,19 +233,11 @@ class Charter:
     @cached_property
     def sites(self) -> tuple[Site, ...]:
         """Where clients meet."""
-        found = []
+        found, size_N, held_N = [], np.array(self.held("train")), np.array(self.held("validation"))
         for index, edges in enumerate(self.experiment.method.topology.sites(len(self.clients))):
-            members = [client for edge in edges for client in self.clients[edge]]
-            found.append(
-                Site(
-                    index=index,
-                    clients=tuple(members),
-                    size_N=np.array(self.held("train"))[members],
-                    validation_N=np.array(self.held("validation"))[members],
-                    num_classes=self.num_classes,
-                    edge_N=np.repeat(edges, [len(self.clients[edge]) for edge in edges]),
-                )
-            )
+            here = [client for edge in edges for client in self.clients[edge]]
+            edge_N = np.repeat(edges, [len(self.clients[edge]) for edge in edges])
+            found.append(Site(index, tuple(here), size_N[here], held_N[here], self.num_classes, edge_N))
         return tuple(found)
 
     @cached_property
@@ -265,9 +257,8 @@ class Charter:
     @cached_property
     def template(self) -> Parts:
         """One row of every part, for its shape."""
-        return self.experiment.method.personalization.init(
-            self.build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
-        )
+        one: dict[Scope, int] = {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
+        return self.experiment.method.personalization.init(self.build, one)
 
     def longest_answer(self, request: str) -> int:
         """Return the bytes that an answer to a kind of request may have: networks, where there are some, and the rest.
@@ -381,7 +372,7 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
             dtype=str(plain["dtype"]),
             num_classes=int(plain["num_classes"]),
             largest_token=plain["largest_token"],
-            pixels=None if plain["pixels"] is None else _two(tuple(map(float, row)) for row in plain["pixels"]),
+            pixels=None if plain["pixels"] is None else tuple(tuple(map(float, row)) for row in plain["pixels"]),
             clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
             commitments=dict(plain["commitments"]),
             holdings={name: Holding.model_validate(said) for name, said in known.items()},
@@ -395,11 +386,6 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
         return charter
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise WireError("begin: it holds no charter") from error
-
-
-def _two(rows: Iterable[tuple[float, ...]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    first, second = rows
-    return first, second
 
 
 def _possible(charter: Charter) -> bool:
@@ -425,8 +411,8 @@ def _possible(charter: Charter) -> bool:
     )
 
 
-def _are_pixels(pixels: tuple[tuple[float, ...], tuple[float, ...]], channels: int) -> bool:
-    """Whether these can be means and deviations of pixels divided by 255."""
+def _are_pixels(pixels: tuple[tuple[float, ...], ...], channels: int) -> bool:
+    """Whether these can be means and deviations of pixels divided by 255; a ValueError if they are not two."""
     mean_C, deviation_C = pixels
     good = all(0 <= mean <= 1 for mean in mean_C) and all(0 < deviation <= 1 for deviation in deviation_C)
     return good and len(mean_C) == len(deviation_C) == channels

@@ -67,7 +67,11 @@ class SiteError(DeployError):
         """Return any error as one that may be told of."""
         if isinstance(error, SiteError):
             return error
-        return SiteError(Failure.UNNAMED, 100_000 + secrets.randbelow(900_000), detail=_described(error))
+        try:
+            detail = visible(f"{type(error).__name__}: {error}")
+        except Exception:  # others write exceptions too, whose text may fail
+            detail = type(error).__name__
+        return SiteError(Failure.UNNAMED, 100_000 + secrets.randbelow(900_000), detail=detail)
 
     @classmethod
     def found(cls, reason: str, *failures: Failure) -> "SiteError | None":
@@ -87,10 +91,3 @@ class SiteError(DeployError):
         """Return what was encoded."""
         name, *numbers = json.loads(data)
         return cls(Failure[name], *numbers)
-
-
-def _described(error: BaseException) -> str:
-    try:
-        return visible(f"{type(error).__name__}: {error}")
-    except Exception:  # others write exceptions too, whose text may fail
-        return type(error).__name__

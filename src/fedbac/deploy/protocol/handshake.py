@@ -5,7 +5,6 @@ import logging
 import platform
 from functools import cache
 from importlib import metadata
-from typing import Any
 
 from fedbac.deploy.transports.base import Refusal
 from fedbac.errors import quoted
@@ -40,7 +39,12 @@ def check_hello(name: str, data: bytes) -> None:
     Another protocol is not understood; another fedbac, and another release of torch, may compute other numbers. All
     other differences are logged. Both ends compare, so both say it.
     """
-    said = _read(data)
+    try:
+        said = json.loads(data) if len(data) <= MOST else None
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise Refusal("its first words cannot be read; install the same version of fedbac at both sites", "version")
     told = said.get("versions")
     theirs = {**dict.fromkeys(versions()), **(told if isinstance(told, dict) else {"fedbac": said.get("fedbac")})}
     other = [what for what, ours in versions().items() if theirs[what] != ours]
@@ -59,18 +63,5 @@ def _part(what: str, version: object) -> object:
 
 
 def _plain(version: object) -> str:
-    return (
-        version
-        if isinstance(version, str) and version.isascii() and version.isprintable() and len(version) < 40
-        else quoted(version)
-    )
-
-
-def _read(data: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(data) if len(data) <= MOST else None
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise Refusal("its first words cannot be read; install the same version of fedbac at both sites", "version")
-    return said
+    plain = isinstance(version, str) and version.isascii() and version.isprintable() and len(version) < 40
+    return str(version) if plain else quoted(version)

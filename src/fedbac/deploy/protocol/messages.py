@@ -25,7 +25,7 @@ from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
-from fedbac.deploy.protocol.wire import Message, WireError, encode, said
+from fedbac.deploy.protocol.wire import Message, WireError, encode
 from fedbac.errors import LONGEST_QUOTE, quoted, visible
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
@@ -97,15 +97,6 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
 MOST_MODELS = 1_000_000
 T = TypeVar("T")
 EVERY_LINK = Ledger(dict.fromkeys(product(TIERS, DIRECTIONS, PURPOSES), 0))
-
-
-def kind_of(data: bytes) -> str:
-    """Return what a message says that it is; ``other`` for what nobody here says, which a parent must not remember."""
-    try:
-        _, kind, _, _ = said(data)
-    except WireError:
-        return "other"
-    return kind if isinstance(kind, str) and kind in MESSAGES else "other"
 
 
 def sent(kind: str, changes: Changes | None = None, place: str = "", /, **values: Any) -> bytes:

@@ -14,21 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedbac.errors import DeployError, quoted
-
-PROTOCOL = 1
-"""The version of what is said; sites of different versions do not talk."""
-MOST_HEAD = 2**22
-"""Bytes of the JSON of a message."""
-MOST_TENSORS = 100_000
-ROOM = 2**23
-"""Bytes that a message may have which holds no networks, and that others may have besides them."""
-LENGTH = 8
-"""Bytes of the number that a message begins with: the length of its JSON."""
-
-
-class WireError(DeployError):
-    """A message that is not what it should be; it is refused."""
+from fedbac.deploy.protocol.heads import PROTOCOL, said
+from fedbac.deploy.protocol.heads import ROOM as ROOM
+from fedbac.deploy.protocol.heads import WireError as WireError
+from fedbac.errors import quoted
 
 
 @dataclass(frozen=True)
@@ -75,28 +64,8 @@ def decode(data: bytes, kinds: Collection[str]) -> Message:
     return Message(kind, head, {path: tensors[path] for path in order})
 
 
-def said(data: bytes) -> tuple[Any, Any, Any, Any]:
-    """Return protocol, kind, order of tensors and values, as a message says them."""
-    length = int.from_bytes(data[:LENGTH], "little")
-    if len(data) < LENGTH or length > min(len(data) - LENGTH, MOST_HEAD):
-        raise WireError("a message is cut short, or says too much of itself")
-    try:
-        outer = json.loads(data[LENGTH : LENGTH + length])
-        if not isinstance(outer, dict) or len(outer) > MOST_TENSORS:
-            raise WireError("a message holds too many tensors")
-        meta = outer.get("__metadata__", {})
-        found = json.loads(meta["fedbac"], parse_constant=_refuse_constant)
-        return found["protocol"], found["kind"], found["order"], found["head"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise WireError("a message has no head that can be read") from error
-
-
 def _ready(value: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, order="C"))
     tensor = tensor.detach().cpu().contiguous()
     # A view of something larger would take all of it along.
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")

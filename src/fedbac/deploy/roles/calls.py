@@ -5,13 +5,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
 
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import kind_of, sent
+from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.transports.base import NO_ANSWER, Children
+from fedbac.deploy.transports.base import NO_ANSWER, Answered, Child, Children
 
 log = logging.getLogger("fedbac")
 SHORT = 1024
@@ -25,10 +25,6 @@ FORGOTTEN = sent("forgotten")
 
 UNFIT = (Failure.OTHER_DATA, Failure.MORE_CLASSES)
 """Why a child that is there takes no part until its data are others."""
-
-Child = TypeVar("Child")
-Answered = tuple[dict[Child, bytes], dict[Child, str]]
-"""By child, answers, and the reasons of those who gave none."""
 
 
 def ask_with_retry(
@@ -66,7 +62,7 @@ class Caller:
         with self._lock:
             return dict(self._unfit)
 
-    def ask(self, messages: Mapping[str, bytes], deadline: float) -> tuple[dict[str, bytes], dict[str, str]]:
+    def ask(self, messages: Mapping[str, bytes], deadline: float) -> Answered[str]:
         """Call children; return the answers, and a reason for each child that gave none."""
         reasons = self.inform(messages, deadline)
         answers, lost = self._call(messages, reasons, deadline)
@@ -110,9 +106,7 @@ class Caller:
             self._unfit.pop(name, None)
             self._rejoined.add(name)
 
-    def _call(
-        self, messages: Mapping[str, bytes], without: Collection[str], deadline: float
-    ) -> tuple[dict[str, bytes], dict[str, str]]:
+    def _call(self, messages: Mapping[str, bytes], without: Collection[str], deadline: float) -> Answered[str]:
         left = {name: message for name, message in messages.items() if name not in without}
         if not left:
             return {}, {}

@@ -5,10 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_hello, hello
-from fedbac.deploy.transports.connect import parent_of
+from fedbac.deploy.transports.connect import serve_parent
 from fedbac.deploy.transports.pipes import Worker
 
 log = logging.getLogger("fedbac")
@@ -26,19 +24,12 @@ def run_client(
 ) -> None:
     """Serve the client's edge until ``stop`` is set. The data are read once at the start, to see that they can be."""
     site = kit.site
-    says = {
-        "name": site.name,
-        "number": site.number,
-        "edge": site.edge,
-        "source": source,
-        "state": str(state or kit.folder / "state"),
-        "runtime": {"workers": 1, **(runtime or {})},
-    }
-    worker = Worker(says, idle)
+    says = {"name": site.name, "number": site.number, "edge": site.edge, "source": source}
+    more = {"state": str(state or kit.folder / "state"), "runtime": {"workers": 1, **(runtime or {})}}
+    worker = Worker(says | more, idle)
     try:
         worker.start()
         log.info("its data can be read; dialling %s at %s", site.parent, address or site.parent_address)
-        said = (lambda: hello(site.name), lambda said: check_hello(site.parent or "", said), worker.ask)
-        parent_of(kit, address).serve(**METRICS.parent("edge", *said), stop=stop)
+        serve_parent(kit, worker.ask, stop, address)
     finally:
         worker.close()

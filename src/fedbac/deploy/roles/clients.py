@@ -1,7 +1,7 @@
 """How a site reaches its clients: one request becomes a message to each, and their answers one result."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,13 +27,11 @@ from fedbac.deploy.protocol.messages import (
     start_of,
 )
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.roles.calls import ask_with_retry
+from fedbac.deploy.roles.calls import Silences, ask_with_retry
 from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.transports.base import Answered
 
 log = logging.getLogger("fedbac")
-
-Answers = tuple[dict[int, bytes], dict[int, str]]
-"""By number: answers, and the reasons of those who gave none."""
 
 
 class TooFewClientsError(SiteError):
@@ -46,21 +44,18 @@ class Reach(Protocol):
     def clients(self) -> frozenset[int]:
         """Return the clients that are there now."""
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages and wait for the answers."""
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """The same for edges that hold test data."""
-
-    def note(self, reasons: Mapping[int, str]) -> None:
-        """Say which clients gave no answer that could be used, and why."""
 
 
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
     def __init__(self, charter: Charter, reach: Reach, outlier_factor: float = 0.0) -> None:
-        self.charter, self.reach, self.standing = charter, reach, Standing(outlier_factor)
+        self.charter, self.reach, self.standing, self.silences = charter, reach, Standing(outlier_factor), Silences()
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
@@ -85,9 +80,13 @@ class Clients:
         epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
         counted_C = np.where(average.healthy_C, request.size_C, 0)
         own = self.owners.only(train.bank, "client")
+
+        def counted(row_C: IntArray, rows: Params) -> IntArray:
+            return np.bincount(row_C, counted_C, trees.count(rows)).astype(np.int64)
+
         return Averaged(
             bank={part: average.bank[part] if part in average.bank else own[part] for part in train.bank},
-            weight=average.weight | {part: _weight(train.row_C[part], counted_C, own[part]) for part in own},
+            weight=average.weight | {part: counted(train.row_C[part], own[part]) for part in own},
             healthy_C=average.healthy_C,
             loss_C=average.loss_C,
             square_C=np.concatenate(squares) if squares else None,
@@ -102,10 +101,8 @@ class Clients:
         found = self._asked_of_clients(request)
         if found and not any(measured.count_G.any() for measured in found):
             raise TooFewClientsError(Failure.NONE_MEASURED)
-        num_models = 1 if request.paired else request.num_models
-        return (
-            _side_by_side(found) if found else Measured(np.zeros((num_models, 0)), np.zeros((num_models, 0)), _NOBODY)
-        )
+        nothing = np.zeros((1 if request.paired else request.num_models, 0))
+        return _side_by_side(found) if found else Measured(nothing, nothing, np.zeros(0, dtype=np.int64))
 
     def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
@@ -148,7 +145,7 @@ class Clients:
                 reasons[client] = self.standing.strike(names[client], Failure.OUTLIER, far[names[client]])
             else:
                 self.standing.trust(names[client])
-        self._note(reasons)
+        self._note(messages, reasons)
         return list(results.values())
 
     def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -163,7 +160,8 @@ class Clients:
             if same not in made:
                 made[same] = self._asked(request, *same)
             messages[owner] = made[same]
-        answers, reasons = self.reach.ask(self._without_resting(messages))
+        messages = self._without_resting(messages)
+        answers, reasons = self.reach.ask(messages)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
         found: dict[int, Measured] = {}
@@ -179,7 +177,7 @@ class Clients:
             reasons |= {
                 o: "its losses are not finite, though others' are" for o, v in sound_O.items() if not v[sound_V].all()
             }
-        self._note(reasons)
+        self._note(messages, reasons)
         return [found[owner] if owner in found and owner not in reasons else lost for owner in request.owners]
 
     def _asked_of_edges(self, request: Evaluate) -> Measured:
@@ -214,21 +212,17 @@ class Clients:
     def _expected(self, client: int) -> Expected:
         return self.expected.get(str(client), Expected()) if self.charter.keeps("client") else Expected()
 
-    def _note(self, reasons: Mapping[int, str]) -> None:
-        """Say who gave no answer; if one has not what it should have kept, the round must not go on without it."""
-        self.reach.note(reasons)
+    def note(self, asked: Iterable[int], reasons: Mapping[int, str]) -> None:
+        """Log who gives no answer that can be used, and who does again."""
+        names = self.charter.names
+        self.silences.note([names[one] for one in asked], {names[one]: why for one, why in reasons.items()})
+
+    def _note(self, asked: Iterable[int], reasons: Mapping[int, str]) -> None:
+        """Note who gave no answer; if one has not what it should have kept, the round must not go on without it."""
+        self.note(asked, reasons)
         for client, reason in reasons.items():
             if lacking := SiteError.found(reason, Failure.CLIENT_STATE):
                 raise SiteError(Failure.CLIENT_STATE, client, *lacking.numbers[1:])
-
-
-_NOBODY = np.zeros(0, dtype=np.int64)
-
-
-def _weight(row_C: IntArray, counted_C: IntArray, rows: Params) -> IntArray:
-    weight_R = np.zeros(trees.count(rows), dtype=np.int64)
-    np.add.at(weight_R, row_C, counted_C)
-    return weight_R
 
 
 def _lost_update(request: Train, place: int, num_epochs: int) -> Trained:

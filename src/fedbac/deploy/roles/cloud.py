@@ -78,7 +78,7 @@ class Cloud:
                 make_folder(self.folder.path)  # now, so that whoever wants to watch it finds it
                 if before is None:
                     remove(self.folder.path / EPOCHS)
-                    enrolled = enrol(experiment, children, site.deploy, self._waiting, wanted, site.members)
+                    enrolled = enrol(experiment, site, children, self._waiting, wanted)
                     enrolled.save(self.folder.path)
                 else:
                     rest = (site, children, self.refresh, self._waiting, wanted)
@@ -128,7 +128,7 @@ class Cloud:
         def left_out() -> int:
             return 0 if self.remote is None else len(self.remote.caller.unfit | self.remote.left_out)
 
-        METRICS.watch_children(len(site.children), lambda: len(children.present()), left_out)
+        METRICS.watch_children(len(site.children), children.present, left_out)
         METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
 
     def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:

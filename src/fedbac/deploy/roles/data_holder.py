@@ -56,10 +56,7 @@ class LocalState:
         self.folder = folder
 
     def before(self, moment: Training) -> tuple[int, dict[str, Any] | None]:
-        """Return the round of the newest version made before a moment, and what it holds; 0 and None if there is none.
-
-        Versions that cannot be read are passed over.
-        """
+        """Return the round of the newest version before a moment that can be read, and what it holds; or 0 and None."""
         for made, file in sorted(self._files().items(), reverse=True):
             if made < moment and (kept := _read(file)) is not None:
                 return made[0], kept
@@ -110,8 +107,7 @@ class LocalState:
     def _files(self) -> dict[Training, Path]:
         found = {}
         for file in self.folder.glob("own-*.safetensors"):
-            name = NAME.fullmatch(file.name)
-            if name is not None:
+            if name := NAME.fullmatch(file.name):
                 found[int(name[1]), int(name[2])] = file
         return found
 
@@ -201,17 +197,14 @@ class DataHolder:
         experiment = read_experiment(received(message)["experiment"])
         loss, raw, classes = experiment.task.loss, self.raw, self.raw.num_classes
         if loss.labels != raw.labels:
-            raise SiteError(
-                Failure.OTHER_LABELS,
-                detail=f"task.loss {loss.kind} learns {loss.labels}, and y_train or y_test are {raw.labels}; give "
-                "other labels, or have the federation change task.loss",
-            )
+            detail = f"task.loss {loss.kind} learns {loss.labels}, and y_train or y_test are {raw.labels}"
+            fix = "give other labels, or have the federation change task.loss"
+            raise SiteError(Failure.OTHER_LABELS, detail=f"{detail}; {fix}")
         with runnable():
             known = outputs(experiment, classes, raw.label_shape, raw.example.shape[1:], raw.largest_token)
         if known < classes and raw.labels != "numbers":
-            raise SiteError(
-                Failure.OTHER_LABELS, detail=f"the network predicts {known} {raw.labels}, the labels are {classes}"
-            )
+            detail = f"the network predicts {known} {raw.labels}, the labels are {classes}"
+            raise SiteError(Failure.OTHER_LABELS, detail=detail)
         return sent("facts", facts=self.facts(experiment).model_dump())
 
     def _begin(self, message: Message) -> bytes:
@@ -246,40 +239,27 @@ class DataHolder:
     @cached_property
     def trainer(self) -> Trainer:
         """Trains and measures, with the hooks of the scheme around it."""
-        charter, data = self.terms, self.data
+        charter, data, task = self.terms, self.data, self.terms.experiment.task
         learned_from = [split for split in ("train", "validation") if self.is_client and split in data.y]
         x = np.concatenate([data.x[split] for split in learned_from]) if learned_from else charter.blank()
         y = np.concatenate([data.y[split] for split in learned_from]) if learned_from else charter.blank_labels()
         tested = data.size("test") > 0
-        dataset = Dataset(
-            charter.experiment.task.dataset,
-            x,
-            y,
-            data.x["test"] if tested else charter.blank(),
-            data.y["test"] if tested else charter.blank_labels(),
-            charter.num_classes,
-        )
-        nothing = np.zeros(0, dtype=np.int64)
-        num_clients = sum(map(len, charter.clients))
+        x_test, y_test = (data.x["test"], data.y["test"]) if tested else (charter.blank(), charter.blank_labels())
+        dataset = Dataset(task.dataset, x, y, x_test, y_test, charter.num_classes)
         size, held = data.size("train"), data.size("validation")
 
-        def mine(indices: IntArray) -> tuple[IntArray, ...]:
-            return tuple(
-                indices if self.is_client and client == self.number else nothing for client in range(num_clients)
-            )
+        def own(indices: IntArray, owner: int | None, count: int) -> tuple[IntArray, ...]:
+            return tuple(indices if one == owner else indices[:0] for one in range(count))
 
+        client, num_clients = self.number if self.is_client else None, len(charter.names)
         shards = Shards(
-            train=mine(np.arange(size)),
-            validation=mine(np.arange(size, size + held)),
-            test=tuple(
-                np.arange(data.size("test")) if edge == self.edge else nothing for edge in range(len(charter.clients))
-            ),
+            train=own(np.arange(size), client, num_clients),
+            validation=own(np.arange(size, size + held), client, num_clients),
+            test=own(np.arange(data.size("test")), self.edge, len(charter.clients)),
             clients=charter.clients,
         )
-        task = charter.experiment.task
-        examples = OwnExamples(
-            dataset, shards, task.training, task.augment, charter.experiment.seed, charter.normalization, task.loss
-        )
+        seed, normalization = charter.experiment.seed, charter.normalization
+        examples = OwnExamples(dataset, shards, task.training, task.augment, seed, normalization, task.loss)
         scheme = charter.experiment.method.personalization
         return adjusted(make_trainer(charter.network, scheme, examples, self.runtime), scheme)
 

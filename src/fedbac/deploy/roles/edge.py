@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,15 +41,15 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER, Caller, Silences
-from fedbac.deploy.roles.clients import Answers, Clients, Reach, TooFewClientsError
+from fedbac.deploy.roles.clients import Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
 from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.models import read_models
 from fedbac.deploy.roles.standing import Standing
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
-from fedbac.deploy.transports.base import Children
-from fedbac.deploy.transports.connect import children_of, parent_of
+from fedbac.deploy.transports.base import Answered, Children
+from fedbac.deploy.transports.connect import children_of, serve_parent
 from fedbac.errors import quoted
 from fedbac.local import one_thread
 from fedbac.rounds.edge import serve
@@ -67,7 +67,6 @@ class OrderHandler:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
         self.clients = Clients(charter, reach, deploy.outlier_factor)
         self.local_state = LocalState(state / charter.run)
-        self.expected: Expectations = {}
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
         self.asked = 0
@@ -77,13 +76,13 @@ class OrderHandler:
 
     def expect(self, expected: Expectations) -> None:
         """Take what the site and its clients must have kept."""
-        self.expected = self.clients.expected = expected
+        self.clients.expected = expected
 
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
         kept = None
         if self.charter.keeps("edge"):
-            expected = self.expected.get(EDGE, Expected())
+            expected = self.clients.expected.get(EDGE, Expected())
             kept = self.local_state.expected(before, expected, Failure.EDGE_STATE, self.site.index)
         own = self.charter.own("edge", self.site.index, (kept or NOTHING)["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
@@ -108,8 +107,7 @@ class OrderHandler:
         memory = self._memory(order)
         links = {name: memory.of(name) for name in memory.whole}
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
-        report = self._drive(order, gone, present_N)
-        assert isinstance(report, TrainReport)
+        report = cast(TrainReport, self._drive(order, gone, present_N))
         chosen = len(report.selected)
         came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
         if came < min(least, chosen):
@@ -124,9 +122,7 @@ class OrderHandler:
     def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
         """Measure models after a round."""
         self.clients.before = (round_ + 1, 0)
-        report = self._drive(order, gone, None)
-        assert isinstance(report, MeasureReport)
-        return report
+        return cast(MeasureReport, self._drive(order, gone, None))
 
     def _memory(self, order: TrainOrder) -> Remembered:
         """Return what the links of which the site is the sender remember from before a round."""
@@ -147,11 +143,8 @@ class OrderHandler:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         holds_N = self.site.size_N > 0
-        count, least = (
-            int((present_N & holds_N).sum()),
-            min(quorum(self.min_clients, int(holds_N.sum())), int(holds_N.sum())),
-        )
-        if count < least:
+        count, most = int((present_N & holds_N).sum()), int(holds_N.sum())
+        if count < (least := min(quorum(self.min_clients, most), most)):
             if resting:
                 raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
@@ -165,19 +158,15 @@ class OrderHandler:
                 while True:
                     if gone.is_set():
                         raise SiteError(Failure.NOT_WAITED_FOR)
-                    result: Result = (
-                        self.clients.average(request)
-                        if isinstance(request, Average)
-                        else self.clients.evaluate(request)
-                    )
-                    request = work.send(result)
+                    if isinstance(request, Average):
+                        request = work.send(self.clients.average(request))
+                    else:
+                        request = work.send(self.clients.evaluate(request))
             except StopIteration as done:
-                report: Report = done.value
-                return report
+                return cast(Report, done.value)
 
 
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
-
 
 log = logging.getLogger("fedbac")
 
@@ -188,8 +177,7 @@ class EdgeReach:
     def __init__(self, charter: Charter, site: SiteConfig, children: Children, holder: DataHolder | None) -> None:
         assert site.edge is not None
         self.children, self.holder = children, holder
-        self.caller, self.silences = Caller(children, charter, site.deploy.min_deadline), Silences()
-        self.asked: list[int] = []
+        self.caller = Caller(children, charter, site.deploy.min_deadline)
         self.deadline, self.edge = site.deploy.deadline, site.edge
         self.name_of = {client: charter.names[client] for client in charter.clients[site.edge]}
         self.number_of = {name: number for number, name in self.name_of.items()}
@@ -201,23 +189,17 @@ class EdgeReach:
         refused = self.caller.inform(here, self.deadline)
         return frozenset(self.number_of[name] for name in here if name not in refused)
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages and wait for the answers."""
         named = {self.name_of[client]: message for client, message in messages.items()}
-        self.asked = list(messages)
         answers, reasons = self.caller.ask(named, self.deadline)
         return {self.number_of[n]: a for n, a in answers.items()}, {self.number_of[n]: r for n, r in reasons.items()}
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Measure on the edge's own test data."""
         if self.holder is None:
             return {}, dict.fromkeys(messages, "it was started without --data, but the run began with its test data")
         return {edge: self.holder.answer(message) for edge, message in messages.items()}, {}
-
-    def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gives no answer that can be used, and who does again."""
-        asked = [self.name_of[client] for client in self.asked]
-        self.silences.note(asked, {self.name_of[client]: reason for client, reason in reasons.items()})
 
 
 class Edge:
@@ -245,10 +227,6 @@ class Edge:
             self.reach.caller.rejoined(name)
         return hello(self.site.name)
 
-    def hello(self) -> bytes:
-        """Return what it says to the cloud first."""
-        return hello(self.site.name)
-
     def answer(self, payload: bytes, gone: threading.Event) -> bytes:
         """Answer one message of the cloud."""
         message = decode(payload, KINDS)
@@ -266,11 +244,7 @@ class Edge:
         if message.kind == "model":
             return self._model(message, handler, reach)
         try:
-            said = (
-                self._train(message, handler, gone)
-                if message.kind == "train"
-                else self._measure(message, handler, gone)
-            )
+            said = (self._train if message.kind == "train" else self._measure)(message, handler, gone)
             self.silences.note([self.site.name], {})
             return said
         except ForgottenError:
@@ -299,8 +273,7 @@ class Edge:
         payload, only = sent("enroll", **asked), set(asked["only"])
         names = self.clients.present() & only if only else self.clients.present()
         answers, reasons = self.clients.call(dict.fromkeys(names, payload), self.site.deploy.deadline)
-        facts_of: dict[str, Facts] = {}
-        unusable: dict[str, str] = {}
+        facts_of, unusable = dict[str, Facts](), dict[str, str]()
         for name, answer in answers.items():
             try:
                 facts = read_facts(received(decode(answer, ("facts",)))["facts"])
@@ -308,14 +281,11 @@ class Edge:
                 facts_of[name] = facts
             except WireError as error:
                 unusable[name] = str(error)
-        own = None
-        if self.holder is not None:
-            own = received(decode(self.holder.answer(payload), ("facts",)))["facts"]
+        own = self.holder and received(decode(self.holder.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
-        reasons |= dict.fromkeys(
-            unusable, Failure.UNUSABLE.value
-        )  # an error quotes one client; the cloud hears of all together
+        # An error quotes one client; the cloud hears of all together.
+        reasons |= dict.fromkeys(unusable, Failure.UNUSABLE.value)
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
         together = {} if only else _together(list(facts_of.values()))
         return sent("roster", clients=plain, edge=own, together=together, reasons=reasons)
@@ -365,9 +335,8 @@ class Edge:
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
-        order, round_, kept, expected = read_measure_request(
-            message, handler.charter, handler.site, handler.first_memory()
-        )
+        site, memory = handler.site, handler.first_memory()
+        order, round_, kept, expected = read_measure_request(message, handler.charter, site, memory)
         handler.expect(expected)
         own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
         if not set(kept) <= set(trained):
@@ -387,8 +356,7 @@ class Edge:
         models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
         models.keep(self.state)
         here = [client for client in models.clients if reach.name_of[client] in reach.members]
-        _, reasons = reach.ask({client: models.of(client).message(charter.id) for client in here})
-        reach.note(reasons)
+        handler.clients.note(here, reach.ask({client: models.of(client).message(charter.id) for client in here})[1])
         return sent("ready")
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
@@ -445,12 +413,9 @@ def run_edge(
 
     with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
         edge.children = children
-        METRICS.watch_children(
-            len(site.children), lambda: len(children.present()), lambda: len(edge.unfit | edge.left_out)
-        )
+        METRICS.watch_children(len(site.children), children.present, lambda: len(edge.unfit | edge.left_out))
         board.say(doing="serving")
         try:
-            said = (edge.hello, lambda said: check_hello(site.parent or "", said), edge.answer)
-            parent_of(kit, address).serve(**METRICS.parent("cloud", *said), stop=stop)
+            serve_parent(kit, edge.answer, stop, address)
         finally:
             board.say(doing="stopped")

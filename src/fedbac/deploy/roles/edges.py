@@ -22,13 +22,13 @@ from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
-from fedbac.deploy.roles.clients import Answers, TooFewClientsError
+from fedbac.deploy.roles.clients import TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
-from fedbac.deploy.transports.base import Children
+from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 from fedbac.runs.models import Models
@@ -166,9 +166,8 @@ class Remote:
             if self.stopped():
                 break
             time.sleep(LOOK)
-        messages = {
-            name: models_of_edge(models, self.charter, m).message(self.charter.id) for name, m in self.members.items()
-        }
+        charter = self.charter
+        messages = {name: models_of_edge(models, charter, m).message(charter.id) for name, m in self.members.items()}
         _, reasons = self.caller.ask(messages, self.patience)
         self.silences.note(messages, reasons, f"the models of round {models.round}: ")
 
@@ -230,8 +229,7 @@ class RemoteEdges(Remote):
         for order in orders:
             bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
             said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
-            message = sent("measure", charter=charter.id, round=self.round, **said)
-            messages[edge_name(order.site)] = message
+            messages[edge_name(order.site)] = sent("measure", charter=charter.id, round=self.round, **said)
         resting = self.standing.news
         asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
         found = resting | self._ask(asked, "measured", messages.__getitem__)
@@ -266,7 +264,7 @@ class RemoteEdges(Remote):
     def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
         """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
 
-        def ask(some: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+        def ask(some: Mapping[str, bytes]) -> Answered[str]:
             return self.caller.ask(some, self.patience)
 
         answers, reasons = ask_with_retry(ask, messages, whole)
@@ -285,10 +283,8 @@ class RemoteEdges(Remote):
         if len(here) >= self.min_edges:
             return None
         missing = [name for name in self.members if name not in here]
-        return (
-            f"waiting for edges: {len(here)} are there and deploy.min_edges is {self.min_edges}; "
-            f"missing: {', '.join(missing)}"
-        )
+        count = f"{len(here)} are there and deploy.min_edges is {self.min_edges}"
+        return f"waiting for edges: {count}; missing: {', '.join(missing)}"
 
     def _count(self, asked: Collection[str], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
@@ -336,16 +332,14 @@ class RelayReach:
 
     def __init__(self, remote: Remote) -> None:
         self.remote, self.charter = remote, remote.charter
-        self.asked: list[int] = []
         self.edge_of = {client: m for m, clients in enumerate(self.charter.clients) for client in clients}
 
     def clients(self) -> frozenset[int]:
         """Ask the edges which clients are there."""
         return self._relayed({m: ({}, None) for m in self.charter.members})[2]
 
-    def ask(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages, those of an edge together."""
-        self.asked = list(messages)
         to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
         for client, message in messages.items():
             to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
@@ -353,17 +347,11 @@ class RelayReach:
         reasons |= {client: "its edge is not there" for client in messages if client not in {*answers, *reasons}}
         return answers, reasons
 
-    def ask_edges(self, messages: Mapping[int, bytes]) -> Answers:
+    def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send edges what they are to measure on their own test data."""
         answers, lost, _ = self._relayed({edge: ({}, message) for edge, message in messages.items()})
         found = {edge: answers[-1 - edge] for edge in messages if -1 - edge in answers}
         return found, {edge: lost.get(-1 - edge, "it is not there") for edge in messages if edge not in found}
-
-    def note(self, reasons: Mapping[int, str]) -> None:
-        """Log who gives no answer that can be used, and who does again."""
-        names = self.charter.names
-        named = {names[client]: reason for client, reason in reasons.items()}
-        self.remote.silences.note([names[client] for client in self.asked], named)
 
     def _relayed(
         self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
@@ -371,9 +359,7 @@ class RelayReach:
         """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
         messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
         replies, lost = self.remote.caller.ask(messages, self.remote.patience)
-        answers: dict[int, bytes] = {}
-        reasons: dict[int, str] = {}
-        here: set[int] = set()
+        answers, reasons, here = dict[int, bytes](), dict[int, str](), set[int]()
         for m, (each, own) in to.items():
             mine = {str(client): client for client in self.charter.clients[m]} | {EDGE: -1 - m}
             try:

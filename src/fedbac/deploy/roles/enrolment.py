@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedbac.deploy.protocol.charter import (
 )
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.settings import DeploySettings, Members, client_name, edge_name, quorum
+from fedbac.deploy.settings import Members, SiteConfig, client_name, edge_name, quorum
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
@@ -52,42 +53,18 @@ class Enrolled:
 
     charter: Charter
     classes_ME: tuple[tuple[int, ...], ...]
-
-    @property
-    def sites(self) -> Any:
-        """Where clients meet."""
-        return self.charter.sites
-
-    @property
-    def build(self) -> Any:
-        """Makes the networks of the run."""
-        return self.charter.build
-
-    @property
-    def network(self) -> Any:
-        """A network of the architecture."""
-        return self.charter.network
+    source_sha256 = None  # there is no larger whole that this is a sample of
+    sites = property(attrgetter("charter.sites"))
+    build = property(attrgetter("charter.build"))
+    network = property(attrgetter("charter.network"))
+    normalization = property(attrgetter("charter.normalization"))
+    example = property(attrgetter("charter.example"))
 
     @property
     def fingerprint(self) -> str:
         """The hash of everybody's data: of the hashes that they sent."""
         each = {name: held.fingerprint for name, held in sorted(self.charter.holdings.items())}
         return hashlib.sha256(json.dumps(each).encode()).hexdigest()
-
-    @property
-    def source_sha256(self) -> str | None:
-        """There is no larger whole that this is a sample of."""
-        return None
-
-    @property
-    def normalization(self) -> Any:
-        """Per-channel mean and deviation, from everybody's sums."""
-        return self.charter.normalization
-
-    @property
-    def example(self) -> Any:
-        """An example that says nothing."""
-        return self.charter.example
 
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold."""
@@ -97,14 +74,11 @@ class Enrolled:
             table[edge, : len(counts)] = counts
         return table
 
-    def told(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
-        return {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
-
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write the charter beside the run, so that a cloud that comes back goes on under the same."""
-        write_whole(folder / name, json.dumps(self.told()))
+        known = {name: held.model_dump() for name, held in self.charter.holdings.items()}
+        told = {"charter": self.charter.text, "known": known, "classes": self.classes_ME}
+        write_whole(folder / name, json.dumps(told))
 
 
 def stored(folder: Path, name: str = FILE) -> Enrolled | None:
@@ -114,10 +88,8 @@ def stored(folder: Path, name: str = FILE) -> Enrolled | None:
         return None
     try:
         said = read_json(path)
-        charter = read_charter(
-            *(_updated(said["charter"]) if "known" not in said else (said["charter"], said["known"]))
-        )
-        return Enrolled(charter, tuple(tuple(map(int, row)) for row in said["classes"]))
+        terms = (said["charter"], said["known"]) if "known" in said else _updated(said["charter"])
+        return Enrolled(read_charter(*terms), tuple(tuple(map(int, row)) for row in said["classes"]))
     except (OSError, ValueError, KeyError, TypeError, WireError) as error:
         raise DeployError(f"{path}: it cannot be read ({error}); start anew with --overwrite") from error
 
@@ -155,18 +127,14 @@ class Roll:
 
 def enrol(
     experiment: Experiment,
+    site: SiteConfig,
     children: Children,
-    deploy: DeploySettings,
     waiting: Callable[[str], None],
     stopped: Callable[[], bool],
-    members: Members = Members(),  # noqa: B008 (frozen)
 ) -> Enrolled:
-    """Wait until sites have said what they hold, and return the federation; ``waiting`` hears who is missing.
-
-    All must have, or where ``deploy.start_after`` says so, enough of them.
-    """
+    """Wait until all sites, or by ``deploy.start_after`` enough, have said what they hold; return the federation."""
     check_deployable(experiment)
-    expected = expected_sites(experiment, members)
+    deploy, members, expected = site.deploy, site.members, expected_sites(experiment, site.members)
     roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
     min_edges = min(quorum(deploy.min_edges, len(expected)), len(expected))
     payload = sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
@@ -203,21 +171,16 @@ def expected_sites(experiment: Experiment, members: Members) -> dict[str, list[s
 
 
 def newcomers(
-    before: Enrolled,
-    experiment: Experiment,
-    children: Children,
-    deploy: DeploySettings,
-    members: Members,
-    only: Collection[str],
+    before: Enrolled, experiment: Experiment, site: SiteConfig, children: Children, only: Collection[str]
 ) -> Roll:
     """Ask those of the sites ``only`` that are there what they hold."""
     roll = Roll({}, {}, {}, {})
     asked = {
         edge: sent("enroll", experiment=experiment.model_dump(mode="json"), only=tuple(mine))
-        for edge, clients in expected_sites(experiment, members).items()
+        for edge, clients in expected_sites(experiment, site.members).items()
         if edge in children.present() and (mine := [name for name in clients if name in only])
     }
-    answers, reasons = children.call(asked, deploy.deadline)
+    answers, reasons = children.call(asked, site.deploy.deadline)
     for edge, answer in answers.items():
         _note(roll, edge, list(only), answer, None, reasons)
     for name, reason in reasons.items():
@@ -225,8 +188,7 @@ def newcomers(
     charter = before.charter
     for name, facts in list(roll.clients.items()):
         ours, theirs = ((tuple(it.shape), it.dtype, tuple(it.label_shape)) for it in (charter, facts))
-        alike = ours == theirs
-        if not alike or (facts.largest_token or 0) > (charter.largest_token or 0):
+        if ours != theirs or (facts.largest_token or 0) > (charter.largest_token or 0):
             log.warning(
                 "%s cannot join: its examples, labels and largest token are %s, those of the run %s",
                 name, (*theirs, facts.largest_token), (*ours, charter.largest_token),
@@ -267,20 +229,19 @@ def _holdings(facts: Mapping[str, Facts]) -> dict[str, Holding]:
 def _note(
     roll: Roll, edge: str, clients: list[str], answer: bytes, least: int | None, reasons: dict[str, str]
 ) -> set[str]:
-    """Take what an edge says, if it speaks of so many clients at least; of any, if they join later.
-
-    Return of whom it does, and add the reasons of others.
-    """
+    """Take what an edge says of so many clients at least, or of any who join later; return of whom, and add reasons."""
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
-        own = roster["edge"]
         if len(facts_of) >= (least or 1):  # sums and classes are those of all clients that are named, or of no use
+            own = {} if roster["edge"] is None else {edge: read_facts(roster["edge"])}
+            for it in own.values():
+                if it.test == 0 or sum(it.classes) != it.test or it.train or it.validation:
+                    raise WireError("facts: an edge holds test data, and their classes must add up to them")
             if least is not None:
                 together = read_together(roster["together"], list(facts_of.values()))
                 roll.classes[edge], roll.sums[edge] = together.classes, together.sums
-            if own is not None:
-                roll.edges[edge] = _tests(own)
+            roll.edges |= own
             roll.clients |= facts_of
         reasons |= {name: reason[:LONGEST_QUOTE] for name, reason in roster["reasons"].items() if name in clients}
         return set(facts_of)
@@ -289,24 +250,17 @@ def _note(
         return set()
 
 
-def _tests(own: Any) -> Facts:
-    facts = read_facts(own)
-    if facts.test == 0 or sum(facts.classes) != facts.test or facts.train or facts.validation:
-        raise WireError("facts: an edge holds test data, and their classes must add up to them")
-    return facts
-
-
 def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:
     """Write the charter, once everybody's data fit together."""
     everybody = {**roll.clients, **roll.edges}
     names = sorted(roll.clients)
     first = roll.clients[names[0]]
-    for name, facts in everybody.items():
-        one, other = (
-            f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
-            for it in (facts, first)
-        )
-        if one != other:
+    looks = {
+        name: f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
+        for name, it in everybody.items()
+    }
+    for name, one in looks.items():
+        if one != (other := looks[names[0]]):
             raise DeployError(f"{name} has examples of {one}, and {names[0]} of {other}; all must be alike")
     total = sum(facts.train for facts in roll.clients.values())
     for name, facts in roll.clients.items():

@@ -19,15 +19,7 @@ from torch import Tensor
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.deploy.roles.edges import Newcomers, Remote
-from fedbac.deploy.roles.enrolment import (
-    AGAIN,
-    FILE,
-    Enrolled,
-    Roll,
-    newcomers,
-    next_charter,
-    stored,
-)
+from fedbac.deploy.roles.enrolment import AGAIN, FILE, Enrolled, Roll, newcomers, next_charter, stored
 from fedbac.deploy.settings import Members, SiteConfig
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import DeployError, unknown
@@ -157,12 +149,6 @@ def _filled(values: list[Any], count: int) -> list[Any]:
     return values + [None] * (count - len(values))
 
 
-def as_now(began: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an experiment with what may change between epochs as it is now: rounds, edges and clients."""
-    changes = {name: now["task"][name] for name in ("rounds", "num_edges", "clients_per_edge")}
-    return {**began, "task": {**began["task"], **changes}}
-
-
 def continued(
     before: Enrolled,
     experiment: Experiment,
@@ -177,8 +163,14 @@ def continued(
 
     Those whose data are ``refreshed`` must be there to say what they hold now.
     """
-    now, members = experiment.model_dump(mode="json"), site.members
-    _refuse_another(as_now(before.charter.experiment.model_dump(mode="json"), now), now, folder)
+    began, now = (one.model_dump(mode="json") for one in (before.charter.experiment, experiment))
+    members = site.members
+    may_change = {name: now["task"][name] for name in ("rounds", "num_edges", "clients_per_edge")}
+    if found := differences({**began, "task": {**began["task"], **may_change}}, now):
+        raise DeployError(
+            f"{folder.path}: the run in this folder is another experiment ({'; '.join(found[:3])}); undo the change, "
+            "choose another --out, or replace the run with --overwrite"
+        )
     played = checkpoints.newest(folder.checkpoints)
     if experiment.task.rounds < played:
         raise DeployError(f"task.rounds: {played} rounds are played already; give as many at least")
@@ -193,8 +185,8 @@ def continued(
         if stopped():
             raise DeployError("stopped before the first round")
         waiting(f"waiting for {', '.join(missing)}, whose data are to be refreshed")
-        found = newcomers(before, experiment, children, site.deploy, members, refreshed)
-        roll = Roll(roll.clients | found.clients, roll.edges | found.edges, {}, {})
+        new = newcomers(before, experiment, site, children, refreshed)
+        roll = Roll(roll.clients | new.clients, roll.edges | new.edges, {}, {})
         time.sleep(AGAIN if missing else 0)
     return _next(before, experiment, folder, members, roll, played)
 
@@ -234,7 +226,7 @@ def play_epochs(
             declined &= there  # who was away meanwhile may have other data
             new = there - declined
         playing.close()
-        roll = newcomers(enrolled, experiment, children, site.deploy, site.members, new)
+        roll = newcomers(enrolled, experiment, site, children, new)
         try:
             if roll.clients:
                 enrolled = _next(enrolled, experiment, folder, site.members, roll, played)
@@ -258,11 +250,3 @@ def _next(
     said.append(f"places for {len(after.charter.names)} clients, {experiment.task.rounds} rounds")
     log.warning("epoch %d after round %d (%s): %s", after.charter.epoch, round_, after.charter.id, "; ".join(said))
     return after
-
-
-def _refuse_another(began: Mapping[str, Any], now: Mapping[str, Any], folder: RunFolder) -> None:
-    if found := differences(began, now):
-        raise DeployError(
-            f"{folder.path}: the run in this folder is another experiment ({'; '.join(found[:3])}); undo the change, "
-            "choose another --out, or replace the run with --overwrite"
-        )

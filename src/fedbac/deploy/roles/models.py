@@ -68,8 +68,7 @@ class SiteModels:
     def models(self, edge: int) -> Models:
         """Return the models of these clients, who are at an edge."""
         charter, method = self.charter, self.charter.experiment.method
-        here = list(self.clients)
-        sizes, held = (np.array(charter.held(split))[here] for split in ("train", "validation"))
+        sizes, held = (np.array(charter.held(split))[list(self.clients)] for split in ("train", "validation"))
         return Models(
             scheme=method.personalization,
             network=charter.network,

@@ -4,14 +4,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from fedbac.core.parts import Parts
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.transports.base import NO_ANSWER
+from fedbac.deploy.transports.base import NO_ANSWER, Child
 
 ENOUGH = 3
 """Norms that must be known before one of them can be called far from the others."""
@@ -24,7 +23,6 @@ ENORMOUS = 1e6
 LONGEST_REST = 32
 """Rounds."""
 
-Child = TypeVar("Child")
 log = logging.getLogger("fedbac")
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from fedbac.deploy.transports.refusals import REFUSED, Reason
+from fedbac.deploy.transports.base import REFUSED, Reason
 from fedbac.errors import visible
 
 LINE = re.compile(rb"[IWEF]\d{4} [\d:.]+ +\d+ (\S+):\d+\] ")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import kind_of
+from fedbac.deploy.protocol.heads import kind_of
 from fedbac.errors import DeployError
 
 OK, FAILED = 0, 1
@@ -91,10 +91,10 @@ class Worker:
         if self.process is not None and self.process.poll() is None:
             return self.process
         self._end()  # of one that ended by itself, pipes are left
-        # Of a process group of its own: Ctrl-C is for the client, which ends it in its own time.
-        self.process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=_environment()
-        )
+        # Of a process group of its own: Ctrl-C is for the client, which ends it in its own time. It trains with one
+        # thread, as many clients may share a machine.
+        pipe, env = subprocess.PIPE, {"OMP_NUM_THREADS": "1", **os.environ}
+        self.process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, start_new_session=True, env=env)
         assert self.process.stdout is not None
         first = receive(self.process.stdout)
         self.used = time.monotonic()
@@ -147,8 +147,3 @@ class Worker:
                         self._end()
                 finally:
                     self.lock.release()
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment; a client trains with one thread, as many of them may share a machine."""
-    return {"OMP_NUM_THREADS": "1", **os.environ}

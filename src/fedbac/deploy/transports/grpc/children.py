@@ -4,7 +4,7 @@ import datetime as dt
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -13,25 +13,21 @@ import grpc
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.protocol.wire import ROOM
-from fedbac.deploy.transports.base import NO_ANSWER, Call, Handshake, Refusal
+from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, Links, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
     LET_GO,
     LONGEST_FAILURE,
-    MISSED,
     NAME,
     SERVICE,
     SITE,
     options,
-    short,
     shown,
     signs_budget,
     ticks,
 )
 from fedbac.deploy.transports.grpc.listening import CONNECTIONS, Listener, room_for
-from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import DeployError, quoted
 
 log = logging.getLogger("fedbac")
@@ -101,7 +97,7 @@ class Connection:
                     raise FrameError(f"{kind.one} to no request that it has")
 
 
-class GrpcChildren:
+class GrpcChildren(Links):
     """Children over gRPC; see the protocol Children.
 
     ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the
@@ -119,21 +115,13 @@ class GrpcChildren:
         heartbeat: float,
         limit: int,
     ) -> None:
-        self._children = frozenset(children)
-        self._shake_hands = handshake
-        self._heartbeat, self._limit = heartbeat, limit
-        self._credentials, self._revoked = credentials, Revoked(credentials)
-        self._changed = threading.Condition()
-        """Guards all below, and every link's fields."""
-        self._handshaking = threading.Lock()
+        super().__init__(Revoked(credentials), handshake, heartbeat, limit)
+        self._children, self._credentials = frozenset(children), credentials
         self._links: dict[str, Connection] = {}
         self._lingering: list[tuple[Connection, threading.Thread]] = []
         self._heard: dict[str, float] = {}
         self._arrivals = {name: Budget(burst=20, per_second=2) for name in self._children}
-        self._closing = threading.Event()
-        self._most = (
-            2 * len(self._children) + 8
-        )  # a child that comes back may overlap with what is left of its old link
+        self._most = 2 * len(self._children) + 8  # who comes back may overlap with what is left of its old link
         self._connections = room_for(max(CONNECTIONS, 4 * self._most))
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="fedbac-link")
         self._listener = Listener(listen, credentials, self._server)
@@ -152,46 +140,6 @@ class GrpcChildren:
             heard = self._heard | {name: link.heard for name, link in self._links.items() if link.welcomed}
         now = time.monotonic()
         return {name: max(0.0, now - when) for name, when in heard.items()}
-
-    def call(
-        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
-    ) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Send each child its message and wait; return the answers, and a reason for each child that gave none.
-
-        A child that is still busy with a request that passed its deadline has one heartbeat to become free.
-        """
-        now = time.monotonic()
-        last, patience = now + deadline, now + min(deadline, self._heartbeat)
-        exchanges = {name: Call(message, min(limit, self._limit)) for name, message in messages.items()}
-        with self._changed:
-            for name, exchange in exchanges.items():
-                link = self._links.get(name)
-                if len(exchange.message) > self._limit:
-                    exchange.reason = f"was not sent {len(exchange.message):,} bytes; {self._limit:,} are allowed"
-                elif link is None or not link.welcomed:
-                    exchange.reason = "is not there"
-                elif link.next is not None:
-                    exchange.reason = "is busy with another request"
-                else:
-                    link.start(exchange)
-            self._await(exchanges, patience)
-            for name, exchange in exchanges.items():
-                link = self._links.get(name)
-                if not exchange.done and link is not None and link.next is exchange:
-                    link.next = None
-                    exchange.reason = "is still busy with an earlier request"
-            self._await(exchanges, last)
-            late = [name for name, exchange in exchanges.items() if not exchange.done]
-            for name in late:
-                exchanges[name].reason = f"{NO_ANSWER} {deadline:g} s"
-                self._abandon(self._links[name])
-        answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
-        return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
-
-    def turn_away(self, revoked: bytes) -> None:
-        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
-        with self._changed:
-            self._revoked.take(revoked)
 
     def close(self) -> None:
         """End all links and stop listening."""
@@ -224,16 +172,27 @@ class GrpcChildren:
             maximum_concurrent_rpcs=self._most,
         )
 
-    def _await(self, exchanges: Mapping[str, Call], until: float) -> None:
-        self._changed.wait_for(
-            lambda: all(exchange.done for exchange in exchanges.values()), max(0.0, until - time.monotonic())
-        )
+    def _start(self, name: str, call: Call, deadline: float) -> None:
+        link = self._links.get(name)
+        if link is None or not link.welcomed:
+            call.reason = "is not there"
+        elif link.next is not None:
+            call.reason = "is busy with another request"
+        else:
+            link.start(call)
 
-    def _abandon(self, link: Connection) -> None:
+    def _waits(self, name: str, call: Call) -> bool:
+        link = self._links.get(name)
+        if link is None or link.next is not call:
+            return False
+        link.next = None
+        return True
+
+    def _abandon(self, name: str, call: Call) -> None:
         """Tell a child that nobody waits any more; one that has not even got the whole request starts afresh."""
-        assert link.current is not None
+        link = self._links[name]
         if link.outbox.empty:
-            link.outbox.put(Kind.CANCEL, link.current.number)
+            link.outbox.put(Kind.CANCEL, call.number)
         else:
             self._end(link, "did not take the whole request within its deadline")
 
@@ -330,7 +289,8 @@ class GrpcChildren:
         except Refusal:
             raise
         except Exception as error:
-            log.error("the hello of %s could not be answered: %s", link.name, short(error))
+            why = shown(f"{type(error).__name__}: {error}")
+            log.error("the hello of %s could not be answered: %s", link.name, why)
             log.debug("in full", exc_info=True)
             raise Refusal("this site could not answer the hello; its log says why") from error
         with self._changed:

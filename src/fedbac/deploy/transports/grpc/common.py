@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from fedbac.deploy.transports.base import MISSED
 from fedbac.deploy.transports.frames import LARGEST_FRAME, Budget
 from fedbac.errors import visible
 
@@ -13,8 +14,6 @@ SERVICE, NAME = "fedbac.Link", "Join"
 METHOD = f"/{SERVICE}/{NAME}"
 SITE = "fedbac-site"
 """Metadata: who the dialling site says it is; the parent compares it with the certificate."""
-MISSED = 3
-"""Heartbeats without a sign of life after which a peer is gone."""
 LONGEST_LINE = 400
 """Characters of what a peer says that are logged or sent on."""
 LONGEST_FAILURE = 4 * LONGEST_LINE
@@ -61,11 +60,6 @@ def ticks(stop: threading.Event, heartbeat: float) -> Iterator[float]:
         asleep = now - before - interval
         yield asleep if asleep > heartbeat else 0.0
         before = now
-
-
-def short(error: BaseException) -> str:
-    """Return an error in one short line, for the log of the site where it happened."""
-    return shown(f"{type(error).__name__}: {error}")
 
 
 def shown(text: str) -> str:

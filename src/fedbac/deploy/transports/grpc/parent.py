@@ -11,14 +11,12 @@ from typing import Any
 import grpc
 
 from fedbac.deploy.pki.credentials import Credentials
-from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.transports.base import Answer, Refusal
+from fedbac.deploy.transports.base import MISSED, Answer, Refusal, replied, sendable
 from fedbac.deploy.transports.frames import Assembler, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
     LET_GO,
     METHOD,
-    MISSED,
     SITE,
     options,
     shown,
@@ -168,11 +166,7 @@ class GrpcParent:
         self._noted = ""
 
     def serve(
-        self,
-        hello: Callable[[], bytes],
-        welcomed: Callable[[bytes], None],
-        answer: Answer,
-        stop: threading.Event,
+        self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
     ) -> None:
         """Answer the parent's requests, one at a time, until ``stop`` is set; dial again when the link is lost."""
         pause = SHORTEST_PAUSE
@@ -232,18 +226,8 @@ class GrpcParent:
         return 0.0 if since is None else time.monotonic() - since
 
     def _reply(self, request: Packet, answer: Answer, gone: threading.Event) -> tuple[Kind, int, bytes]:
-        try:
-            payload = answer(request.payload, gone)
-            if gone.is_set():
-                return Kind.FAILED, request.number, Failure.NOT_WAITED_FOR.value.encode()
-            if len(payload) > self._limit:
-                raise SiteError(Failure.LONG_ANSWER, len(payload), self._limit)
-        except Exception as error:
-            failure = SiteError.of(error)
-            log.error("a request failed: %s", failure)
-            log.debug("in full", exc_info=True)
-            return Kind.FAILED, request.number, failure.public.encode()
-        return Kind.ANSWER, request.number, payload
+        good, said = replied(lambda: sendable(answer(request.payload, gone), gone, self._limit))
+        return Kind.ANSWER if good else Kind.FAILED, request.number, said
 
     def _explained(self, link: Uplink) -> tuple[str, int]:
         """Return why a link ended, and how much that matters: a parent that stops, or is not up yet, is no trouble."""

@@ -4,15 +4,13 @@ import datetime as dt
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.protocol.wire import ROOM
-from fedbac.deploy.transports.base import NO_ANSWER, Call, Handshake, Refusal
+from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, Links, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
-from fedbac.deploy.transports.refusals import REFUSED
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
 
 
@@ -46,11 +44,6 @@ class Trust:
             raise Refusal(f"the certificate of {identity.name} has expired; renew its kit", "certificate")
 
 
-MISSED = 3
-"""Heartbeats without a sign of life after which a child is gone."""
-LATE = 5.0
-"""Seconds that NVFlare may take longer than the deadline, after which a call is given up all the same."""
-
 log = logging.getLogger("fedbac")
 
 
@@ -81,20 +74,20 @@ class Child:
         return said
 
 
-class NvflareChildren:
+class NvflareChildren(Links):
     """Children over NVFlare; see the protocol Children.
 
     Returns from its making once every child of the job was asked for its hello, so that a run that goes on begins with
     everybody. ``children`` who are not in the job are not there; NVFlare takes no site into a job that runs.
     """
 
+    late = 5.0
+
     def __init__(
         self, post: Post, children: Collection[str], handshake: Handshake, trust: Trust, *, heartbeat: float
     ) -> None:
-        self._post, self._shake_hands, self._trust, self._heartbeat = post, handshake, trust, heartbeat
-        self._changed = threading.Condition()
-        self._handshaking = threading.Lock()
-        self._closing = threading.Event()
+        super().__init__(trust.revoked, handshake, heartbeat, post.limit)
+        self._trust = trust
         self._children = {name: Child(name, post.proxies[name]) for name in children if name in post.proxies}
         for name in sorted(set(children) - set(self._children)):
             log.warning("%s is not in the job; it takes part when the job is submitted again", name)
@@ -119,26 +112,6 @@ class NvflareChildren:
         with self._changed:
             return {name: now - child.heard for name, child in self._children.items() if child.heard is not None}
 
-    def call(
-        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
-    ) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Send each child its message and wait; return the answers, and a reason for each child that gave none."""
-        exchanges = {name: Call(message, min(limit, self._post.limit)) for name, message in messages.items()}
-        with self._changed:
-            for name, exchange in exchanges.items():
-                self._start(self._children.get(name), exchange, deadline)
-            self._changed.wait_for(lambda: all(exchange.done for exchange in exchanges.values()), deadline + LATE)
-            for name, exchange in exchanges.items():
-                if not exchange.done:
-                    exchange.reason = f"{NO_ANSWER} {deadline:g} s"
-                    self._abandon(self._children[name], exchange)
-        answers = {name: exchange.answer for name, exchange in exchanges.items() if exchange.answer is not None}
-        return answers, {name: exchange.reason for name, exchange in exchanges.items() if exchange.reason is not None}
-
-    def turn_away(self, revoked: bytes) -> None:
-        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
-        self._trust.revoked.take(revoked)
-
     def close(self) -> None:
         """Look after nobody any more."""
         self._closing.set()
@@ -146,14 +119,13 @@ class NvflareChildren:
             for child in self._children.values():
                 self._lose(child, "this site is closing")
 
-    def _start(self, child: Child | None, exchange: Call, deadline: float) -> None:
-        if len(exchange.message) > self._post.limit:
-            exchange.reason = f"the message has {len(exchange.message):,} bytes; {self._post.limit:,} are allowed"
-        elif child is None or not child.present:
-            exchange.reason = "is not there"
+    def _start(self, name: str, call: Call, deadline: float) -> None:
+        child = self._children.get(name)
+        if child is None or not child.present:
+            call.reason = "is not there"
         else:
-            child.waiting.add(exchange)
-            threading.Thread(target=self._ask, args=(child, exchange, deadline), daemon=True).start()
+            child.waiting.add(call)
+            threading.Thread(target=self._ask, args=(child, call, deadline), daemon=True).start()
 
     def _ask(self, child: Child, exchange: Call, deadline: float) -> None:
         """Wait for NVFlare's answer, which may come after everybody else has given the child up."""
@@ -174,13 +146,13 @@ class NvflareChildren:
                 exchange.answer, exchange.reason = answer, reason
             self._changed.notify_all()
 
-    def _abandon(self, child: Child, exchange: Call) -> None:
-        """Tell a child that nobody waits any more."""
-        child.waiting.discard(exchange)
+    def _abandon(self, name: str, call: Call) -> None:
+        child = self._children[name]
+        child.waiting.discard(call)
 
         def tell() -> None:
             try:
-                child.proxy(expect_result=False).cancel(exchange.number)
+                child.proxy(expect_result=False).cancel(call.number)
             except Exception as error:  # it will find out by itself, as its answer is of no use
                 log.debug("%s could not be told: %s", child.name, type(error).__name__)
 

@@ -37,10 +37,7 @@ START = 120.0
 
 
 def write_job(folder: Path, edges: Mapping[str, Sequence[str]], min_sites: int) -> Path:
-    """Write the job of a federation with these clients by edge.
-
-    ``min_sites`` edges and clients must be there for it to start and to go on.
-    """
+    """Write the job of these clients by edge; ``min_sites`` of both must be there for it to start and to go on."""
     clients = [client for names in edges.values() for client in names]
     place = {"cloud": [SERVER], "edge": list(edges), "client": clients}
     _write(folder / "meta.json", {"name": NAME, "min_clients": min_sites, "resource_spec": {}, "deploy_map": place})

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -95,6 +95,12 @@ def hosted(kit: Kit, workspaces: tuple[str, ...]) -> Iterator[Host]:
 
 
 def _begin(workspace: Path) -> psutil.Popen:
+    """Begin NVFlare in a workspace, with the Python that runs this as python3.
+
+    It tells others of exceptions that escape to it; by our wish without their text, which may quote data.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    wishes = {"OMP_NUM_THREADS": "1", "NVFLARE_SECURE_LOGGING": "true"}
     make_folder(workspace)
     with (workspace / LOG).open("ab") as out:
         return psutil.Popen(
@@ -102,15 +108,6 @@ def _begin(workspace: Path) -> psutil.Popen:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=_environment(),
+            env={**wishes, **os.environ, "PATH": path},
             start_new_session=True,  # Ctrl-C is for the command, which ends this in its own time
         )
-
-
-def _environment() -> Mapping[str, str]:
-    """Return our environment, in which python3 is the Python that runs this.
-
-    NVFlare tells others of exceptions that escape to it; by our wish without their text, which may quote data.
-    """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {"OMP_NUM_THREADS": "1", "NVFLARE_SECURE_LOGGING": "true", **os.environ, "PATH": path}

@@ -3,13 +3,12 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbac.deploy.pki.authority import read
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.transports.base import Answer, Refusal
+from fedbac.deploy.transports.base import Answer, Refusal, replied, sendable
 from fedbac.errors import visible
 
 OK, FAILED = 0, 1
@@ -24,8 +23,7 @@ Reply = tuple[int, bytes]
 log = logging.getLogger("fedbac")
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(NamedTuple):
     """How a child answers its parent."""
 
     hello: Callable[[], bytes]
@@ -64,12 +62,8 @@ class Post:
 
     def hello(self, caller: str) -> Reply:
         """Say hello, once the role can."""
-
-        def say(role: Role) -> bytes:
-            return role.hello()
-
         self.called.set()
-        return self._reply(caller, say)
+        return self._reply(caller, lambda role: role.hello())
 
     def welcome(self, caller: str, said: bytes) -> Reply:
         """Take the parent's welcome."""
@@ -94,11 +88,7 @@ class Post:
                 found = role.answer(request, gone)
             finally:
                 self._busy.release()
-            if gone.is_set():
-                raise SiteError(Failure.NOT_WAITED_FOR)
-            if len(found) > self.limit:
-                raise SiteError(Failure.LONG_ANSWER, len(found), self.limit)
-            return found
+            return sendable(found, gone, self.limit)
 
         return self._reply(caller, answer)
 
@@ -119,13 +109,9 @@ class Post:
             return FAILED, f"{self.name} is not ready yet".encode()
         if self._broken is not None or self._role is None:
             return FAILED, (self._broken or "it has ended").encode()
-        try:
-            return OK, work(self._role)
-        except Exception as error:
-            failure = SiteError.of(error)
-            log.error("a request failed: %s", failure)
-            log.debug("in full", exc_info=True)
-            return FAILED, failure.public.encode()
+        role = self._role
+        good, said = replied(lambda: work(role))
+        return OK if good else FAILED, said
 
 
 _here: list[Post] = []

@@ -24,18 +24,13 @@ SECURITY = {"connection_security": "mtls"}
 """Said at every place that listens: what is left out listens in the clear."""
 AUTHORIZATION = {
     "format_version": "1.0",
-    "permissions": {
-        "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any", "byoc": "none"},
-    },
+    "permissions": {"lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any", "byoc": "none"}},
 }
 """What the administrator may do at a site: have it run the job, look and end it. A job with code in it is refused."""
 TELLTALES = {"site_log_streamer", "log_receiver"}
 """Components that send the log of a site to the server, and that take it there."""
 BUILDERS: list[dict[str, Any]] = [
-    {
-        "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
-        "args": {"template_file": ["master_template.yml"]},
-    },
+    {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
     {
         "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
         "args": {"config_folder": "config", "scheme": "grpc"},
@@ -118,19 +113,12 @@ def _take(made: Path, to: Path) -> None:
         shutil.move(made / part, to / part)
     if (to / "local" / "authorization.json.default").exists():  # only where jobs run
         resources = read_json(to / "local" / "resources.json.default")
-        write_whole(to / "local" / "resources.json", json.dumps(_restricted(resources), indent=2))
+        # Under these a site runs our job and no other, and keeps its log to itself.
+        kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
+        ours = {"class_list_enforcement_mode": "enforce", "class_allow_list": ALLOWED, "allow_log_streaming": False}
+        restricted = resources | ours | {"components": kept}
+        write_whole(to / "local" / "resources.json", json.dumps(restricted, indent=2))
         write_whole(to / "local" / "authorization.json", json.dumps(AUTHORIZATION, indent=2))
-
-
-def _restricted(resources: dict[str, Any]) -> dict[str, Any]:
-    """Return a site's resources under which it runs our job and no other, and keeps its log to itself."""
-    kept = [component for component in resources["components"] if component["id"] not in TELLTALES]
-    return resources | {
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": ALLOWED,
-        "allow_log_streaming": False,
-        "components": kept,
-    }
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -9,19 +9,17 @@ from nvflare.collab import collab
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.settings import CLOUD
-from fedbac.deploy.transports.connect import parent_of
+from fedbac.deploy.transports.connect import serve_parent
 from fedbac.deploy.transports.nvflare.files import SERVER, Outcome, SiteOrder, stop_asked
 from fedbac.deploy.transports.nvflare.parent import Post, Reply, take_post
 from fedbac.errors import Error, RunInUseError, visible
 
 LOOK = 0.5
 """Seconds between two looks at whether the run is to stop."""
-MIB = 2**20
 
 log = logging.getLogger("fedbac")
 
@@ -32,7 +30,7 @@ def _take_place() -> tuple[Kit, SiteOrder, Post]:
     kit, order = Kit.load(workspace.parent), SiteOrder.read(workspace)
     proxies = {proxy.name: proxy for proxy in collab.clients}
     parent = SERVER if kit.site.parent == CLOUD else kit.site.parent
-    post = Post(kit.site.name, parent, int(kit.site.deploy.max_message_mib * MIB), proxies)
+    post = Post(kit.site.name, parent, kit.site.deploy.max_bytes, proxies)
     take_post(post)
     return kit, order, post
 
@@ -68,35 +66,33 @@ class CloudSite:
             log.error("%s", refused)
         finally:
             over.set()
+        outcome = Outcome(job, "finished") if place.finished() else Outcome(job, "failed", "NVFlare ended the job")
+        if refused and not aborted():
+            outcome = Outcome(job, "refused", refused)
         if stop_asked(kit.folder) and not place.finished():
-            Outcome(job, "stopped").save(kit.folder)
-        elif refused and not aborted():
-            Outcome(job, "refused", refused).save(kit.folder)
-        elif place.finished():
-            Outcome(job, "finished").save(kit.folder)
-        else:
-            Outcome(job, "failed", "NVFlare ended the job").save(kit.folder)
+            outcome = Outcome(job, "stopped")
+        outcome.save(kit.folder)
 
 
 class Served:
     """A site with a parent: its role runs in a thread, and its published methods are the parent's way to it."""
 
+    _post: Post  # NVFlare has a site begin before it lets calls through
+
     def __init__(self) -> None:
-        self._post: Post | None = None
         self._stop = threading.Event()
 
     @collab.init
     def begin(self) -> None:
         """Start the role."""
-        kit, order, post = _take_place()
-        self._post = post
+        kit, order, self._post = _take_place()
 
         def work() -> None:
             try:
-                self.run(kit, order, post, self._stop)
+                self.run(kit, order, self._stop)
             except BaseException as error:  # or the parent would wait for a hello that never comes
                 log.exception("%s has ended", kit.site.name)
-                post.fail(error)
+                self._post.fail(error)
 
         threading.Thread(target=work, name=f"fedbac-{kit.site.role}", daemon=True).start()
 
@@ -105,44 +101,40 @@ class Served:
         """End the role."""
         self._stop.set()
 
-    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+    def run(self, kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
         """Serve as the role does until ``stop`` is set."""
         raise NotImplementedError
 
     @collab.publish
     def hello(self) -> Reply:
         """Say hello."""
-        return self._reached().hello(collab.caller)
+        return self._post.hello(collab.caller)
 
     @collab.publish
     def welcome(self, said: bytes) -> Reply:
         """Take the parent's welcome."""
-        return self._reached().welcome(collab.caller, said)
+        return self._post.welcome(collab.caller, said)
 
     @collab.publish
     def ask(self, number: int, request: bytes) -> Reply:
         """Answer a request."""
-        return self._reached().ask(collab.caller, number, request)
+        return self._post.ask(collab.caller, number, request)
 
     @collab.publish
     def cancel(self, number: int) -> None:
         """Note that nobody waits for an answer."""
-        self._reached().cancel(collab.caller, number)
+        self._post.cancel(collab.caller, number)
 
     @collab.publish
     def ping(self) -> Reply:
         """Give a sign of life."""
-        return self._reached().ping(collab.caller)
-
-    def _reached(self) -> Post:
-        assert self._post is not None  # NVFlare initializes a site before it lets calls through
-        return self._post
+        return self._post.ping(collab.caller)
 
 
 class EdgeSite(Served):
     """An edge: takes its clients, and serves the cloud."""
 
-    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+    def run(self, kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
         """Serve as an edge."""
         run_edge(kit, order.data, stop, _runtime(order), state=_state(kit, order))
 
@@ -150,19 +142,11 @@ class EdgeSite(Served):
 class ClientSite(Served):
     """A client: trains on its own data. NVFlare gives it a process of its own, so it needs no second one for that."""
 
-    def run(self, kit: Kit, order: SiteOrder, post: Post, stop: threading.Event) -> None:
+    def run(self, kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
         """Serve as a client."""
-        site = kit.site
-        assert site.edge is not None
-        holder = DataHolder(
-            site.name, site.number, site.edge, True, order.data or "", _state(kit, order), _runtime(order)
-        )
-        parent_of(kit).serve(
-            hello=lambda: hello(site.name),
-            welcomed=lambda said: check_hello(site.parent or "", said),
-            answer=lambda request, gone: holder.answer(request),
-            stop=stop,
-        )
+        site, data, state = kit.site, order.data or "", _state(kit, order)
+        holder = DataHolder(site.name, site.number, site.edge or 0, True, data, state, _runtime(order))
+        serve_parent(kit, lambda request, gone: holder.answer(request), stop)
 
 
 def _runtime(order: SiteOrder) -> Runtime:

@@ -113,10 +113,7 @@ class Supervisor:
         return quorum(deploy.min_edges, len(self.edges)) * (1 + fewest)
 
     def _gather(self, host: Host, begun: bool) -> list[str]:
-        """Wait until all sites are connected; for a run that has begun, some time for all, then for enough.
-
-        Returns who is missing.
-        """
+        """Wait for all sites, or if a run has begun some time for all, then for enough; return who is missing."""
         since = time.monotonic()
         missing: list[str] = []
         while not self.stop.wanted:
