@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedbac.presets.methods import METHODS
-from fedbac.presets.tasks import TASKS
-
 
 def covering(rows: Sequence[tuple[str, ...]], strength: int = 1) -> list[int]:
     """Return the numbers of rows that together hold every set of so many values that is in any row.
@@ -44,6 +41,9 @@ def of_each_kind(policies: Mapping[str, Any]) -> list[Any]:
 
 def presets() -> list[Any]:
     """Return the names of all presets as parameters; ``make test`` takes some that have every kind of every column."""
+    from fedbac.presets.methods import METHODS  # with torch, which the process that hands out tests can do without
+    from fedbac.presets.tasks import TASKS
+
     rows = []
     for preset in METHODS.values():
         method = preset(TASKS["demo"])
