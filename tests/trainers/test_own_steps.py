@@ -44,6 +44,7 @@ class Anchored(Stepped):
         return {"global": local.descend("global", now, pulled)}
 
 
+@pytest.mark.covering
 @every_path
 @pytest.mark.parametrize("option", [*OPTIONS, "adamw", "statistics", "shift", "momentum"])
 def test_sgd_by_hand_is_sgd(path: str, option: str) -> None:
