@@ -1,10 +1,19 @@
 """What ``make test`` leaves to ``make test-all``: tests marked ``full``, most cases of those marked ``covering``."""
 
+import gc
 from collections import defaultdict
 
 import pytest
 
 from tests.covering import covering
+
+gc.disable()  # nothing of what collecting the tests makes is garbage, and to look at all of it again takes seconds
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of all further collections of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
@@ -17,7 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for calls in tests.values():
         marker = calls[0].get_closest_marker("covering")
         assert marker is not None
-        run = [call for call in calls if not any(mark.args[0] for mark in call.iter_markers("skipif"))]
+        own = [call for call in calls if not call.get_closest_marker("full")]  # the others are not run anyway
+        run = [call for call in own if not any(mark.args[0] for mark in call.iter_markers("skipif"))]
         rows = [tuple(f"{name}={value!r}" for name, value in call.callspec.params.items()) for call in run]
         kept = {run[row] for row in covering(rows, *marker.args)}
         for call in calls:

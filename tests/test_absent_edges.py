@@ -8,8 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedbac.api.results import rows
-from fedbac.report import figures, save_figures, table
+from fedbac.report import table
 from fedbac.report.document import document
+from fedbac.report.figures import figures, save_figures
 from fedbac.report.following import Follower
 from fedbac.report.groups import edge_accuracy, summarized
 from fedbac.rounds import metrics

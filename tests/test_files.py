@@ -13,7 +13,8 @@ import pytest
 import fedbac
 from fedbac.errors import OutputError
 from fedbac.files import make_folder, replacing, write_whole
-from fedbac.report import canvas, save_figures, write_report
+from fedbac.report import canvas, write_report
+from fedbac.report.figures import save_figures
 from fedbac_paper.pages import write_pages
 from fedbac_paper.results import read_results, write_results
 from tests.made_up_runs import fake

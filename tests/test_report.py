@@ -9,7 +9,8 @@ import pytest
 
 import fedbac
 from fedbac.errors import ConfigError
-from fedbac.report import failures, figures, final, outcome, table
+from fedbac.report import failures, final, outcome, table
+from fedbac.report.figures import figures
 from fedbac.report.groups import groups, labels
 from fedbac.report.outcome import LEAK, caveats, leaks
 from fedbac.report.sections import facts

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 from fedbac.presets.methods import METHODS
-from fedbac.report import figures, save_figures
 from fedbac.report.canvas import apart
+from fedbac.report.figures import figures, save_figures
 from fedbac.report.groups import groups
 from fedbac.runs.store import Run
 from tests.made_up_runs import TOP, fake, with_task

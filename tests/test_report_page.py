@@ -15,7 +15,8 @@ import pytest
 
 from fedbac.core.links import Ledger
 from fedbac.errors import OutputError
-from fedbac.report import save_figures, table, write_report
+from fedbac.report import table, write_report
+from fedbac.report.figures import save_figures
 from fedbac.report.outcome import caveats
 from fedbac.runs.store import Run
 from tests.made_up_runs import TOP, fake, page_of, renamed, with_task

@@ -142,7 +142,7 @@ def usual() -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.covering(2)
+@pytest.mark.covering
 def test_a_run_does_not_depend_on_the_state_of_its_caller(host: str, run: str, usual: dict[str, Any]) -> None:
     with HOSTS[host]():
         found = RUNS[run]()

@@ -7,10 +7,12 @@ docs/million.md, docs/plus.md, docs/methods/against-fluke.md and README.md.
 python tools/make_docs.py [--check]
 """
 
+import ast
 import inspect
 import math
 import sys
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +178,26 @@ def _fields(cls: type[BaseModel], prefix: str = "") -> list[str]:
     """Return the table of a model's fields; nothing if it has none."""
     fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
     lines = ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"] if fields else []
-    schema = cls.model_json_schema()
+    schema, meanings = cls.model_json_schema(), _meanings(cls)
     for name, field in fields.items():
-        meaning = " ".join((field.description or "").split())
+        meaning = " ".join((field.description or meanings.get(name, "")).split())
         allowed = _allowed(schema["properties"].get(name, {}))
         default = _default(field.get_default(call_default_factory=True))
         lines.append(f"| `{prefix}{name}` | {default} | {allowed} | {meaning} |")
     return lines
+
+
+def _meanings(cls: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings of a model's fields; if pydantic gathered them, each import of fedbac would take longer."""
+    found = {}
+    for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in pairwise(definition.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                    found[name] = meaning
+    return found
 
 
 def _default(value: Any) -> str:

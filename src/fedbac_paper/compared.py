@@ -51,7 +51,7 @@ def kept(runs: Sequence[Run], before: Mapping[str, Any]) -> dict[str, Any]:
 
 def times(found: Mapping[str, Any]) -> str:
     """Return how long the methods took, by machine."""
-    from fedbac.report.table import duration  # the report draws, so it is slow to import
+    from fedbac.report.table import duration
 
     by_machine: dict[str, list[float]] = {}
     for row in found["methods"].values():

@@ -58,7 +58,7 @@ def block(file: Path) -> str:
 
 def main() -> None:
     """Keep the numbers of the demo's runs, and draw the figure."""
-    from fedbac.report import figures
+    from fedbac.report.figures import figures
 
     runs = [fedbac.load(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/config.yaml"))]
     write_whole(KEPT, json.dumps(kept(runs), indent=1) + "\n")

@@ -90,7 +90,7 @@ def runs_in_words(count: int) -> str:
 
 def size(amounts: Sequence[int]) -> str:
     """Return a mean number of bytes."""
-    from fedbac.report.table import human_bytes  # the report draws, so it is slow to import
+    from fedbac.report.table import human_bytes
 
     return human_bytes(float(np.mean(amounts))) if amounts else NONE
 

@@ -241,6 +241,7 @@ def of_presets() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", of_presets().values(), ids=of_presets())
 def test_policies_of_presets_keep_their_promises(policy: Any) -> None:
     check(policy)

@@ -22,10 +22,8 @@ from tests.deploy.in_memory import CPU, gathered
 
 ROUNDS = 5000
 """More than are ever played: a test stops the cloud when it has seen enough."""
-COUNTS = (2, 2)
 SMALL = {
     "task.num_edges": 2,
-    "task.clients_per_edge": [2, 2],
     "task.network": {"kind": "mlp", "hidden": [8]},
     "method.selection.fraction": 1.0,  # so that whoever is there takes part
     "method.links.client_up": ["clip", {"kind": "noise", "multiplier": 1e-4}, "top_k", "eight_bits"],
@@ -51,16 +49,24 @@ class Clinic:
     def simulated(self, rounds: int) -> list[dict[str, Any]]:
         """Return the first records of the same experiment in the simulator, on everybody's data."""
         sites = {path.name: dict(np.load(path / "data.npz")) for path in self.data.iterdir()}
-        inputs = Inputs(*gathered(self.experiment.task.dataset, sites, COUNTS, 10))
+        task = self.experiment.task
+        inputs = Inputs(*gathered(task.dataset, sites, task.clients(), 10))
         playing = play(self.experiment, runtime=CPU, inputs=inputs)
         first = list(islice(playing, rounds))
         playing.close()
         return first
 
 
-def make_clinic(folder: Path, transport: Literal["grpc", "nvflare"], method: str = "fed-bac", **more: Any) -> Clinic:
-    """Make a federation of two edges with two clients each, on free ports of this machine."""
-    settings = SMALL | {f"method.personalization.{name}": value for name, value in more.items()}
+def make_clinic(
+    folder: Path,
+    transport: Literal["grpc", "nvflare"],
+    method: str = "fed-bac",
+    counts: tuple[int, int] = (2, 2),
+    **more: Any,
+) -> Clinic:
+    """Make a federation of two edges with so many clients, on free ports of this machine."""
+    settings = SMALL | {"task.clients_per_edge": list(counts)}
+    settings |= {f"method.personalization.{name}": value for name, value in more.items()}
     experiment = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings)
     sliver = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings | SLIVER)
     cut_data(sliver, assemble(sliver), folder / "data")
@@ -68,7 +74,7 @@ def make_clinic(folder: Path, transport: Literal["grpc", "nvflare"], method: str
     config = FederationConfig(
         name="clinic",
         cloud=CloudPlace(**cloud),
-        edges=tuple(EdgePlace(**edge, clients=count) for edge, count in zip(edges, COUNTS, strict=True)),
+        edges=tuple(EdgePlace(**edge, clients=count) for edge, count in zip(edges, counts, strict=True)),
         deploy=DeploySettings(heartbeat=1, deadline=60, min_edges=1, min_clients=1, transport=transport),
         experiment=experiment.model_dump(mode="json"),
     )

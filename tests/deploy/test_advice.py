@@ -39,6 +39,7 @@ TROUBLES: dict[str, tuple[Callable[[RunFolder, pytest.MonkeyPatch], object], str
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("out", [None, "elsewhere"])
 def test_a_cloud_in_trouble_names_the_command_that_resumes_it(

@@ -45,7 +45,7 @@ class OverGrpc(Story):
 @pytest.mark.parametrize(
     ("method", "more"),
     [
-        ("fed-bac", {}),
+        ("fed-bac", {"counts": (1, 1)}),  # as few processes as there can be
         *(
             pytest.param(method, {"owner": "edge"}, marks=pytest.mark.full)  # clients that take gradients themselves
             for method in ("apfl", "fedala", "pfedme")

@@ -193,6 +193,7 @@ def test_a_child_that_goes_on_past_the_deadline_is_busy(identities: Identities) 
         eventually(lambda: parent.children.call({FIRST: b"next"}, PATIENCE) == ({FIRST: b"next"}, {}))
 
 
+@pytest.mark.full
 def test_a_request_that_cannot_be_sent_in_time_ends_the_link(identities: Identities) -> None:
     """Its rest would stand in the way of the next one."""
     with (
@@ -289,6 +290,7 @@ PARENT = f"""
 """
 
 
+@pytest.mark.full
 def test_a_frozen_parent_is_noticed_and_found_again(identities: Identities) -> None:
     """Whoever works for it learns that nobody waits; after its sleep the parent does not take all others for dead."""
     asked: list[threading.Event] = []
@@ -342,6 +344,7 @@ def test_a_port_in_use_is_one_sentence(identities: Identities) -> None:
         pass
 
 
+@pytest.mark.full
 def test_no_thread_is_left(identities: Identities) -> None:
     """Not by a child that was lost, one that is stopped in the midst of a message, nor by those at work."""
     before = set(threading.enumerate())

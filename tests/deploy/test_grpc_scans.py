@@ -13,6 +13,7 @@ from tests.deploy.links import FIRST, SECOND, Identities, child
 from tests.deploy.scanning import complaint, scanned
 
 
+@pytest.mark.full
 def test_a_port_scan_harms_nobody_also_while_the_certificate_is_renewed(tmp_path: Path) -> None:
     assert complaint(tmp_path, num_children=3, connections=8000, renewals=8, seed=0) is None
 

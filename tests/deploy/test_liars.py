@@ -265,6 +265,7 @@ def test_nobody_measures_on_more_examples_than_the_charter_has(by: Any, split: A
 # ------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("links", [(), ("method.links.client_up.kind=eight_bits",)])
 @pytest.mark.parametrize("method", ["fed-bac", "fedavg", "cfl-clients"])
 def test_an_answer_may_have_what_its_networks_take_and_some_room(

@@ -19,6 +19,7 @@ from fedbac.deploy.settings import Members
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
 from fedbac.runs.store import Run, RunFolder
+from tests.covering import first
 from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import Small, compared, small
 from tests.support import Record
@@ -62,7 +63,7 @@ def same(records: list[Record], others: list[Record]) -> bool:
     return json.dumps(compared(records)) == json.dumps(compared(others))
 
 
-@pytest.mark.parametrize("case", [case for case in METHODS if case != "corrections of gradients"])
+@pytest.mark.parametrize("case", first(3, [case for case in METHODS if case != "corrections of gradients"]))
 def test_an_edge_that_comes_late_is_one_that_was_away(case: str, tmp_path: Path) -> None:
     """A run that began without it goes on as one that had enrolled it and then lost it for as long.
 
@@ -99,7 +100,7 @@ def test_an_edge_that_comes_late_is_one_that_was_away(case: str, tmp_path: Path)
     assert {name for name in last.charter.commitments if "client" in name} == set(last.charter.names)
 
 
-@pytest.mark.parametrize("case", METHODS)
+@pytest.mark.parametrize("case", first(4, METHODS))
 def test_a_client_that_is_added_takes_part_and_changes_nothing_before(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=5)
     began = take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
@@ -128,7 +129,7 @@ def test_a_client_that_is_added_takes_part_and_changes_nothing_before(case: str,
 
 
 @pytest.mark.parametrize(
-    "case", ["everything shared", "a network per client", "clusters of clients", "a network per edge"]
+    "case", first(2, ["a network per client", "clusters of clients", "everything shared", "a network per edge"])
 )
 def test_an_edge_that_is_added_takes_part(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=4)
@@ -143,7 +144,7 @@ def test_an_edge_that_is_added_takes_part(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["everything shared", "a network per client", "clusters of clients", "a network per edge"]
+    "case", first(2, ["a network per client", "clusters of clients", "everything shared", "a network per edge"])
 )
 def test_who_leaves_is_asked_no_more(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=4)
@@ -251,11 +252,12 @@ def test_numbers_never_change(tmp_path: Path) -> None:
         finish(changed(tiny, tmp_path, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_a_cloud_that_dies_between_two_charters_finishes_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it has done by then: every file it writes or removes may be the last."""
-    tiny = small("fed-bac", rounds=4)
+    tiny = small("fed-bac", rounds=3)
     take(tiny.federation(tmp_path).play_on(tmp_path / "begun"), 2)
     new = Members(added=("edge-0-client-2",))
 

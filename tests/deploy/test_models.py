@@ -75,7 +75,7 @@ def logits(model: Models | Given, x: Tensor, **whose: int) -> Tensor:
     return said
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", presets("topology", "personalization"))
 def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path) -> None:
     policies = METHODS[preset](TASKS["demo"])
     few = ["method.selection.fraction=0.4"] * hasattr(policies.selection, "fraction")  # some are never selected

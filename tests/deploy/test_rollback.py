@@ -34,6 +34,7 @@ def state(federation: MemoryFederation, site: str) -> Path:
     return folder
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", first(2, KEPT))
 @pytest.mark.parametrize("copied", [0, 2])
 def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
@@ -69,6 +70,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
     assert len(federation.run(tmp_path / "backup", enrolled).records) == 9
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", first(2, KEPT))
 @pytest.mark.parametrize("damage", ["lost", "cut"])
 def test_a_site_that_lost_its_state_stops_the_run_until_it_is_back(case: str, damage: str, tmp_path: Path) -> None:

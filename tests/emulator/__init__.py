@@ -38,20 +38,20 @@ class EmulatedModule:
 
 @lru_cache
 def _compiled(source: str) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"fedbac-emulator-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    """Return the library of some kernels; what a process has compiled once, all later ones take."""
     own = files("fedbac.gpu").joinpath("intrinsics.cu").read_text()  # cuda.hpp has them in other words
     text = source.replace(own, "").replace("extern __shared__", "extern").replace("__shared__", "static")
     launchers = _of_network(text) if "CONVOLUTION_LIST(X)" in text else _of_kernels(text)
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "kernels.cpp"
-        file.write_text("\n".join([f'#include "{HERE / "cuda.hpp"}"', text, *launchers]))
-        library = Path(place) / "kernels.so"
-        command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-        subprocess.run([*command, "-o", str(library), str(file)], check=True)
-        folder.mkdir(exist_ok=True)
-        target = folder / "kernels.so"
-        shutil.copy(library, folder / f"{Path(place).name}.so")
-        (folder / f"{Path(place).name}.so").replace(target)
+    text = "\n".join([(HERE / "cuda.hpp").read_text(), text, *launchers])
+    command = [str(COMPILER), "-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+    key = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
+    target = Path(tempfile.gettempdir()) / f"fedbac-emulator-{key}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as place:
+            file, library = Path(place) / "kernels.cpp", Path(place) / "kernels.so"
+            file.write_text(text)
+            subprocess.run([*command, "-o", str(library), str(file)], check=True)
+            library.replace(target)  # at once, as others may be compiling the same
     return target
 
 

@@ -51,6 +51,7 @@ def finite(parts: Parts | None) -> Parts:
     return {part: {name: value.nan_to_num() for name, value in params.items()} for part, params in parts.items()}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("room", [1000, 5])
 @pytest.mark.parametrize("broken", [(), (2,)])
 @pytest.mark.parametrize("scheme", [Additive(), Personal(), Layered()], ids=lambda scheme: scheme.kind)

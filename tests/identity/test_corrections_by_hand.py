@@ -91,6 +91,7 @@ def close(found: Params, expected: Tensor, row: int = 0) -> None:
     torch.testing.assert_close(flat(found, row), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.covering
 @every_path
 @every_training
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -122,6 +123,7 @@ def test_scaffold(path: str, training: Training, fraction: float) -> None:
     torch.testing.assert_close(c, torch.as_tensor(mean), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.covering
 @every_path
 @every_training
 @pytest.mark.parametrize("edge_rounds", [1, 2, 3])
@@ -155,6 +157,7 @@ def test_mtgc(path: str, training: Training, edge_rounds: int) -> None:
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.covering
 @every_path
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_feddyn(path: str, fraction: float) -> None:

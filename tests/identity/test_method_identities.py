@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,22 +272,21 @@ def test_clusters_that_share_everything_are_hierfavg_before_its_average(num_clus
     assert distance(*rows) > distance(one_network(apart, "cluster", 0), one_network(apart, "cluster", 1))
 
 
+@cache
+def selecting(selection: Any, personalization: Any) -> Played:
+    clustering = Fixed(num_clusters=1 if personalization == Shared() else 2)
+    method = Method(name="test", clustering=clustering, selection=selection, personalization=personalization)
+    return play(method, DATA, VALIDATED, num_rounds=12)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("cls", SELECTION.builtin, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("personalization", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
 def test_every_selection_policy_at_fraction_one_selects_everybody(
     cls: type[Settings], personalization: Settings
 ) -> None:
-    clustering = Fixed(num_clusters=1 if personalization == Shared() else 2)
-    full, policy = (
-        play(
-            Method(name="test", clustering=clustering, selection=selection, personalization=personalization),
-            DATA,
-            VALIDATED,
-            num_rounds=12,
-        )
-        for selection in (Random(), cls.model_validate({"fraction": 1.0}))
-    )
+    full = selecting(Random(), personalization)
+    policy = selecting(cls.model_validate({"fraction": 1.0}), personalization)
     everybody = [list(clients) for clients in VALIDATED.clients]
     assert all(record["selected"] == everybody for record in policy.records)
     assert distance(policy.end.parts, full.end.parts) == 0

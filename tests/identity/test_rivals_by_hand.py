@@ -117,6 +117,7 @@ def test_fed_cam_in_turns_trains_the_cluster_s_network_first() -> None:
     assert apart(rows(played, "global"), [shared]) < 2e-6
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("owner", ["client", "edge"])
 @pytest.mark.parametrize("momentum", [None, 0.0])

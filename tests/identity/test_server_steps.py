@@ -103,6 +103,7 @@ ORACLES: dict[str, Callable[[], Server]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
 @pytest.mark.parametrize("name", ORACLES)
 def test_a_server_s_step_is_that_of_its_paper(name: str, fraction: float) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedbac
+from fedbac.cli.main import main
 from fedbac.core.state import flatten
 from fedbac.data import toy
 from fedbac.engines import simulator
@@ -92,17 +93,20 @@ def test_a_run_that_was_left_is_told_from_that_of_another_process(tmp_path: Path
     assert len(fedbac.resume(tmp_path, dataset=DATA).records) == TASK.rounds
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the folder, which could not be resumed, nor elsewhere in a command, which the folder states."""
     for name in ("\ud800", os.fsdecode(b"\xff")):
         with pytest.raises(ConfigError, match="must be text in UTF-8"):
             fedbac.run("hierfavg", TASK, dataset=DATA, out=f"{tmp_path}/{name}")
     os.mkdir(os.fsencode(tmp_path) + b"/\xff")
-    odd: list[Any] = ["--data", os.fsencode(tmp_path) + b"/\xff", "--out", tmp_path / "run"]
-    words: list[Any] = [sys.executable, "-m", "fedbac", "run", "hierfavg", *SMALL, "--rounds", "1", *odd]
-    for _ in range(2):  # the second time it is read
-        done = subprocess.run(words, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+    odd = ["--data", os.fsdecode(os.fsencode(tmp_path) + b"/\xff"), "--out", str(tmp_path / "run")]
+    words = ["run", "hierfavg", *SMALL, "--rounds", "1", *odd]
+    done = subprocess.run([sys.executable, "-m", "fedbac", *words], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["fedbac", *words])
+    with pytest.raises(SystemExit) as end:  # the second time it is read
+        main()
+    assert not end.value.code
 
 
 @pytest.mark.parametrize("version", [1, 2])

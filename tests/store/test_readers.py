@@ -61,6 +61,7 @@ def put(kind: str, path: Path) -> None:
             file.truncate(2**31)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["pipe", "device", "hole"])
 @pytest.mark.parametrize("name", ["config.yaml", "rounds.jsonl", "summary.json", "newest manifest", "newest tensors"])
 def test_what_is_no_file_of_ours_is_not_read(name: str, kind: str, run: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,6 @@ from fedbac.runs.configure import Inputs, configure, runtime_in
 from fedbac.runs.play import finish, play
 from fedbac.runs.stopping import Interrupted, Stop, interrupting
 from fedbac.runs.store import RunFolder, Tail, differences
-from tests.covering import first
 from tests.made_up_runs import fake
 from tests.store import worker
 
@@ -110,7 +109,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", first(1, worker.ROWS))
+@pytest.mark.full
+@pytest.mark.parametrize("name", worker.ROWS)
 def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp_path: Path) -> None:
     run = finish(worker.row(name, tmp_path))
     assert 3 <= rounds_in(killed / name) < worker.SHORT.rounds

@@ -29,6 +29,7 @@ from fedbac.runs.store import Run, RunFolder
 from fedbac.version import __version__, full_version
 from tests.engines.queueing import Queueing
 from tests.store.damage import INPUTS, TASK, weights
+from tests.test_cli import SMALL
 
 ALONE = fedbac.Runtime(workers=1, device="cpu")
 EXPERIMENT = configure("fed-bac", TASK, inputs=INPUTS)
@@ -226,7 +227,7 @@ def test_the_command_says_what_it_found_and_by_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    words = ["run", "hierfavg", "--task", "demo", "--rounds", "3", "--device", "cpu", "--workers", "1"]
+    words = ["run", "hierfavg", "--task", "demo", "--rounds", "3", *SMALL]
     for argv, code in (
         ([*words, "--out", str(folder), "--set", "runtime.keep_every=1"], 0),
         (["verify", str(folder)], 0),

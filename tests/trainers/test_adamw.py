@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("option", CASES)
 @pytest.mark.parametrize("name", ["shared", "additive", "additive_loss", "warmed", "proximal", "branched"])

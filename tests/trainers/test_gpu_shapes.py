@@ -99,8 +99,8 @@ EMULATED = [
 @pytest.mark.parametrize(
     ("name", "scheme", "option", "path"),
     [
-        *(pytest.param(*case, "emulated", marks=NO_COMPILER) for case in EMULATED[:3]),
-        *(pytest.param(*case, "emulated", marks=[NO_COMPILER, pytest.mark.full]) for case in EMULATED[3:]),
+        *(pytest.param(*case, "emulated", marks=NO_COMPILER) for case in EMULATED[:2]),
+        *(pytest.param(*case, "emulated", marks=[NO_COMPILER, pytest.mark.full]) for case in EMULATED[2:]),
         *(
             pytest.param(name, scheme, option, "fused", marks=[NO_GPU, pytest.mark.full])
             for name in SHAPES

@@ -14,6 +14,7 @@ from fedbac.local import LoopTrainer, VmapTrainer, layers
 from fedbac.local.folding import for_many
 from fedbac.local.stack import Stack
 from fedbac.personalization import Additive, Shared
+from tests.covering import first
 from tests.support import NO_GPU, distance, on_test, question, start_of
 from tests.trainers.reference import DATA, requests, setting
 
@@ -112,7 +113,7 @@ def build(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["resnet8", "mlp", "lstm", "vit-tiny", "mixed"])
+@pytest.mark.parametrize("name", first(3, ["resnet8", "mlp", "lstm", "vit-tiny", "mixed"]))
 def test_a_network_trains_and_is_judged_as_in_the_loop(name: str, device: str) -> None:
     scheme = Additive(l2_cluster=0.1) if name == "resnet8" else Shared()
     federation = setting(scheme, user=lambda: build(name), clip_norm=0.5)

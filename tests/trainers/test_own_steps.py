@@ -17,6 +17,7 @@ from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, PolicyError
 from fedbac.local import LoopTrainer, NativeTrainer, PoolTrainer, make_trainer
 from fedbac.personalization import AdaptiveStart, Interpolated, MoreauEnvelope, Shared
+from tests.covering import first
 from tests.support import NO_GPU, NO_KERNEL, deal, distance, federate, order
 from tests.trainers.reference import DATA, OPTIONS, check, make, requests, setting, starts, with_momentum
 from tests.trainers.test_shifts import shifted
@@ -43,6 +44,7 @@ class Anchored(Stepped):
         return {"global": local.descend("global", now, pulled)}
 
 
+@pytest.mark.covering
 @every_path
 @pytest.mark.parametrize("option", [*OPTIONS, "adamw", "statistics", "shift", "momentum"])
 def test_sgd_by_hand_is_sgd(path: str, option: str) -> None:
@@ -91,7 +93,7 @@ class Drawing(nn.Module):
 SCHEMES = [Interpolated(), MoreauEnvelope(inner_steps=2), AdaptiveStart(owner="client", first_passes=3)]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize("scheme", first(1, SCHEMES), ids=lambda scheme: scheme.kind)
 def test_on_a_cpu_no_bit_of_a_client_depends_on_the_others(scheme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on the process that trains it, though the network draws."""
     monkeypatch.setattr("fedbac.local.pool.START_SECONDS", 0)

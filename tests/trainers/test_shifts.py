@@ -42,6 +42,7 @@ def with_shifts(name: str, option: str) -> tuple[Federation, list[Train]]:
     return federation, shifted(requests(federation, SCHEMES[name]), SHIFTED.get(name, "global"))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "option"), CASES)
 def test_it_is_added_after_clipping_and_before_momentum(path: str, name: str, option: str) -> None:
@@ -74,6 +75,7 @@ def test_a_shift_of_some_weights_leaves_the_others_to_their_gradients(path: str)
         torch.testing.assert_close(moved.parts_C["global"][weight], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_workers_are_sent_the_shift_of_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 0.0)
     federation, asked = with_shifts("additive", "clip_joint")

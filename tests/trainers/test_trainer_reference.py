@@ -51,7 +51,7 @@ def expected(name: str, option: str) -> tuple[Federation, list[Train], list[list
     return federation, asked, outcomes
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("name", "option"), CASES)
 def test_trainers_train_as_the_naive_reference(path: str, name: str, option: str) -> None:

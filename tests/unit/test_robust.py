@@ -251,6 +251,7 @@ class Lying:
         return replace(trained, parts_C=parts_C)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("topology", [{}, {"topology": Flat()}], ids=["three tiers", "two tiers"])
 @pytest.mark.parametrize("rule", [Mean(), *RULES.values()], ids=["mean", *RULES])
 def test_a_planted_liar_ruins_the_mean_and_nothing_else(rule: Aggregation, topology: dict[str, Any]) -> None:

@@ -230,7 +230,7 @@ def load(folder: Path | str) -> Run:
 
 def report(runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
     """Write the report of runs, one self-contained page, and return its path."""
-    package = import_module("fedbac.report")  # matplotlib is slow to import
+    package = import_module("fedbac.report")
     written: Path = package(runs, path)  # type: ignore[operator]
     return written
 

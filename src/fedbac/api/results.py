@@ -222,7 +222,7 @@ class Runs(Sequence[Run]):
 
     def plot(self, name: str = "accuracy") -> "Figure":
         """Return a figure of the report (accuracy, clusters, edges, bytes, assignment), a matplotlib one."""
-        from fedbac.report import figures  # matplotlib is slow to import
+        from fedbac.report.figures import figures  # matplotlib is slow to import
 
         drawn = figures(self._runs)
         if name not in drawn:

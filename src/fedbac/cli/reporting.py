@@ -71,7 +71,7 @@ def report(
     # A page about several folders is nobody's own: it goes where the command was typed.
     _show(runs, out_file or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if figures is not None:
-        from fedbac.report import save_figures  # matplotlib is slow to import and needed only here
+        from fedbac.report.figures import save_figures  # matplotlib is slow to import and needed only here
 
         for path in save_figures(runs, figures):
             say(f"Figure: {path}")
@@ -127,7 +127,7 @@ def runs_in(folder: Path) -> list["RunFolder"]:
 
 
 def _show(runs: Sequence["Run"], page: Path) -> None:
-    from fedbac.report import failures, final, outcome, write_report  # matplotlib is slow to import
+    from fedbac.report import failures, final, outcome, write_report
 
     (header, rows), leaders = final(runs)
     out.print()
@@ -259,7 +259,7 @@ def table(
     ] = None,
 ) -> None:
     """Print a table for a paper: mean ± deviation over seeds, in bold what a test finds best."""
-    from fedbac.report import save_figures  # matplotlib is slow to import
+    from fedbac.report.figures import save_figures  # matplotlib is slow to import
     from fedbac.report.groups import begun
     from fedbac.report.paper import paper_table
 

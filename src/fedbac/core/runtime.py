@@ -29,6 +29,15 @@ def _products() -> str:
         return "highest"
 
 
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(on: tuple[bool, bool]) -> None:
+    if on != _deterministic():  # torch imports its compiler, with sympy, even to set what is set
+        torch.use_deterministic_algorithms(on[0], warn_only=on[1])
+
+
 Setting = tuple[Callable[[], Any], Callable[[Any], object], Any]
 
 
@@ -43,10 +52,7 @@ def _parts() -> Iterator[tuple[str, Setting]]:
 COMMON: dict[str, Setting] = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     "precision of matrix products": (_products, torch.set_float32_matmul_precision, "highest"),
-    "deterministic algorithms": (
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]), (False, False),
-    ),
+    "deterministic algorithms": (_deterministic, _set_deterministic, (False, False)),
     "oneDNN": (lambda: torch.backends.mkldnn.enabled, torch._C._set_mkldnn_enabled, True),
     "NNPACK": (torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled, True),
     "number of threads": (torch.get_num_threads, torch.set_num_threads, 1),
@@ -108,6 +114,11 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
         self._own = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler, with sympy, for a second and a half before the first network is made."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Give a function that draws our generator."""

@@ -65,4 +65,4 @@ BareKind = BeforeValidator(of_kind)
 class Settings(BaseModel):
     """A frozen model of hyperparameters: a policy or scheme is its own configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

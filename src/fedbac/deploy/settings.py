@@ -73,7 +73,7 @@ Count = Annotated[int, Field(ge=1, le=MOST_SITES)]
 class Configuration(BaseModel):
     """A frozen model of a file's settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

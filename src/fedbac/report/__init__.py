@@ -1,6 +1,6 @@
 """What runs show: a table, figures, and one self-contained HTML page.
 
-The only part of the package that draws; ``import fedbac`` does not load it.
+``figures`` and ``canvas`` alone import matplotlib, which takes a second; nothing else imports them until it draws.
 """
 
 import sys
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from fedbac.report.figures import figures, save_figures
 from fedbac.report.groups import begun
 from fedbac.report.outcome import failures, final, outcome
 from fedbac.report.page import write_report
@@ -26,4 +25,4 @@ class _Report(ModuleType):
 
 sys.modules[__name__].__class__ = _Report
 
-__all__ = ["failures", "figures", "final", "outcome", "save_figures", "table", "write_report"]
+__all__ = ["failures", "final", "outcome", "table", "write_report"]
