@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbac.presets.tasks import TASKS
+from fedbac.rounds.metrics import MOMENTS
 from fedbac_paper import confirmed
 from fedbac_paper.confirmed import CONTROLS, KIN, MARGINS, ONE, OURS, UNUSED, WIDE, Point, means
 from fedbac_paper.measures import edges_of_rounds
@@ -131,9 +132,9 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
         data_folder=data, workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "active_clusters", "bytes_total")} | edges_of_rounds(run)
-    last = run.records[-1]
+    last, moments = run.records[-1], {name: run.summary[name] for name in MOMENTS}
     return {
-        **job._asdict(), **found, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],
+        **job._asdict(), **found, **moments, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],
         "seconds": round(time.time() - began, 1),
     }  # fmt: skip
 
