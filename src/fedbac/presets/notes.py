@@ -30,9 +30,6 @@ class Note(NamedTuple):
 PER_EDGE = "The original has two tiers; here every edge selects among its own clients, and B is max(1, ⌊p·N_m⌋)."
 BY_DATA = "Edges weight clients by their data; the original takes the plain mean."
 ON_EDGES = "Members are edges, not clients; method.unit=client follows the original."
-ONE_ROUND = (
-    "Updates are those of one round, counted from where the cluster started it, not those since the first round."
-)
 FEDREP = (
     "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, "
     "2021"
@@ -100,408 +97,368 @@ CFL = (
     "Privacy Constraints, 2021"
 )
 
+
+def _note(reference: str, summary: str, *differences: str, interpretation: bool = False) -> Note:
+    return Note(reference, summary, differences, interpretation)
+
+
 NOTES: dict[str, Note] = {
-    "fed-bac": Note(
-        reference=PAPER,
-        summary="Predictions are the sum of a network shared by all and one shared by the cluster (Eq. 2). A LinUCB "
+    "fed-bac": _note(
+        PAPER,
+        "Predictions are the sum of a network shared by all and one shared by the cluster (Eq. 2). A LinUCB "
         "bandit assigns edges to clusters (Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
-        differences=(
-            "The reward of selection is measured on validation data, not on the test data that are reported.",
-            "The page of open questions lists what the paper leaves open, and what we chose.",
-        ),
+        "The reward of selection is measured on validation data, not on the test data that are reported.",
+        "The page of open questions lists what the paper leaves open, and what we chose.",
     ),
-    "paper-text": Note(PAPER, f"Fed-BAC by the paper's text, including rewards on test data. {PAPER_START}"),
-    "paper-figures": Note(PAPER, f"Fed-BAC by the paper's figures: edges move in every round. {PAPER_START}"),
-    "fed-bac-random": Note(PAPER, "Fed-BAC without Thompson sampling: 80 % of the clients, at random."),
-    "fed-bac-full": Note(PAPER, "Fed-BAC without selection: all clients train."),
-    "singletons": Note(OURS, "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."),
-    "linucb-isolated": Note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
-    "fedbac-plus": Note(
-        reference=OURS,
-        summary="Clusters merge where their networks fit each other's data and share their networks once they overfit; "
+    "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, including rewards on test data. {PAPER_START}"),
+    "paper-figures": _note(PAPER, f"Fed-BAC by the paper's figures: edges move in every round. {PAPER_START}"),
+    "fed-bac-random": _note(PAPER, "Fed-BAC without Thompson sampling: 80 % of the clients, at random."),
+    "fed-bac-full": _note(PAPER, "Fed-BAC without selection: all clients train."),
+    "singletons": _note(OURS, "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."),
+    "linucb-isolated": _note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
+    "fedbac-plus": _note(
+        OURS,
+        "Clusters merge where their networks fit each other's data and share their networks once they overfit; "
         "clients are credited one by one.",
     ),
-    "fedbac-plus-2": Note(
-        reference=OURS,
-        summary="The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
+    "fedbac-plus-2": _note(
+        OURS,
+        "The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
         "Then, if that serves them better, each edge continues in its own cluster; clusters merge where they fit. "
         "Edges predict with a blend of their own model and the mean of all. "
         "All clients train, except those whose labels cannot be learned.",
     ),
-    "fedavg": Note(
-        reference=FEDAVG,
-        summary="Every client trains the shared network, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",
-        differences=("All clients train; method.selection.fraction=0.1 is the original's usual share.",),
+    "fedavg": _note(
+        FEDAVG,
+        "Every client trains the shared network, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",
+        "All clients train; method.selection.fraction=0.1 is the original's usual share.",
     ),
-    "fedprox": Note(
-        reference="Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, 2020",
-        summary="FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖², where w^t is the network they received.",
-        differences=(
-            "μ = 0.01; the pull is part of the gradient that is clipped.",
-            "Stragglers do not send partial work.",
-        ),
+    "fedprox": _note(
+        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, 2020",
+        "FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖², where w^t is the network they received.",
+        "μ = 0.01; the pull is part of the gradient that is clipped.",
+        "Stragglers do not send partial work.",
     ),
-    "scaffold": Note(
-        reference="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
+    "scaffold": _note(
+        "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
         "Federated Learning, 2020",
-        summary="Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
+        "Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
         "II), and c the mean of all c_i. This sends twice as much as FedAvg.",
-        differences=(
-            "Means are weighted by data, not uniform over clients; c moves by the share of data, not of clients, that "
-            "took part.",
-            "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not "
-            "clipped.",
-            "The server's step size is 1.",
-        ),
+        "Means are weighted by data, not uniform over clients; c moves by the share of data, not of clients, that "
+        "took part.",
+        "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not clipped.",
+        "The server's step size is 1.",
     ),
-    "feddyn": Note(
-        reference="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic "
-        "Regularization, 2021",
-        summary="Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
+    "feddyn": _note(
+        "Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, 2021",
+        "Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
         "the mean h of all h_i, and continues from the average of the clients minus h/α.",
-        differences=(
-            "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
-            "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
-        ),
+        "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
+        "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
     ),
-    "mtgc": Note(
-        reference="Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
+    "mtgc": _note(
+        "Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
         "Correction, 2024",
-        summary="Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
+        "Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
         "difference between the mean gradient of the edge and the client's, and after the round y_j by that between "
         "the mean gradient of all and the edge's. z_i is 0 at the start of a round, as in the authors' code.",
-        differences=(
-            BY_DATA,
-            "Clients may take different numbers of steps: differences of networks are divided by how far SGD with "
-            "momentum moves in as many steps, before they are averaged.",
-            "A client that did not take part in the edge average before has z_i = 0; the original has all take part.",
-            "Clients get and send two corrections beside the network, so that edges only average; between edges and "
-            "cloud one is sent.",
-        ),
+        BY_DATA,
+        "Clients may take different numbers of steps: differences of networks are divided by how far SGD with "
+        "momentum moves in as many steps, before they are averaged.",
+        "A client that did not take part in the edge average before has z_i = 0; the original has all take part.",
+        "Clients get and send two corrections beside the network, so that edges only average; between edges and "
+        "cloud one is sent.",
     ),
-    "fedavgm": Note(
-        reference="Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
+    "fedavgm": _note(
+        "Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
         "Classification, 2019",
-        summary="FedAvg whose server adds the mean change of a round to a velocity, v ← β v + Δ, and moves by it.",
-        differences=(ALL_CLIENTS,),
+        "FedAvg whose server adds the mean change of a round to a velocity, v ← β v + Δ, and moves by it.",
+        ALL_CLIENTS,
     ),
-    "fedadam": Note(
-        reference=FEDOPT,
-        summary="FedAvg whose server takes a step of Adam, with the mean change of a round as the gradient.",
-        differences=(ALL_CLIENTS, TUNED),
+    "fedadam": _note(
+        FEDOPT,
+        "FedAvg whose server takes a step of Adam, with the mean change of a round as the gradient.",
+        ALL_CLIENTS,
+        TUNED,
     ),
-    "fedyogi": Note(
-        reference=FEDOPT,
-        summary="FedAvg whose server takes a step of Yogi, with the mean change of a round as the gradient.",
-        differences=(ALL_CLIENTS, TUNED),
+    "fedyogi": _note(
+        FEDOPT,
+        "FedAvg whose server takes a step of Yogi, with the mean change of a round as the gradient.",
+        ALL_CLIENTS,
+        TUNED,
     ),
-    "hierfavg": Note(
-        reference=HIERFAVG,
-        summary="Edge m averages its clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud averages the edges, "
+    "hierfavg": _note(
+        HIERFAVG,
+        "Edge m averages its clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud averages the edges, "
         "w = Σ_m (n_m / n) w_m. The paper runs it with one edge average a round and all clients, which is FedAvg.",
     ),
-    "hierfavg-wide": Note(PAPER, "HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."),
-    "hierfavg-periods": Note(
-        reference=HIERFAVG,
-        summary="HierFAVG with κ1 local epochs and κ2 = 2 edge averages for each cloud average.",
-        differences=("κ1 counts epochs (task.training.epochs), not steps.",),
+    "hierfavg-wide": _note(PAPER, "HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."),
+    "hierfavg-periods": _note(
+        HIERFAVG,
+        "HierFAVG with κ1 local epochs and κ2 = 2 edge averages for each cloud average.",
+        "κ1 counts epochs (task.training.epochs), not steps.",
     ),
-    "abad": Note(
-        reference="Abad, Ozfatura, Gündüz, Erçetin: Hierarchical Federated Learning Across Heterogeneous Cellular "
-        "Networks, 2020",
-        summary="HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest "
+    "abad": _note(
+        "Abad, Ozfatura, Gündüz, Erçetin: Hierarchical Federated Learning Across Heterogeneous Cellular Networks, 2020",
+        "HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest "
         "10 %, tensor by tensor; what is left out is added the next time.",
-        differences=(
-            "A client sends the change of several epochs, not the gradient of one step, without momentum correction.",
-            "The model of cellular latency is left out; task.world simulates times.",
-        ),
+        "A client sends the change of several epochs, not the gradient of one step, without momentum correction.",
+        "The model of cellular latency is left out; task.world simulates times.",
     ),
-    "ifca": Note(
-        reference=IFCA,
-        summary="Before every round each edge joins the cluster whose network has the lowest loss on its data. "
+    "ifca": _note(
+        IFCA,
+        "Before every round each edge joins the cluster whose network has the lowest loss on its data. "
         "Networks start apart.",
-        differences=(ON_EDGES, "Edges average their clients by data; edges count alike, as in the original."),
+        ON_EDGES,
+        "Edges average their clients by data; edges count alike, as in the original.",
     ),
-    "ifca-clients": Note(
-        reference=IFCA,
-        summary="IFCA on clients, in two tiers.",
-        differences=("All clients take part in every round.", "Networks are averaged by data."),
+    "ifca-clients": _note(
+        IFCA,
+        "IFCA on clients, in two tiers.",
+        "All clients take part in every round.",
+        "Networks are averaged by data.",
     ),
-    "ifca-paper": Note(
-        reference=f"{IFCA} As run in: {PAPER}",
-        summary="IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
+    "ifca-paper": _note(
+        f"{IFCA} As run in: {PAPER}",
+        "IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
         "network, and move only every 20 rounds, and only for a loss below 95 % of the current one.",
-        differences=("It is no fair IFCA: see ifca.",),
+        "It is no fair IFCA: see ifca.",
     ),
-    "cfl": Note(
-        reference=CFL,
-        summary="All members start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
+    "cfl": _note(
+        CFL,
+        "All members start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
         "update is small while a single update is large.",
-        differences=(
-            ON_EDGES,
-            "Thresholds are in units of the first rounds' updates, because updates of edges are smaller than those of "
-            "clients.",
-            "Networks and the mean update are averaged by data; the public code takes plain means.",
-        ),
+        ON_EDGES,
+        "Thresholds are in units of the first rounds' updates, because updates of edges are smaller than those of "
+        "clients.",
+        "Networks and the mean update are averaged by data; the public code takes plain means.",
     ),
-    "cfl-clients": Note(
-        reference=CFL,
-        summary="CFL on clients, two tiers: every client's update is compared with every other's.",
-        differences=("As for cfl, except that members are clients.",),
+    "cfl-clients": _note(
+        CFL,
+        "CFL on clients, two tiers: every client's update is compared with every other's.",
+        "As for cfl, except that members are clients.",
     ),
-    "fedbabu": Note(
-        reference="Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022",
-        summary="The body is trained under a fixed random head; in the last rounds all layers are fine-tuned.",
-        differences=(
-            ON_EDGES.replace("; method.unit=client follows the original", ""),
-            "Fine-tuning takes the last 10 rounds of the same total.",
-        ),
+    "fedbabu": _note(
+        "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022",
+        "The body is trained under a fixed random head; in the last rounds all layers are fine-tuned.",
+        ON_EDGES.replace("; method.unit=client follows the original", ""),
+        "Fine-tuning takes the last 10 rounds of the same total.",
     ),
-    "ditto": Note(
-        DITTO, "A shared network, and a personal one per client that is pulled towards it.", DITTO_DIFFERENCES
+    "ditto": _note(
+        DITTO, "A shared network, and a personal one per client that is pulled towards it.", *DITTO_DIFFERENCES
     ),
-    "ditto-edges": Note(
+    "ditto-edges": _note(
         DITTO,
         "A shared network, and a personal one per edge that is pulled towards it.",
-        (EDGES_OWN, *DITTO_DIFFERENCES),
+        EDGES_OWN,
+        *DITTO_DIFFERENCES,
     ),
-    "fedper": Note(
+    "fedper": _note(
         "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019",
         "One body for all, and a last layer per edge.",
-        (EDGES_OWN,),
+        EDGES_OWN,
     ),
-    "fedrep": Note(FEDREP, "Like FedPer, but the head is trained first and then the body.", (EDGES_OWN,)),
-    "fedrep-clients": Note(
+    "fedrep": _note(FEDREP, "Like FedPer, but the head is trained first and then the body.", EDGES_OWN),
+    "fedrep-clients": _note(
         FEDREP,
         "Like FedPer, but the head is trained first and then the body, and heads belong to clients.",
-        ("Heads are not fine-tuned again after the last round.",),
+        "Heads are not fine-tuned again after the last round.",
     ),
-    "apfl": Note(APFL, "Every client predicts with a mix of its own network and the shared one.", APFL_DIFFERENCES),
-    "apfl-edges": Note(
-        APFL, "Every edge predicts with a mix of its own network and the shared one.", (EDGES_OWN, *APFL_DIFFERENCES)
+    "apfl": _note(APFL, "Every client predicts with a mix of its own network and the shared one.", *APFL_DIFFERENCES),
+    "apfl-edges": _note(
+        APFL, "Every edge predicts with a mix of its own network and the shared one.", EDGES_OWN, *APFL_DIFFERENCES
     ),
-    "pfedme": Note(
+    "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
         "A shared network, and a personal one per client: each is pulled towards the other.",
-        ("Rounds have the task's epochs, not 20 batches.", "Only those selected train; in the authors' code all do."),
+        "Rounds have the task's epochs, not 20 batches.",
+        "Only those selected train; in the authors' code all do.",
     ),
-    "fedrod": Note(
+    "fedrod": _note(
         "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022",
         "One body under a generic head, trained with the balanced softmax, and a personal head per edge.",
-        (
-            EDGES_OWN,
-            "The personal head is trained before the body and the generic head, not in the same steps.",
-            "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
-            "The personal head is linear and begins at zero.",
-        ),
+        EDGES_OWN,
+        "The personal head is trained before the body and the generic head, not in the same steps.",
+        "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
+        "The personal head is linear and begins at zero.",
     ),
-    "fedala": Note(
+    "fedala": _note(
         "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated "
         "Learning, 2023",
         "Every edge starts from a mix of its own network and the shared one, weight by weight in the last layer.",
-        (EDGES_OWN, "It predicts with the mix of the last training; the original first learns a new one.", FORMER),
+        EDGES_OWN,
+        "It predicts with the mix of the last training; the original first learns a new one.",
+        FORMER,
     ),
-    "fed-cam": Note(
+    "fed-cam": _note(
         FED_CAM,
         "A shared network plus one of the cluster, trained jointly. Before every round each edge joins the cluster "
         "with which the sum has the lowest loss.",
-        CAM_DIFFERENCES,
+        *CAM_DIFFERENCES,
         interpretation=True,
     ),
-    "fed-cam-alternate": Note(
+    "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
-        (*CAM_DIFFERENCES, "Each of the two networks is trained for all local epochs of a round."),
+        *CAM_DIFFERENCES,
+        "Each of the two networks is trained for all local epochs of a round.",
         interpretation=True,
     ),
-    "fl-hc": Note(
-        reference="Briggs, Fan, Andras: Federated learning with hierarchical clustering of local updates to improve "
+    "fl-hc": _note(
+        "Briggs, Fan, Andras: Federated learning with hierarchical clustering of local updates to improve "
         "training on non-IID data, 2020",
-        summary="FedAvg for n0 rounds. Then all updates are clustered once, agglomeratively, and every cluster "
+        "FedAvg for n0 rounds. Then all updates are clustered once, agglomeratively, and every cluster "
         "continues alone from the joint network.",
-        differences=(
-            ON_EDGES,
-            "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which "
-            "give the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the "
-            "heights of joins by Ward's linkage, into 2 to M/2 clusters.",
-            "A member without an update in that round stays in the cluster that keeps most members. The original sends "
-            "it to the nearest centroid, but here the cloud has no vector of it to compare.",
-        ),
+        ON_EDGES,
+        "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which "
+        "give the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the "
+        "heights of joins by Ward's linkage, into 2 to M/2 clusters.",
+        "A member without an update in that round stays in the cluster that keeps most members. The original sends "
+        "it to the nearest centroid, but here the cloud has no vector of it to compare.",
     ),
-    "fedgwc": Note(
-        reference=FEDGWC,
-        summary=FEDGWC_SUMMARY,
-        differences=(
-            "Half of all clients are selected in a round; in the original a tenth of them in each cluster, for 10,000 "
-            "rounds. In fewer than about a hundred rounds W seldom comes to rest, and then nothing is split.",
-            *FEDGWC_DIFFERENCES,
-        ),
+    "fedgwc": _note(
+        FEDGWC,
+        FEDGWC_SUMMARY,
+        "Half of all clients are selected in a round; in the original a tenth of them in each cluster, for 10,000 "
+        "rounds. In fewer than about a hundred rounds W seldom comes to rest, and then nothing is split.",
+        *FEDGWC_DIFFERENCES,
     ),
-    "fedgwc-edges": Note(
-        reference=FEDGWC,
-        summary=f"{FEDGWC_SUMMARY} Members are edges, which all report in every round.",
-        differences=(
-            ON_EDGES,
-            "All members report in every round, so the weight of a round is fixed at 0.2 and the patience at 5 rounds, "
-            "instead of following from the share of clients that are sampled; epsilon is 1e-4, and γ 1 instead of 0.1. "
-            "Rows of W are then constant: what is left of the method is distance from the mean loss.",
-            "A cluster may split even if all its members hold data of the same kind (IID), because W is scaled by its "
-            "own range and small lasting differences of the losses look large.",
-            *FEDGWC_DIFFERENCES,
-        ),
+    "fedgwc-edges": _note(
+        FEDGWC,
+        f"{FEDGWC_SUMMARY} Members are edges, which all report in every round.",
+        ON_EDGES,
+        "All members report in every round, so the weight of a round is fixed at 0.2 and the patience at 5 rounds, "
+        "instead of following from the share of clients that are sampled; epsilon is 1e-4, and γ 1 instead of 0.1. "
+        "Rows of W are then constant: what is left of the method is distance from the mean loss.",
+        "A cluster may split even if all its members hold data of the same kind (IID), because W is scaled by its "
+        "own range and small lasting differences of the losses look large.",
+        *FEDGWC_DIFFERENCES,
     ),
-    "chpfl": Note(
-        reference="Song, Li, Jiang, Wei, Guo: CHPFL: Clustered adaptive hierarchical federated learning for edge-level "
+    "chpfl": _note(
+        "Song, Li, Jiang, Wei, Guo: CHPFL: Clustered adaptive hierarchical federated learning for edge-level "
         "personalization, 2026",
-        summary="Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network "
+        "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network "
         "and the mean of all, in shares that are learned.",
-        differences=(
-            ON_EDGES + " The original attaches the clients of a group to one edge; here an edge forwards one sum per "
-            "group, which gives the same averages.",
-            "Our reading: α follows the rule of APFL at the level of groups, by the direction of a round's update, "
-            "divided by its squared length.",
-            "Our reading: the cloud averages groups by their data.",
-            "Updates are not projected to fewer dimensions: distances are exact.",
-        ),
+        ON_EDGES + " The original attaches the clients of a group to one edge; here an edge forwards one sum per "
+        "group, which gives the same averages.",
+        "Our reading: α follows the rule of APFL at the level of groups, by the direction of a round's update, "
+        "divided by its squared length.",
+        "Our reading: the cloud averages groups by their data.",
+        "Updates are not projected to fewer dimensions: distances are exact.",
         interpretation=True,
     ),
-    "phe-fl": Note(
-        reference=PHE_FL,
-        summary="Every edge blends its network with the mean of all other edges' networks, in proportion to the "
+    "phe-fl": _note(
+        PHE_FL,
+        "Every edge blends its network with the mean of all other edges' networks, in proportion to the "
         "accuracy of both on validation data.",
-        differences=(
-            "Parameters are blended, as in the authors' code; see phe-fl-kd for distillation.",
-            "Validation data are held out from training data; the authors' code takes them from the test data "
-            "(method.sharing.split=test).",
-        ),
+        "Parameters are blended, as in the authors' code; see phe-fl-kd for distillation.",
+        "Validation data are held out from training data; the authors' code takes them from the test data "
+        "(method.sharing.split=test).",
     ),
-    "phe-fl-kd": Note(
-        reference=PHE_FL,
-        summary="PHE-FL as others describe it: the mean of all other edges' networks teaches an edge's clients.",
-        differences=(
-            "Our reading: clients distill while they train, with λ = 0.5 and temperature 3; the authors' code blends "
-            "parameters.",
-        ),
+    "phe-fl-kd": _note(
+        PHE_FL,
+        "PHE-FL as others describe it: the mean of all other edges' networks teaches an edge's clients.",
+        "Our reading: clients distill while they train, with λ = 0.5 and temperature 3; the authors' code blends "
+        "parameters.",
         interpretation=True,
     ),
-    "cflhkd": Note(
-        reference="Ahmad, Kanatbekova, Brandić, Aral: Clustered federated learning with hierarchical knowledge "
+    "cflhkd": _note(
+        "Ahmad, Kanatbekova, Brandić, Aral: Clustered federated learning with hierarchical knowledge "
         "distillation, 2025",
-        summary="Members with similar updates form clusters. They learn from the mean of all networks and from the two "
+        "Members with similar updates form clusters. They learn from the mean of all networks and from the two "
         "most similar clusters, and networks are drawn towards their mean every five rounds.",
-        differences=(
-            "The whole is our reading of the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
-            "and then every 20; λ = 0.3 after 10 rounds, temperature 3, and ρ = 0.1.",
-            "Teachers are measured on members' training data after the previous round, so they travel twice: to be "
-            "measured and to teach.",
-        ),
+        "The whole is our reading of the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
+        "and then every 20; λ = 0.3 after 10 rounds, temperature 3, and ρ = 0.1.",
+        "Teachers are measured on members' training data after the previous round, so they travel twice: to be "
+        "measured and to teach.",
         interpretation=True,
     ),
-    "fed-csad": Note(
-        reference="Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
-        summary="A contextual bandit selects clients. The mean of all edges' networks teaches every edge, with more "
+    "fed-csad": _note(
+        "Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
+        "A contextual bandit selects clients. The mean of all edges' networks teaches every edge, with more "
         "weight the better it is.",
-        differences=(
-            "The whole is our reading: neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
-            "The context of a client is its loss, data, rounds since it was selected and speed; it leaves out the "
-            "entropy of its labels.",
-            "λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
-        ),
+        "The whole is our reading: neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
+        "The context of a client is its loss, data, rounds since it was selected and speed; it leaves out the "
+        "entropy of its labels.",
+        "λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
         interpretation=True,
     ),
-    "local": Note(
-        reference="no paper: the baseline without federation across edges",
-        summary="Every edge averages its own clients and no others.",
+    "local": _note(
+        "no paper: the baseline without federation across edges",
+        "Every edge averages its own clients and no others.",
     ),
-    "fedavg-ft": Note(
-        reference=f"fine-tuning after FedAvg, a common baseline of personalization ({FEDAVG})",
-        summary="One network for all; in the last rounds every edge continues from it alone.",
-        differences=("Fine-tuning takes the last 10 rounds of the same total, by the same training.",),
+    "fedavg-ft": _note(
+        f"fine-tuning after FedAvg, a common baseline of personalization ({FEDAVG})",
+        "One network for all; in the last rounds every edge continues from it alone.",
+        "Fine-tuning takes the last 10 rounds of the same total, by the same training.",
     ),
-    "pfedgraph": Note(
-        reference="Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023",
-        summary="Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount "
+    "pfedgraph": _note(
+        "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023",
+        "Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount "
         "of data, with more for members whose networks have moved the same way since the start.",
-        differences=(
-            ON_EDGES,
-            "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; "
-            "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
-            "reversed; here it is the paper's.)",
-            "Cosines above 0.9 are not rounded up to 1, as in the public code.",
-            FORMER,
-        ),
+        ON_EDGES,
+        "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; "
+        "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
+        "reversed; here it is the paper's.)",
+        "Cosines above 0.9 are not rounded up to 1, as in the public code.",
+        FORMER,
     ),
-    "power-of-choice": Note(
-        reference="Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
-        summary="Draw d candidates in proportion to n_i, measure the received model on their data, and take the B with "
+    "power-of-choice": _note(
+        "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
+        "Draw d candidates in proportion to n_i, measure the received model on their data, and take the B with "
         "the largest loss. With variant=last it is rpow-d, which uses the loss of the last training instead.",
-        differences=(
-            PER_EDGE,
-            BY_DATA,
-            "With p = 0.8 the rule can turn down at most a fifth of the clients; a smaller p shows more of it.",
-            "The variant cpow-d, which measures on one batch, is left out.",
-        ),
+        PER_EDGE,
+        BY_DATA,
+        "With p = 0.8 the rule can turn down at most a fifth of the clients; a smaller p shows more of it.",
+        "The variant cpow-d, which measures on one batch, is left out.",
     ),
-    "ucb-cs": Note(
-        reference="Cho, Gupta, Joshi, Yağan: Bandit-based Communication-Efficient Client Selection Strategies for "
+    "ucb-cs": _note(
+        "Cho, Gupta, Joshi, Yağan: Bandit-based Communication-Efficient Client Selection Strategies for "
         "Federated Learning, 2020",
-        summary="A_i = (n_i / n)(L_i / N_i + √(2 σ² ln T / N_i)) with sums discounted by γ = 0.7; the B largest train.",
-        differences=(
-            PER_EDGE,
-            "ln T counts as 0 while the discounted number of rounds T is below 1.",
-            "A client that is selected and returns no update counts as if it had reported its mean loss.",
-        ),
+        "A_i = (n_i / n)(L_i / N_i + √(2 σ² ln T / N_i)) with sums discounted by γ = 0.7; the B largest train.",
+        PER_EDGE,
+        "ln T counts as 0 while the discounted number of rounds T is below 1.",
+        "A client that is selected and returns no update counts as if it had reported its mean loss.",
     ),
-    "oort": Note(
-        reference="Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant "
-        "Selection, 2021",
-        summary="U_i = n_i √(mean ℓ²), from 0 to 1, plus √(0.1 ln t / last round), times (T_pref / t_i)^2 for clients "
+    "oort": _note(
+        "Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
+        "U_i = n_i √(mean ℓ²), from 0 to 1, plus √(0.1 ln t / last round), times (T_pref / t_i)^2 for clients "
         "slower than T_pref; exploited clients are drawn by this score, the share ε of B explores. The pacer raises "
         "T_pref where the utility is flat. Constants are those of the public code.",
-        differences=(
-            PER_EDGE,
-            "More clients than needed are selected only where task.world.over_selection says so; the original takes "
-            "1.1 times as many.",
-            "The first round, where the public code fails, only explores. ε is 0 as soon as no client is new, a round "
-            "earlier than in the public code.",
-            "The pacer sums the utility of all selected clients that had been selected before, including those that "
-            "only filled the budget.",
-            "A client that was selected and never returned an update counts as the mean of the others, not as new.",
-        ),
+        PER_EDGE,
+        "More clients than needed are selected only where task.world.over_selection says so; the original takes "
+        "1.1 times as many.",
+        "The first round, where the public code fails, only explores. ε is 0 as soon as no client is new, a round "
+        "earlier than in the public code.",
+        "The pacer sums the utility of all selected clients that had been selected before, including those that "
+        "only filled the budget.",
+        "A client that was selected and never returned an update counts as the mean of the others, not as new.",
     ),
-    "cs-ucb": Note(
-        reference="Xia, Quek, Guo, Wen, Yang, Zhu: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, "
-        "2020",
-        summary="The reward of a client is 1 − min(τ, τ_max) / τ_max for the τ seconds it took; the B largest of "
+    "cs-ucb": _note(
+        "Xia, Quek, Guo, Wen, Yang, Zhu: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
+        "The reward of a client is 1 − min(τ, τ_max) / τ_max for the τ seconds it took; the B largest of "
         "ȳ_i + √((B + 1) ln t / z_i) train. With fairness above 0 it is CS-UCB-Q, with a queue of owed rounds.",
-        differences=(
-            PER_EDGE,
-            "τ_max, unless it is set, is the time that the slowest client of the edge is expected to take.",
-            "A client that drops out has the reward 0.",
-            "With B close to N_m the bonus outweighs the rewards, and clients take turns.",
-        ),
+        PER_EDGE,
+        "τ_max, unless it is set, is the time that the slowest client of the edge is expected to take.",
+        "A client that drops out has the reward 0.",
+        "With B close to N_m the bonus outweighs the rewards, and clients take turns.",
     ),
-    "cocs": Note(
-        reference="Qu, Duan, Chen, Xu, Lu, Liu: Context-Aware Online Client Selection for Hierarchical Federated "
-        "Learning, 2022",
-        summary="The context of a client, its downlink and its speed, lies in one of h² cells. Clients that were "
+    "cocs": _note(
+        "Qu, Duan, Chen, Xu, Lu, Liu: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
+        "The context of a client, its downlink and its speed, lies in one of h² cells. Clients that were "
         "selected at most K(t) times in their cell come first, then those whose updates arrived most often.",
-        differences=(
-            "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
-            "Devices and links do not change during a run, so a client stays in its cell.",
-            "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t, a tenth of the "
-            "usual choice, because otherwise a run of 200 rounds would only explore.",
-            "Edges and the cloud weight by data; the original takes plain means.",
-        ),
+        "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
+        "Devices and links do not change during a run, so a client stays in its cell.",
+        "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t, a tenth of the "
+        "usual choice, because otherwise a run of 200 rounds would only explore.",
+        "Edges and the cloud weight by data; the original takes plain means.",
     ),
-    "trindade": Note(
-        reference="Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
-        summary="The B clients with the best score train: score_i = Σ_f ω_f · feature_f(i), for speed, link, data, a "
+    "trindade": _note(
+        "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
+        "The B clients with the best score train: score_i = Σ_f ω_f · feature_f(i), for speed, link, data, a "
         "low training loss and updates that counted, each scaled to 0 to 1 within the edge, with equal weights.",
-        differences=(
-            "The original's score could not be found; this one follows what others say about it.",
-            "Energy is left out: the simulated devices have none.",
-        ),
+        "The original's score could not be found; this one follows what others say about it.",
+        "Energy is left out: the simulated devices have none.",
         interpretation=True,
     ),
 }
