@@ -4,61 +4,16 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fedbac.clustering import Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss, Merging
 from fedbac.config.choices import plugins, say_hidden
-from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Task
-from fedbac.core.codecs import TopK
 from fedbac.errors import ConfigError, unknown
-from fedbac.models import LeNet5
-from fedbac.personalization import (
-    AdaptiveStart,
-    Additive,
-    ControlVariates,
-    Directed,
-    DynamicPull,
-    GroupCorrections,
-    Interpolated,
-    LateHead,
-    MoreauEnvelope,
-    PerCluster,
-    Personal,
-    PersonalHead,
-    Shared,
-    TwoHeads,
-)
 from fedbac.presets.notes import NOTES
-from fedbac.selection import (
-    COCS,
-    Contextual,
-    CreditThompson,
-    LatencyUCB,
-    LossUCB,
-    Oort,
-    PowerOfChoice,
-    Random,
-    ResourceScore,
-    Sound,
-    Thompson,
-)
-from fedbac.sharing import (
-    Blend,
-    Distill,
-    DistillAdaptive,
-    LeaveOneOut,
-    MeanThenApart,
-    OnceOverfitted,
-    PredictTowardsMean,
-    Similar,
-)
-from fedbac.steps import Adam, Dynamic, Momentum, Yogi
-from fedbac.topology import Flat, Hierarchical
 
 log = logging.getLogger(__name__)
 
 
 class Row:
-    """The choices of a preset: its own, and for the rest those of one that it is like.
+    """The choices of a preset, as configurations name them: its own, and for the rest those of one that it is like.
 
     What depends on the task that it is for is a function of that task.
     """
@@ -72,108 +27,120 @@ class Row:
         return Method(name=self.name, **{k: v(task) if callable(v) else v for k, v in choices.items()})
 
 
-def _as_in_paper(task: Task, period: int) -> LinUCB:
+def _as_in_paper(task: Task, period: int) -> dict[str, Any]:
     uniform = task.dataset.startswith("fashion-mnist")
-    return LinUCB(period=period, start_labels="uniform" if uniform else "round_robin")
+    return {"kind": "linucb", "period": period, "start_labels": "uniform" if uniform else "round_robin"}
 
 
-EVERY_ROUND = LowestLoss(period=1, threshold=1.0, start_labels="lowest_loss")
-TESTED = Thompson(reward_split="test", skip_after_move=False)
+EVERY_ROUND = {"kind": "lowest_loss", "period": 1, "threshold": 1.0, "start_labels": "lowest_loss"}
+TAUGHT = {"kind": "per_cluster", "taught": True}
+TENTH, TWICE = {"kind": "top_k", "keep": 0.1}, {"kind": "hierarchical", "edge_rounds": 2}
+TESTED = {"kind": "thompson", "reward_split": "test", "skip_after_move": False}
 METHODS = {
-    "fed-bac": Row(clustering=LinUCB(), selection=Thompson(), personalization=Additive()),
-    "fedavg": Row(topology=Flat()),
-    "fedprox": Row(topology=Flat(), personalization=Shared(proximal=0.01)),
-    "scaffold": Row(topology=Flat(), personalization=ControlVariates()),
-    "feddyn": Row(topology=Flat(), personalization=DynamicPull(alpha=0.01), step=Dynamic(alpha=0.01)),
-    "fedavgm": Row(topology=Flat(), step=Momentum()),
-    "fedadam": Row(topology=Flat(), step=Adam()),
-    "fedyogi": Row(topology=Flat(), step=Yogi()),
-    "hierfavg": Row(clustering=Fixed(num_clusters=1), selection=Random(), personalization=Shared()),
-    "hierfavg-wide": Row(like="hierfavg", network=LeNet5(width=1.41)),
-    "hierfavg-periods": Row(like="hierfavg", topology=Hierarchical(edge_rounds=2)),
-    "mtgc": Row(topology=Hierarchical(edge_rounds=2), personalization=GroupCorrections()),
-    "abad": Row(
-        topology=Hierarchical(edge_rounds=2),
-        links=Links(
-            client_up=TopK(keep=0.01), client_down=TopK(keep=0.1), cloud_up=TopK(keep=0.1), cloud_down=TopK(keep=0.1)
-        ),
+    "fed-bac": Row(clustering="linucb", selection="thompson", personalization="additive"),
+    "fedavg": Row(topology="flat"),
+    "fedprox": Row(topology="flat", personalization={"kind": "shared", "proximal": 0.01}),
+    "scaffold": Row(topology="flat", personalization="control_variates"),
+    "feddyn": Row(
+        topology="flat",
+        personalization={"kind": "dynamic_pull", "alpha": 0.01},
+        step={"kind": "dynamic", "alpha": 0.01},
     ),
-    "trindade": Row(selection=ResourceScore()),
-    "chpfl": Row(clustering=KMeans(), sharing=Blend(), personalization=PerCluster()),
-    "phe-fl": Row(clustering=Fixed(), sharing=LeaveOneOut(), personalization=PerCluster()),
+    "fedavgm": Row(topology="flat", step="momentum"),
+    "fedadam": Row(topology="flat", step="adam"),
+    "fedyogi": Row(topology="flat", step="yogi"),
+    "hierfavg": Row(clustering={"kind": "fixed", "num_clusters": 1}, selection="random", personalization="shared"),
+    "hierfavg-wide": Row(like="hierfavg", network={"kind": "lenet5", "width": 1.41}),
+    "hierfavg-periods": Row(like="hierfavg", topology=TWICE),
+    "mtgc": Row(topology=TWICE, personalization="group_corrections"),
+    "abad": Row(
+        topology=TWICE,
+        links={"client_up": TENTH | {"keep": 0.01}, "client_down": TENTH, "cloud_up": TENTH, "cloud_down": TENTH},
+    ),
+    "trindade": Row(selection="resource_score"),
+    "chpfl": Row(clustering="kmeans", sharing="blend", personalization="per_cluster"),
+    "phe-fl": Row(clustering="fixed", sharing="leave_one_out", personalization="per_cluster"),
     "phe-fl-kd": Row(
-        clustering=Fixed(),
-        sharing=DistillAdaptive(teacher="others", max_share=1.0, steepness=0.0),
-        personalization=PerCluster(taught=True),
+        clustering="fixed",
+        sharing={"kind": "distill_adaptive", "teacher": "others", "max_share": 1.0, "steepness": 0.0},
+        personalization=TAUGHT,
     ),
     "ifca": Row(
         cloud_weight="uniform",
         clustering=EVERY_ROUND,
-        selection=Random(),
-        personalization=PerCluster(cluster_init="distinct"),
+        selection="random",
+        personalization={"kind": "per_cluster", "cluster_init": "distinct"},
     ),
-    "ifca-clients": Row(like="ifca", cloud_weight="total", topology=Flat(), unit="client"),
-    "ifca-paper": Row(clustering=LowestLoss(), selection=Random(), personalization=PerCluster()),
-    "cfl": Row(clustering=CosineSplits(), personalization=PerCluster()),
-    "cfl-clients": Row(like="cfl", topology=Flat(), unit="client"),
-    "fl-hc": Row(clustering=Agglomerative(), personalization=PerCluster()),
+    "ifca-clients": Row(like="ifca", cloud_weight="total", topology="flat", unit="client"),
+    "ifca-paper": Row(clustering="lowest_loss", selection="random", personalization="per_cluster"),
+    "cfl": Row(clustering="cosine_splits", personalization="per_cluster"),
+    "cfl-clients": Row(like="cfl", topology="flat", unit="client"),
+    "fl-hc": Row(clustering="agglomerative", personalization="per_cluster"),
     "fed-cam": Row(
         clustering=EVERY_ROUND,
-        selection=Random(fraction=0.8),
-        personalization=Additive(cluster_init="distinct"),
+        selection={"kind": "random", "fraction": 0.8},
+        personalization={"kind": "additive", "cluster_init": "distinct"},
     ),
-    "fed-cam-alternate": Row(like="fed-cam", personalization=Additive(cluster_init="distinct", order="alternate")),
+    "fed-cam-alternate": Row(
+        like="fed-cam", personalization={"kind": "additive", "cluster_init": "distinct", "order": "alternate"}
+    ),
     "fedgwc": Row(
-        topology=Flat(),
+        topology="flat",
         unit="client",
-        clustering=GaussianRewards(discount=None, patience=None, gamma=0.1, epsilon=1e-5),
-        selection=Random(fraction=0.5),
-        personalization=PerCluster(),
+        clustering={"kind": "gaussian_rewards", "discount": None, "patience": None, "gamma": 0.1, "epsilon": 1e-5},
+        selection={"kind": "random", "fraction": 0.5},
+        personalization="per_cluster",
     ),
-    "fedgwc-edges": Row(clustering=GaussianRewards(), personalization=PerCluster()),
+    "fedgwc-edges": Row(clustering="gaussian_rewards", personalization="per_cluster"),
     "cflhkd": Row(
-        clustering=Agglomerative(metric="cosine", threshold=0.5, period=20),
-        sharing=Distill(),
-        personalization=PerCluster(taught=True),
+        clustering={"kind": "agglomerative", "metric": "cosine", "threshold": 0.5, "period": 20},
+        sharing="distill",
+        personalization=TAUGHT,
     ),
-    "power-of-choice": Row(selection=PowerOfChoice()),
-    "oort": Row(selection=Oort()),
-    "cs-ucb": Row(selection=LatencyUCB()),
-    "ucb-cs": Row(selection=LossUCB()),
-    "cocs": Row(selection=COCS()),
-    "fed-csad": Row(
-        clustering=Fixed(), selection=Contextual(), sharing=DistillAdaptive(), personalization=PerCluster(taught=True)
+    "power-of-choice": Row(selection="power_of_choice"),
+    "oort": Row(selection="oort"),
+    "cs-ucb": Row(selection="cs_ucb"),
+    "ucb-cs": Row(selection="ucb_cs"),
+    "cocs": Row(selection="cocs"),
+    "fed-csad": Row(clustering="fixed", selection="contextual", sharing="distill_adaptive", personalization=TAUGHT),
+    "ditto": Row(personalization={"kind": "personal", "momentum": 0.0}),
+    "ditto-edges": Row(personalization={"kind": "personal", "owner": "edge", "momentum": 0.0}),
+    "apfl": Row(personalization="interpolated"),
+    "apfl-edges": Row(personalization={"kind": "interpolated", "owner": "edge"}),
+    "pfedme": Row(personalization="moreau_envelope"),
+    "fedrep": Row(personalization={"kind": "personal_head", "order": "head_first", "body_epochs": 1}),
+    "fedrep-clients": Row(
+        personalization={"kind": "personal_head", "owner": "client", "order": "head_first", "body_epochs": 1}
     ),
-    "ditto": Row(personalization=Personal(momentum=0.0)),
-    "ditto-edges": Row(personalization=Personal(owner="edge", momentum=0.0)),
-    "apfl": Row(personalization=Interpolated()),
-    "apfl-edges": Row(personalization=Interpolated(owner="edge")),
-    "pfedme": Row(personalization=MoreauEnvelope()),
-    "fedrep": Row(personalization=PersonalHead(order="head_first", body_epochs=1)),
-    "fedrep-clients": Row(personalization=PersonalHead(owner="client", order="head_first", body_epochs=1)),
-    "fedper": Row(personalization=PersonalHead()),
-    "fedbabu": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=LateHead()),
-    "fedrod": Row(personalization=TwoHeads()),
-    "fedala": Row(personalization=AdaptiveStart()),
+    "fedper": Row(personalization="personal_head"),
+    "fedbabu": Row(clustering="fixed", sharing="mean_then_apart", personalization="late_head"),
+    "fedrod": Row(personalization="two_heads"),
+    "fedala": Row(personalization="adaptive_start"),
     "pfedgraph": Row(
-        clustering=Fixed(), sharing=Similar(since="start"), personalization=Directed(), judged="after_training"
+        clustering="fixed",
+        sharing={"kind": "similar", "since": "start"},
+        personalization="directed",
+        judged="after_training",
     ),
-    "fedavg-ft": Row(clustering=Fixed(), sharing=MeanThenApart(), personalization=PerCluster()),
-    "local": Row(clustering=Fixed(), personalization=PerCluster()),
-    "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization=Additive()),
-    "paper-figures": Row(clustering=lambda task: _as_in_paper(task, 1), selection=TESTED, personalization=Additive()),
-    "fed-bac-random": Row(like="fed-bac", selection=Random(fraction=0.8)),
-    "fed-bac-full": Row(like="fed-bac", selection=Random()),
-    "singletons": Row(like="fed-bac", clustering=Fixed()),
-    "linucb-isolated": Row(like="fed-bac", personalization=PerCluster()),
+    "fedavg-ft": Row(clustering="fixed", sharing="mean_then_apart", personalization="per_cluster"),
+    "local": Row(clustering="fixed", personalization="per_cluster"),
+    "paper-text": Row(clustering=lambda task: _as_in_paper(task, 20), selection=TESTED, personalization="additive"),
+    "paper-figures": Row(clustering=lambda task: _as_in_paper(task, 1), selection=TESTED, personalization="additive"),
+    "fed-bac-random": Row(like="fed-bac", selection={"kind": "random", "fraction": 0.8}),
+    "fed-bac-full": Row(like="fed-bac", selection="random"),
+    "singletons": Row(like="fed-bac", clustering="fixed"),
+    "linucb-isolated": Row(like="fed-bac", personalization="per_cluster"),
     "fedbac-plus": Row(
-        clustering=Merging(), selection=CreditThompson(), sharing=OnceOverfitted(share=0.1), personalization=Additive()
+        clustering="merging",
+        selection="credit_thompson",
+        sharing={"kind": "once_overfitted", "share": 0.1},
+        personalization="additive",
     ),
     "fedbac-plus-2": Row(
-        clustering=Merging(alone_steps=1000),
-        selection=Sound(),
-        sharing=PredictTowardsMean(),
-        personalization=PerCluster(networks=2),
+        clustering={"kind": "merging", "alone_steps": 1000},
+        selection="sound",
+        sharing="predict_towards_mean",
+        personalization={"kind": "per_cluster", "networks": 2},
     ),
 }
 RENAMED = {"ifca-original": "ifca"}
