@@ -9,26 +9,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Pull, Scope, Start
-from fedbac.core.settings import NonNegative, Settings
+from fedbac.core.settings import NonNegative
+from fedbac.personalization.joint import SameForAll
 
 
-class _Corrected(Settings):
+class _Corrected(SameForAll):
     parts: ClassVar[Mapping[str, Part]]
     terms: ClassVar[tuple[str, ...]] = ("global",)
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial network, and zeros."""
-        network = build(0)
-        moves = {name: value for name, value in network.named_parameters() if value.requires_grad}
+        moves = {name: value for name, value in build(0).named_parameters() if value.requires_grad}
         zeros = {
             part: {name: torch.zeros((owners[spec.scope], *value.shape)) for name, value in moves.items()}
             for part, spec in self.parts.items()
             if not spec.networks
         }
-        return {"global": trees.stack([models.weights(network)]), **zeros}
+        return {**super().init(build, owners), **zeros}
 
     def phases(self) -> tuple[Phase, ...]:
         """Train the network."""

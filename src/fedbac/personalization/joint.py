@@ -1,18 +1,33 @@
 """Schemes whose parts are trained together: one network, one or two per cluster, or the sum of both (Eq. 2)."""
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 from torch.nn.functional import normalize
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import LocalSteps, Params, Part, Parts, Phase, Pull, Scope
+from fedbac.core.parts import Anatomy, LocalSteps, Params, Part, Parts, Phase, Pull, Scope
 from fedbac.core.settings import NonNegative, Settings
 
 ClusterInit = Literal["shared", "distinct"]
 """Whether all cluster networks start from the same weights or each from its own (C.16)."""
+
+
+class SameForAll(Settings):
+    """A scheme whose networks all begin as the same one."""
+
+    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
+        """Return that network for all owners."""
+        return stacked(self, build(0), owners)
+
+
+def stacked(scheme: Any, network: nn.Module, owners: Mapping[Scope, int], **others: Params) -> Parts:
+    """Return the parts of all owners, given one network for all and by name those that differ from it."""
+    anatomy = Anatomy(scheme, network)
+    one = anatomy.split(dict.fromkeys(anatomy.networks, models.weights(network)) | others)
+    return {part: trees.stack([params] * owners[scheme.parts[part].scope]) for part, params in one.items()}
 
 
 def _cluster_stack(build: Callable[[int], nn.Module], first: int, num_clusters: int, init: ClusterInit) -> Params:
@@ -20,7 +35,7 @@ def _cluster_stack(build: Callable[[int], nn.Module], first: int, num_clusters: 
     return trees.stack([models.weights(build(index)) for index in indices])
 
 
-class Shared(Settings):
+class Shared(SameForAll):
     """One network for everybody, averaged at the cloud: no personalization."""
 
     kind: Literal["shared"] = "shared"
@@ -28,10 +43,6 @@ class Shared(Settings):
     terms: ClassVar[tuple[str, ...]] = ("global",)
     proximal: NonNegative = 0.0
     """μ of FedProx: how strongly clients are pulled to the network they received, (μ/2)‖w − w^t‖² in their loss."""
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the initial network."""
-        return {"global": trees.stack([models.weights(build(0))])}
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
@@ -73,7 +84,7 @@ class PerCluster(Settings):
         return (Phase(moves=self.terms, taught=self.taught),)
 
 
-class Directed(Settings):
+class Directed(SameForAll):
     """The network of the cluster, whose clients keep near the direction of the one that they received: they learn
     L(θ) − λ·cos(θ, θ^t).
     """
@@ -83,10 +94,6 @@ class Directed(Settings):
     terms: ClassVar[tuple[str, ...]] = ("cluster",)
     strength: NonNegative = 0.01
     """λ."""
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        return {"cluster": _cluster_stack(build, 0, owners["cluster"], "shared")}
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""

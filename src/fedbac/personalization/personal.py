@@ -1,7 +1,7 @@
 """Personal networks beside one for all: pulled to it (Ditto), mixed with it (APFL, FedALA), or teaching it (pFedMe)."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,9 +12,28 @@ from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Params, Part, Parts, Phase, Pull, Scope, Start, held_by
 from fedbac.core.settings import Epochs, NonNegative, NumLayers, Positive, Settings
 from fedbac.errors import ConfigError
+from fedbac.personalization.joint import SameForAll
 
 
-class Personal(Settings):
+class _Beside(SameForAll):
+    """A network for all, and one for each owner that predicts."""
+
+    if TYPE_CHECKING:
+        owner: Literal["client", "edge"]
+        epochs: int | None
+    terms: ClassVar[tuple[str, ...]] = ("personal",)
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """The two networks."""
+        return {"global": Part("cloud", "global"), "personal": Part(self.owner, "personal", follows="global")}
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Train both in the same steps."""
+        return (Phase(moves=("global", "personal"), terms=("global", "personal"), epochs=self.epochs),)
+
+
+class Personal(_Beside):
     """w is trained and averaged as if alone; v stays with its owner, learns L(v) + (λ/2)‖v − w^t‖² and predicts.
 
     w^t is what the client received. Both begin as the same network and see the same batches. The task clips ∇L(v), and
@@ -32,18 +51,12 @@ class Personal(Settings):
     """Of SGD on v; the task's when not given, and 0 in the original."""
     unseen: Literal["global", "init"] = "global"
     """What an owner has for v until it first trains: the network for all as it is then, or the initial one."""
-    terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     @property
     def parts(self) -> Mapping[str, Part]:
         """The two networks."""
         follows = "global" if self.unseen == "global" else None
         return {"global": Part("cloud", "global"), "personal": Part(self.owner, "personal", follows=follows)}
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        network = models.weights(build(0))
-        return {"global": trees.stack([network]), "personal": trees.stack([network] * owners[self.owner])}
 
     def phases(self) -> tuple[Phase, ...]:
         """Train w, then v."""
@@ -52,7 +65,7 @@ class Personal(Settings):
         return Phase(moves=("global",), terms=("global",)), personal
 
 
-class Interpolated(Settings):
+class Interpolated(_Beside):
     """w is trained and averaged as if alone. v stays with its owner; v̄ = α·v + (1 − α)·w predicts, and in every local
     step v learns through it, from the batch that w sees: w ← w − η·∇L(w), v ← v − η·α·∇L(v̄).
 
@@ -70,23 +83,16 @@ class Interpolated(Settings):
     """η_α; the learning rate of the round when not given."""
     epochs: Epochs | None = None
     """Passes over the data; default: the task's."""
-    terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     @property
     def parts(self) -> Mapping[str, Part]:
         """The two networks, and α where it learns."""
-        parts = {"global": Part("cloud", "global"), "personal": Part(self.owner, "personal", follows="global")}
-        return parts | ({"alpha": Part(self.owner, ())} if self.adaptive else {})
+        return {**super().parts, **({"alpha": Part(self.owner, ())} if self.adaptive else {})}
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        network, count = models.weights(build(0)), owners[self.owner]
-        parts = {"global": trees.stack([network]), "personal": trees.stack([network] * count)}
-        return parts | ({"alpha": {"alpha": torch.full((count,), self.alpha)}} if self.adaptive else {})
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Train both in the same steps."""
-        return (Phase(moves=("global", "personal"), terms=("global", "personal"), epochs=self.epochs),)
+        """Return the same network for all, and α."""
+        alpha = {"alpha": {"alpha": torch.full((owners[self.owner],), self.alpha)}}
+        return super().init(build, owners) | (alpha if self.adaptive else {})
 
     def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
         """Move w by its own gradient, and v and α by that of the blend (Algorithm 1)."""
@@ -121,7 +127,7 @@ class Interpolated(Settings):
         return torch.full((len(like),), self.alpha, device=like.device)
 
 
-class MoreauEnvelope(Settings):
+class MoreauEnvelope(_Beside):
     """On every batch, θ takes K steps of rate η_θ towards the minimum of L(θ) + (λ/2)‖θ − w‖², and then
     w ← w − η·λ·(w − θ). θ begins each training as w, goes on from batch to batch, and predicts; w is averaged.
     """
@@ -139,21 +145,6 @@ class MoreauEnvelope(Settings):
     """β: the new w is (1 − β) times the one that clients received and β times the mean of what they made of it."""
     epochs: Epochs | None = None
     """Passes over the data; default: the task's."""
-    terms: ClassVar[tuple[str, ...]] = ("personal",)
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        """The two networks."""
-        return {"global": Part("cloud", "global"), "personal": Part(self.owner, "personal", follows="global")}
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        network = models.weights(build(0))
-        return {"global": trees.stack([network]), "personal": trees.stack([network] * owners[self.owner])}
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Train both in the same steps."""
-        return (Phase(moves=("global", "personal"), terms=("global", "personal"), epochs=self.epochs),)
 
     def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Let θ begin as w."""

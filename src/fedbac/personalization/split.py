@@ -1,24 +1,30 @@
 """One network whose layers have different owners, learn at different times, or have two heads (FedRoD)."""
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from torch import nn
 
 from fedbac import models
 from fedbac.core import trees
-from fedbac.core.parts import Anatomy, LocalRun, Params, Part, Parts, Personalization, Phase, Scope, Start
+from fedbac.core.parts import LocalRun, Params, Part, Parts, Phase, Scope, Start
 from fedbac.core.settings import Epochs, FloatArray, NumLayers, Rounds, Settings
 from fedbac.errors import ConfigError
+from fedbac.personalization.joint import SameForAll, stacked
 
 
-def _same_for_all(scheme: Personalization, network: nn.Module, owners: Mapping[Scope, int]) -> Parts:
-    parts = Anatomy(scheme, network).split({"network": models.weights(network)})
-    return {part: trees.stack([parts[part]] * owners[spec.scope]) for part, spec in scheme.parts.items()}
+class _Headed(SameForAll):
+    if TYPE_CHECKING:
+        head_layers: int
+    terms: ClassVar[tuple[str, ...]] = ("network",)
+
+    def _split(self, body: Scope, head: Scope) -> Mapping[str, Part]:
+        at = -self.head_layers
+        return {"body": Part(body, "network", slice(None, at)), "head": Part(head, "network", slice(at, None))}
 
 
-class PersonalHead(Settings):
+class PersonalHead(_Headed):
     """The last layers belong to each edge, cluster or client, the others to the cloud (FedPer, FedRep)."""
 
     kind: Literal["personal_head"] = "personal_head"
@@ -32,19 +38,11 @@ class PersonalHead(Settings):
     """Passes over the data for the head, if it comes first; default: the task's."""
     body_epochs: Epochs | None = None
     """Passes over the data for the body, if the head comes first; default: the task's."""
-    terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property
     def parts(self) -> Mapping[str, Part]:
         """Body and head of one network."""
-        return {
-            "body": Part("cloud", "network", slice(None, -self.head_layers)),
-            "head": Part(self.owner, "network", slice(-self.head_layers, None)),
-        }
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        return _same_for_all(self, build(0), owners)
+        return self._split("cloud", self.owner)
 
     def phases(self) -> tuple[Phase, ...]:
         """Train all layers at once, or the head and then the body."""
@@ -53,7 +51,7 @@ class PersonalHead(Settings):
         return Phase(moves=("head",), epochs=self.head_epochs), Phase(moves=("body",), epochs=self.body_epochs)
 
 
-class LateHead(Settings):
+class LateHead(_Headed):
     """One network per cluster, of which only the body learns under a head that stays random; at the end all layers.
 
     Where each edge is a cluster, and clusters share the mean of their networks until the head may learn, the body is
@@ -65,19 +63,11 @@ class LateHead(Settings):
     """How many of the last layers the head has; a network needs at least one more."""
     last: Rounds = 10
     """F: the head learns only in this many last rounds."""
-    terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property
     def parts(self) -> Mapping[str, Part]:
         """Body and head of one network."""
-        return {
-            "body": Part("cluster", "network", slice(None, -self.head_layers)),
-            "head": Part("cluster", "network", slice(-self.head_layers, None)),
-        }
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Return the same network for all."""
-        return _same_for_all(self, build(0), owners)
+        return self._split("cluster", "cluster")
 
     def phases(self) -> tuple[Phase, ...]:
         """Train the body, and in the last rounds all layers at once."""
@@ -128,9 +118,7 @@ class TwoHeads(Settings):
                 f"method.personalization {self.kind!r}: the last layer of the network must have a bias, which the "
                 "balanced softmax shifts; use another network, or method.personalization.balanced=false"
             )
-        whole = models.weights(network)
-        one = Anatomy(self, network).split({"generic": whole, "personal": models.zero_last_layer(whole)})
-        return {part: trees.stack([one[part]] * owners[spec.scope]) for part, spec in self.parts.items()}
+        return stacked(self, network, owners, personal=models.zero_last_layer(models.weights(network)))
 
     def phases(self) -> tuple[Phase, ...]:
         """Train the personal head, then the body and the generic head."""
