@@ -8,41 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.config.columns import (
-    AGGREGATION,
-    CLUSTERING,
-    PERSONALIZATION,
-    SELECTION,
-    SHARING,
-    STEP,
-    TOPOLOGY,
-    Links,
-)
+from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY, Links
 from fedbac.config.training import Training as Training
 from fedbac.core.answers import checked_phases
 from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
-from fedbac.core.queries import (
-    AT_CLOUD,
-    AT_EDGE,
-    Accuracy,
-    Gram,
-    Loss,
-    Query,
-    Split,
-    answerable,
-    of_updates,
-)
-from fedbac.core.settings import (
-    MAX_CLIENTS,
-    Edges,
-    Examples,
-    Name,
-    Rounds,
-    Seed,
-    Settings,
-)
+from fedbac.core.queries import AT_CLOUD, AT_EDGE, Accuracy, Gram, Loss, Query, Split, answerable, of_updates
+from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, Name, Rounds, Seed, Settings
 from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError

@@ -128,12 +128,7 @@ class EdgeActor:
     """
 
     def __init__(
-        self,
-        examples: Examples,
-        experiment: Experiment,
-        sites: Sequence[Site],
-        network: nn.Module,
-        runtime: Runtime,
+        self, examples: Examples, experiment: Experiment, sites: Sequence[Site], network: nn.Module, runtime: Runtime
     ) -> None:
         self.examples, self.experiment, self.sites = examples, experiment, sites
         self.network, self.runtime = network, runtime

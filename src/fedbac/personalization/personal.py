@@ -100,10 +100,7 @@ class Interpolated(_Beside):
         alone = local.gradient(shared)
         through = local.gradient(self.blended(now_C)["personal"])
         chained = {name: trees.column(alpha_C, slope) * slope for name, slope in through.items()}
-        moved = {
-            "global": local.descend("global", shared, alone),
-            "personal": local.descend("personal", own, chained),
-        }
+        moved = {"global": local.descend("global", shared, alone), "personal": local.descend("personal", own, chained)}
         if not self.adaptive:
             return moved
         slopes = [((own[name] - shared[name]) * slope).flatten(1).sum(1) for name, slope in through.items()]

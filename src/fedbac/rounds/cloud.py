@@ -27,17 +27,7 @@ from fedbac.core.answers import (
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Opening, Showing, Step, Teaching
-from fedbac.core.queries import (
-    AT_CLOUD,
-    FOR_SHARING,
-    Accuracy,
-    Ask,
-    Evidence,
-    Loss,
-    Query,
-    Statistic,
-    of_updates,
-)
+from fedbac.core.queries import AT_CLOUD, FOR_SHARING, Accuracy, Ask, Evidence, Loss, Query, Statistic, of_updates
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
@@ -370,13 +360,7 @@ class Round:
 
 
 def stepped(
-    step: Step,
-    sent_K: Params,
-    combined_K: Params,
-    memory: Parts,
-    names: Sequence[str],
-    share_K: FloatArray,
-    when: str,
+    step: Step, sent_K: Params, combined_K: Params, memory: Parts, names: Sequence[str], share_K: FloatArray, when: str
 ) -> tuple[Params, Parts]:
     """Return a part after its owners' step, and their memory; an owner without reports keeps both.
 

@@ -17,15 +17,7 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request,
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
 from fedbac.rounds.measure import Measurement, clients_to_ask, measure_clients, measure_test_data, weighted
-from fedbac.rounds.messages import (
-    MeasureOrder,
-    MeasureReport,
-    Order,
-    Report,
-    Site,
-    TrainOrder,
-    TrainReport,
-)
+from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 from fedbac.rounds.plan import Common
 
 NUMBERS_PER_MODEL = 2

@@ -8,14 +8,7 @@ from torch import nn
 
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
-from fedbac.core.answers import (
-    checked_clusters,
-    checked_init,
-    checked_labels,
-    checked_memory,
-    checked_start,
-    consult,
-)
+from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_memory, checked_start, consult
 from fedbac.core.parts import Parts, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.queries import SINCE_START
