@@ -115,7 +115,7 @@ def test_where_clients_disagree_alpha_turns_to_ones_own() -> None:
 def test_alpha_can_leave_zero() -> None:
     """There the blend is the network for all, and its gradient tells which way one's own lies."""
     scheme, local = Interpolated(alpha=0.0, alpha_rate=5.0), run(Personal(strength=0))
-    parts = scheme.init(local.federation.build, {"client": 6}) | {"personal": local.end.parts["personal"]}
+    parts = scheme.init(local.federation.build, {"cloud": 1, "client": 6}) | {"personal": local.end.parts["personal"]}
     assert float(run(scheme, parts=parts, num_rounds=1).end.parts["alpha"]["alpha"].max()) > 0
 
 

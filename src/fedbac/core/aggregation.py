@@ -68,13 +68,13 @@ class EdgeAverage:
         while at < loss_C.size:
             begin = self.seen - self.seen % BLOCK
             count = min(begin + BLOCK - self.seen, loss_C.size - at)
-            rows = parts_C if count == loss_C.size else _rows(parts_C, slice(at, at + count))
+            rows = parts_C if count == loss_C.size else trees.part_rows(parts_C, slice(at, at + count))
             at, self.seen = at + count, self.seen + count
             if self.seen in (begin + BLOCK, self.size_C.size):
-                self._fold(_joined([*self.held, rows]), slice(begin, self.seen))
+                self._fold(trees.join_parts([*self.held, rows]) if self.held else rows, slice(begin, self.seen))
                 self.held = []
             else:
-                self.held.append({part: trees.join([params]) for part, params in rows.items()})  # the chunk may go
+                self.held.append(trees.join_parts([rows]))  # a copy: the chunk may go
         if self.seen == self.size_C.size:
             self._finish()
 
@@ -206,16 +206,6 @@ class RowSums:
             if mean is not None:
                 self.result[row] = mean
         return trees.shaped(self.result, self.before)
-
-
-def _rows(parts_C: Parts, rows: slice) -> Parts:
-    return {part: {name: value[rows] for name, value in params.items()} for part, params in parts_C.items()}
-
-
-def _joined(stacks: Sequence[Parts]) -> Parts:
-    if len(stacks) == 1:
-        return stacks[0]
-    return {part: trees.join([stack[part] for stack in stacks]) for part in stacks[0]}
 
 
 def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:

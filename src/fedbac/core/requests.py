@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 import torch
 
+from fedbac.core import trees
 from fedbac.core.codecs import Broadcast
 from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
@@ -85,15 +86,11 @@ class Train:
             self,
             clients=self.clients[clients],
             row_C={part: rows[clients] for part, rows in self.row_C.items()},
-            momentum=None if self.momentum is None else _rows(self.momentum, clients),
-            shift=_rows(self.shift, clients),
+            momentum=None if self.momentum is None else trees.part_rows(self.momentum, clients),
+            shift=trees.part_rows(self.shift, clients),
             rate_scale={phase: scale_C[clients] for phase, scale_C in self.rate_scale.items()},
             teachers=teachers,
         )
-
-
-def _rows(parts: Parts, clients: slice) -> Parts:
-    return {part: {name: value[clients] for name, value in params.items()} for part, params in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,20 @@ class Trained:
     """Mean of their squared losses, where it was asked for."""
     epoch_CE: FloatArray | None = None
     """Mean loss of every epoch, where it was asked for: those of all phases, one after another."""
+
+
+def gathered(pieces: Sequence[Trained]) -> Trained:
+    """Return what all clients of a request come back with, given what some of them do each."""
+    momenta = [one.momentum for one in pieces if one.momentum is not None]
+    squares = [one.square_C for one in pieces if one.square_C is not None]
+    epochs = [one.epoch_CE for one in pieces if one.epoch_CE is not None]
+    return Trained(
+        parts_C=trees.join_parts([one.parts_C for one in pieces]),
+        loss_C=np.concatenate([one.loss_C for one in pieces]),
+        momentum=trees.join_parts(momenta) if momenta else None,
+        square_C=np.concatenate(squares) if squares else None,
+        epoch_CE=np.concatenate(epochs) if epochs else None,
+    )
 
 
 @dataclass(frozen=True)

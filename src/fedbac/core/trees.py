@@ -48,6 +48,16 @@ def join(stacks: Sequence[Params]) -> Params:
     return shaped(torch.cat([rows({name: stack[name] for name in names}) for stack in stacks]), stacks[0])
 
 
+def join_parts(stacks: Sequence[Parts]) -> Parts:
+    """Return stacks of parts as one, part by part."""
+    return {part: join([stack[part] for stack in stacks]) for part in stacks[0]}
+
+
+def part_rows(parts: Parts, rows: slice | Tensor) -> Parts:
+    """Return rows of stacked parts: views of them for a slice, else copies."""
+    return {part: {name: value[rows] for name, value in params.items()} for part, params in parts.items()}
+
+
 def take(tree: Params, index: int) -> Params:
     """Return one network of a stack."""
     return {name: value[index] for name, value in tree.items()}

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.parts import Parts, Scope
-from fedbac.core.requests import Average, Averaged, Evaluate, Request, Result, Trained, Trainer
+from fedbac.core.requests import Average, Averaged, Evaluate, Request, Result, Trained, Trainer, gathered
 from fedbac.core.runtime import out_of_memory
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import NotEnoughMemoryError
@@ -189,8 +188,7 @@ def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:
         return trained, {}
     train = request.train
     start_C = {part: trees.select(train.bank[part], train.row_C[part][clients]) for part in request.link.passing["up"]}
-    left_C = {part: {name: value[clients] for name, value in params.items()} for part, params in request.left.items()}
-    numbers = train.clients[clients]
+    left_C, numbers = trees.part_rows(request.left, clients), train.clients[clients]
     parts_C, left_C, _ = request.link.upload(trained.parts_C, start_C, left_C, numbers, train.edge_round)
     return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
 
@@ -198,20 +196,8 @@ def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:
 def averaged(average: EdgeAverage, pieces: Sequence[Returned]) -> Averaged:
     """Return the average of clients with what else they returned, piece by piece."""
     returned, lefts = zip(*pieces, strict=True)
-    momenta = [piece.momentum for piece in returned if piece.momentum is not None]
-    squares = [piece.square_C for piece in returned if piece.square_C is not None]
-    epochs = [piece.epoch_CE for piece in returned if piece.epoch_CE is not None]
-    return Averaged(
-        average.bank,
-        average.weight,
-        average.healthy_C,
-        average.loss_C,
-        {part: trees.join([momentum[part] for momentum in momenta]) for part in momenta[0]} if momenta else None,
-        np.concatenate(squares) if squares else None,
-        np.concatenate(epochs) if epochs else None,
-        {part: trees.join([piece.parts_C[part] for piece in returned]) for part in returned[0].parts_C},
-        {part: trees.join([left[part] for left in lefts]) for part in lefts[0]},
-    )
+    one, mine = gathered(returned), (average.bank, average.weight, average.healthy_C, average.loss_C)
+    return Averaged(*mine, one.momentum, one.square_C, one.epoch_CE, one.parts_C, trees.join_parts(lefts))
 
 
 class Simulator:

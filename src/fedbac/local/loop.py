@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, Stepping, predict
-from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Evaluate, Measured, Train, Trained, gathered
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import draws, one_thread, seeded
 from fedbac.errors import ConfigError
@@ -132,7 +132,7 @@ class LoopTrainer:
 
     def train(self, requests: Sequence[Train]) -> list[Trained]:
         """Train the clients of all requests."""
-        return [gather([self.train_one(request, i) for i in range(len(request.clients))]) for request in requests]
+        return [gathered([self.train_one(request, i) for i in range(len(request.clients))]) for request in requests]
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests."""
@@ -326,21 +326,3 @@ def recall(
         return logits[places[network]] if z is x else run(network, networks[places[network]][1], z)
 
     return apply
-
-
-def gather(clients: Sequence[Trained]) -> Trained:
-    """Return what all clients of a request come back with, given what each does."""
-    momenta = [one.momentum for one in clients if one.momentum is not None]
-    squares = [one.square_C for one in clients if one.square_C is not None]
-    epochs = [one.epoch_CE for one in clients if one.epoch_CE is not None]
-    return Trained(
-        parts_C=_stacked([one.parts_C for one in clients]),
-        loss_C=np.concatenate([one.loss_C for one in clients]),
-        momentum=_stacked(momenta) if momenta else None,
-        square_C=np.concatenate(squares) if squares else None,
-        epoch_CE=np.concatenate(epochs) if epochs else None,
-    )
-
-
-def _stacked(clients: Sequence[Parts]) -> Parts:
-    return {part: {n: torch.cat([one[part][n] for one in clients]) for n in clients[0][part]} for part in clients[0]}

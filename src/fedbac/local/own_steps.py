@@ -78,10 +78,10 @@ class OwnSteps:
         while steps.turn():
             if steps.active < trees.count(next(iter(now.values()))):  # who has no batch left keeps still
                 rest, going = slice(steps.active, None), slice(0, steps.active)
-                ended.append((rows_of(now, rest), rows_of(steps.velocity, rest)))
-                now, received = rows_of(now, going), rows_of(received, going)
+                ended.append((trees.part_rows(now, rest), trees.part_rows(steps.velocity, rest)))
+                now, received = trees.part_rows(now, going), trees.part_rows(received, going)
                 steps.velocity, steps.second, steps.shift = (
-                    rows_of(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
+                    trees.part_rows(tree, going) for tree in (steps.velocity, steps.second, steps.shift)
                 )
             now = checked_own_step(self.scheme, self.scheme.step(now, received, steps), now)
         ended.append((now, steps.velocity))
@@ -292,11 +292,6 @@ def _shifts(requests: Sequence[Train], banks: Sequence[Parts]) -> list[Parts]:
             given = request.shift.get(part, {}).get(name)
             shift[part][name] = torch.zeros_like(bank[part][name]) if given is None else given
     return found
-
-
-def rows_of(tree: Parts, rows: slice | Tensor) -> Parts:
-    """Return rows of a stack: views of it for a slice, else copies."""
-    return {part: {name: value[rows] for name, value in params.items()} for part, params in tree.items()}
 
 
 def _column(value_C: Tensor, like: Tensor) -> Tensor:

@@ -21,12 +21,12 @@ from torch import nn
 
 from fedbac.core import signals, trees
 from fedbac.core.parts import Anatomy, Parts, Personalization
-from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained, gathered
 from fedbac.core.signals import SIGNALS
 from fedbac.errors import EngineError, OutputError
 from fedbac.files import write_whole
 from fedbac.local.examples import Examples
-from fedbac.local.loop import LoopTrainer, gather
+from fedbac.local.loop import LoopTrainer
 
 RESTARTS = 2
 """How often work is begun again whose process died; work that kills its process every time must end some day."""
@@ -131,7 +131,7 @@ class PoolTrainer:
             calls.append((light, _pack(bank), _pack(one.momentum or {}), _pack(one.shift)))
         for job, (parts, momentum, rest) in zip(left, self._spread(_train, calls), strict=True):
             done[job] = replace(rest, parts_C=_unpack(parts), momentum=_unpack(momentum) or None)
-        return [gather([done[r, c] for c in range(len(request.clients))]) for r, request in enumerate(requests)]
+        return [gathered([done[r, c] for c in range(len(request.clients))]) for r, request in enumerate(requests)]
 
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
         """Evaluate the models of all requests."""

@@ -26,7 +26,7 @@ from fedbac.local.batches import BatchTable, Visits
 from fedbac.local.examples import Examples, cells, rates, shares
 from fedbac.local.folding import for_many
 from fedbac.local.loop import distinct, recall
-from fedbac.local.own_steps import OwnSteps, rows_of
+from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stack import Precision, Stack
 from fedbac.local.stages import adamw_of, stages_now, stages_of
 from fedbac.models import weights
@@ -121,8 +121,8 @@ class VmapTrainer:
         for request, share in zip(requests, shares(requests), strict=True):
             rows = rank[share]
             at = torch.as_tensor(rows, device=self.device)
-            kept = None if request.momentum is None else rows_of(stack.velocity, at)
-            out.append(losses.of(request, rows, rows_of(stack.parts, at), kept))
+            kept = None if request.momentum is None else trees.part_rows(stack.velocity, at)
+            out.append(losses.of(request, rows, trees.part_rows(stack.parts, at), kept))
         return out
 
     @torch.no_grad()
