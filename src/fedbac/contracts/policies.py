@@ -1,8 +1,9 @@
 """What every clustering, sharing and selection policy promises, in rounds that are made up."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -165,25 +166,22 @@ class _Play:
         """Return the same play with a policy that another process made of the settings."""
         return type(self)(self.who, fresh(self.policy), self.num_members)
 
-    def answered(self, verb: str, ask: Callable[[], Any], check: Callable[[Any], T], **given: Any) -> T:
-        """Return what a verb answers if it is a good answer, and the same each time."""
-        with calling(self.who, verb, **given):
+    def answered(self, verb: str, check: Callable[[Any], T], address: Sequence[Any] = (), **given: Any) -> T:
+        """Return what a verb answers if it is a good answer, and the same each time; an address is that of a stream."""
+
+        def ask() -> Any:
+            return getattr(self.policy, verb)(*given.values(), *([stream(0, *address)] if address else ()))
+
+        with calling(self.who, f"{verb}()", **given):
             answer = ask()
             found = check(answer)
-        check_same(self.who, verb, answer, ask(), REPEATED)
+        check_same(self.who, f"{verb}()", answer, ask(), REPEATED)
         return found
 
-    def learned(self, state: Any, evidence: Evidence, *mask_N: BoolArray) -> Any:
+    def learned(self, **given: Any) -> Any:
         """Return the state after a round."""
-        after = self.answered(
-            "learn()",
-            lambda: self.policy.learn(state, evidence, *mask_N),
-            lambda found: found,
-            state=state,
-            evidence=evidence,
-            mask_N=mask_N,
-        )
-        common.check_state(self.who, "learn()", after, like=state)
+        after = self.answered("learn", lambda found: found, **given)
+        common.check_state(self.who, "learn()", after, like=given["state"])
         return after
 
     def reloaded(self, state: Any) -> Any:
@@ -221,12 +219,9 @@ class _Clustered(_Play):
 
     def first(self, silent: bool = False) -> tuple[Any, World]:
         """Return the first state and labels."""
-        policy, num, most = self.policy, self.num_members, self.num_clusters
-        label_N = self.answered(
-            "start()",
-            lambda: policy.start(num, stream(0, "start")),
-            lambda found: answers.checked_labels(policy, "start()", found, num, most),
-        )
+        num, most = self.num_members, self.num_clusters
+        check = partial(answers.checked_labels, self.policy, "start()", num_members=num, num_clusters=most)
+        label_N = self.answered("start", check, ("start",), num_members=num)
         return self.begin(), World(label_N, np.isin(np.arange(most), label_N), silent)
 
     def play(self, silent: bool = False) -> tuple[Any, World]:
@@ -243,16 +238,11 @@ class _Clustered(_Play):
         if ask is None or self.num_clusters == 1:
             return state, world
         evidence = world.evidence(t, (*ask.before, *ask.after))
-        state = self.learned(state, evidence)
+        state = self.learned(state=state, evidence=evidence)
         if isinstance(self.policy, Showing):
             self._check_shown(state, evidence)
-        after, assignment = self.answered(
-            "act()",
-            lambda: self.policy.act(state, evidence, stream(0, "act", t)),
-            lambda answer: answers.checked_pair(self.policy, answer),
-            state=state,
-            evidence=evidence,
-        )
+        check = partial(answers.checked_pair, self.policy)
+        after, assignment = self.answered("act", check, ("act", t), state=state, evidence=evidence)
         with calling(self.who, "act()"):
             answers.checked_assignment(self.policy, assignment, self.num_members, self.num_clusters)
         common.check_state(self.who, "act()", after, like=state)
@@ -324,17 +314,12 @@ class _Sharing(_Play):
 
     def act(self, state: Any, t: int) -> Exchange:
         """Return what clusters send; nothing of this round is measured yet."""
-        policy, evidence = self.policy, self.world.evidence(t)
-        exchange = self.answered(
-            "act()",
-            lambda: policy.act(state, evidence),
-            lambda found: answers.checked_exchange(policy, found, self.num_clusters, self.num_members),
-            state=state,
-            evidence=evidence,
-        )
+        sizes = {"num_clusters": self.num_clusters, "num_members": self.num_members}
+        check = partial(answers.checked_exchange, self.policy, **sizes)
+        exchange = self.answered("act", check, state=state, evidence=self.world.evidence(t))
         mixes = [mix_KJ for mix_KJ in (exchange.mix_KJ, exchange.judged_KJ) if mix_KJ is not None]
         nothing = all(np.array_equal(mix_KJ, np.eye(self.num_clusters)) for mix_KJ in mixes)
-        require(nothing or policy.active, f"{self.who}: active is False, so act() must exchange nothing")
+        require(nothing or self.policy.active, f"{self.who}: active is False, so act() must exchange nothing")
         return exchange
 
     def learn(self, state: Any, t: int) -> Any:
@@ -342,7 +327,7 @@ class _Sharing(_Play):
         with calling(self.who, "ask()", state=state):
             asked = answers.checked_queries(self.policy, self.policy.ask(state, Moment(t, ALL_ROUNDS, STEPS)))
             queries = checked_ask("sharing", self.policy, Ask(after=asked), after=FOR_SHARING).after
-        return self.learned(state, self.world.evidence(t, queries))
+        return self.learned(state=state, evidence=self.world.evidence(t, queries))
 
 
 # ---------------------------------------------------------------------------------------------- selection
@@ -403,20 +388,15 @@ class _Site(_Play):
             if ask.among_N is not None:
                 answers.checked_trust(self.policy, "ask().among_N", ask.among_N, size_N.size)
         known = replace(evidence, readings=_answers(ask.before, t, np.zeros(size_N.size, dtype=bool), ask.among_N))
-        mask_N = self.answered(
-            "act()",
-            lambda: self.policy.act(state, known, stream(0, "act", t)),
-            lambda found: answers.checked_mask(self.policy, found, size_N),
-            state=state,
-            evidence=known,
-        )
-        return mask_N, known, ask
+        check = partial(answers.checked_mask, self.policy, size_N=size_N)
+        return self.answered("act", check, ("act", t), state=state, evidence=known), known, ask
 
     def learn(self, state: Any, t: int, mask_N: BoolArray, evidence: Evidence, ask: Ask) -> Any:
         """Return the state after the round. Clients fail now and then, and in some round all of them."""
         trained_N = mask_N & (stream(0, "failures", t).random(mask_N.size) < 0.9) & (t % 11 != 5)
         readings = dict(evidence.readings) | _answers(ask.after, t, trained_N)
-        return self.learned(state, replace(evidence, readings=readings, selected_N=mask_N), trained_N)
+        seen = replace(evidence, readings=readings, selected_N=mask_N)
+        return self.learned(state=state, evidence=seen, mask_N=trained_N)
 
     def check_resume(self, state: Any, t: int) -> None:
         """Hold a policy of the same settings to go on from a checkpoint as if nothing had happened."""
