@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedbac.core.policies import Assignment, NoState
+from fedbac.core.policies import Assignment, NoState, Unlearned
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import MAX_EDGES, Edges, FloatArray, IntArray, Rounds, Settings
@@ -62,20 +62,6 @@ class Asking(Settings):
     def ask(self, state: Any, moment: Moment) -> Ask | None:
         """Ask as ever."""
         return Ask(after=self.asks)
-
-
-class Unlearned(Asking):
-    """A policy that looks only at the present."""
-
-    adaptive: ClassVar[bool] = False
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing."""
-        return state
 
 
 class Labelled(Asking):

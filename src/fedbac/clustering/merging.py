@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.loss import start_labels
+from fedbac.clustering.loss import Asking, start_labels
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
 from fedbac.core.rng import Rng
-from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds, Settings
+from fedbac.core.settings import FloatArray, IntArray, NonNegative, Positive, Rounds
 
 OCCUPIED = Loss("occupied")
 PRIOR_SLOPE = 0.25
@@ -45,7 +45,7 @@ class MergingState(NamedTuple):
     """The next round to look, and how many periods that was after the last; 0 periods as long as all are together."""
 
 
-class Merging(Settings):
+class Merging(Asking):
     """Every so often: who fits whom (cross-losses), did merging help (later gains), who merges, who leaves.
 
     The context of a merger of clusters a and b is x = (1, g), where the gap g is what a's edges would lose with the
@@ -83,10 +83,6 @@ class Merging(Settings):
     def _queries(self) -> tuple[Query, ...]:
         pairs = [(Loss("unaveraged", split), Loss("own", split)) for split in self.reward_splits]
         return (OCCUPIED, *(query for pair in pairs for query in pair))
-
-    def clusters(self, num_members: int) -> int:
-        """One per edge."""
-        return num_members
 
     def start(self, num_members: int, rng: Rng) -> IntArray:
         """Every edge in its own, or all in one."""

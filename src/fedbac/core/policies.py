@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
 
 
 class NoState(NamedTuple):
@@ -57,6 +57,20 @@ class Exchange(NamedTuple):
     not given."""
     teaching: Teaching | None = None
     """Who teaches whom in this round, if anybody."""
+
+
+class Unlearned(Settings):
+    """A policy that remembers nothing."""
+
+    adaptive: ClassVar[bool] = False
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def learn(self, state: NoState, evidence: Evidence, *mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state
 
 
 class Chosen(Protocol):

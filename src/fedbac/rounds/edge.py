@@ -122,10 +122,8 @@ class EdgeRound:
             expected_N=seconds_N,
             moved=order.moved and edge_round == 0,
         )
-        when, chance = (
-            f"round {order.round}, edge {site.index}",
-            self.common.stream("candidates", edge_round, site.index),
-        )
+        when = f"round {order.round}, edge {site.index}"
+        chance = self.common.stream("candidates", edge_round, site.index)
         ask = consult("selection", when, policy.ask, self.selection, evidence, chance)
         ask = checked_ask("selection", policy, ask, before={"received"}, after={"trained"})
         asked = site.clients
@@ -164,8 +162,7 @@ class EdgeRound:
         answers: dict[Query, FloatArray] = {}
         for query in queries:
             if isinstance(query, Loss | Accuracy):
-                found = yield from self._measure_clients(self._split(query), asked)
-                value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
+                found, value_VG = yield from self._measure_clients(query, asked)
                 answers[query] = found.by_client(value_VG[0], self.site) if query.each else found.mean(value_VG)[0]
             else:
                 answers[query] = known[query]
@@ -176,15 +173,14 @@ class EdgeRound:
         values = []
         for query in self.order.readings:
             assert isinstance(query, Loss | Accuracy)
-            found = yield from self._measure_clients(self._split(query), self.site.clients)
-            value_VG = found.measured.loss_VG if isinstance(query, Loss) else found.measured.accuracy_VG
+            found, value_VG = yield from self._measure_clients(query, self.site.clients)
             values.append(float(found.mean(value_VG, asked)[0]))
         return tuple(values)
 
-    def _split(self, query: Loss | Accuracy) -> Split:
-        return query.on or self.experiment.method.measurement.split
-
-    def _measure_clients(self, split: Split, asked: tuple[int, ...]) -> Generator[Request, Result, Measurement]:
+    def _measure_clients(
+        self, query: Loss | Accuracy, asked: tuple[int, ...]
+    ) -> Generator[Request, Result, tuple[Measurement, FloatArray]]:
+        split = query.on or self.experiment.method.measurement.split
         key = (split, () if split == "test" else asked)
         if key not in self.measurements:
             bank = {part: self.bank[part] for part in self.common.measured}
@@ -196,7 +192,8 @@ class EdgeRound:
                 self.link.send("down", "evaluate", bank, receivers=news, one_row=True)
                 self.link.tell("up", NUMBERS_PER_MODEL, receivers=len(found.clients))
                 self.informed |= set(found.clients)
-        return self.measurements[key]
+        measured = self.measurements[key].measured
+        return self.measurements[key], measured.loss_VG if isinstance(query, Loss) else measured.accuracy_VG
 
     def _durations(self) -> FloatArray:
         """Return how long every client would take for this round."""

@@ -161,7 +161,7 @@ class Places:
     members: Members
     of_split: dict[Split, int] = field(default_factory=dict)
     """Which reading is on which split."""
-    models_M: list[dict[Split, list[Model]]] = field(default_factory=list)
+    models_M: list[dict[Split, dict[Model, None]]] = field(default_factory=list)
     """Per site and split, the models that are measured."""
     asked_N: dict[int, dict[Loss | Accuracy, list[Model]]] = field(default_factory=dict)
     """Per member and query, the models that it is about."""
@@ -210,18 +210,10 @@ def plan_look(
     for m in range(len(members.sites)):
         for n in members.at(m):
             places.asked_N[n] = {query: _models(query, state, n, experiment.seed, weight_K) for query in measured}
-        models: dict[Split, list[Model]] = {
-            split: list(
-                dict.fromkeys(
-                    model
-                    for query in measured
-                    if places.on[query] == split
-                    for n in members.at(m)
-                    for model in places.asked_N[n][query]
-                )
-            )
-            for split in places.of_split
-        }
+        models = {split: dict[Model, None]() for split in places.of_split}
+        for query, split in places.on.items():
+            for n in members.at(m):
+                models[split] |= dict.fromkeys(places.asked_N[n][query])
         places.models_M.append(models)
         every = list(dict.fromkeys(model for some in models.values() for model in some))
         bank, row_of = _bank(scheme, held[m], state.parts, every, known)
@@ -285,17 +277,10 @@ def _bank(
         row_of[part] = rows if shared else dict.fromkeys(models, 0)
         if (key := (part, tuple(made) if shared else own[part].owner_R.tobytes())) not in known:
             owner_R = np.array([model.cluster for model in made], dtype=np.int64) if shared else own[part].owner_R
-            mixed = shared and any(model.mix_K for model in made)
-            known[key] = (
-                trees.select(stack, owner_R)
-                if not mixed
-                else trees.stack(
-                    [
-                        trees.weighted_mean(stack, np.array(mix_K)) if mix_K else trees.take(stack, cluster)
-                        for cluster, mix_K, _ in made
-                    ]
-                )
-            )
+            known[key] = trees.select(stack, owner_R)
+            if shared and any(model.mix_K for model in made):
+                pairs = [(trees.take(known[key], row), model.mix_K) for row, model in enumerate(made)]
+                known[key] = trees.stack([trees.weighted_mean(stack, np.array(k)) if k else own for own, k in pairs])
         bank[part] = known[key]
     return bank, row_of
 
@@ -371,20 +356,15 @@ def updates(
     """Return what training changed in the parts that clusters own, a row for each member that trained; and who did."""
     owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
     if members.unit == "client":
-        present = [
-            n
-            for m, report in enumerate(reports)
-            for n in np.array(members.at(m))[np.isfinite(report.statistic_N[Statistic("loss")])]
-        ]
+        trained = [np.isfinite(report.statistic_N[Statistic("loss")]) for report in reports]
+        present = [n for m, trained_N in enumerate(trained) for n in np.array(members.at(m))[trained_N]]
         found = [report.updates for report in reports if report.updates]
     else:
         present = [m for m, report in enumerate(reports) if report.weight[owned[0]][0] > 0]
         found = [{part: _change(sent[part], int(label_N[m]), reports[m].bank[part]) for part in owned} for m in present]
     if not present:
         found = [{part: trees.select(sent[part], np.zeros(0, dtype=np.int64)) for part in owned}]
-    return _matrix({part: trees.join([update[part] for update in found]) for part in owned}), np.array(
-        present, dtype=int
-    )
+    return _matrix(trees.join_parts(found)), np.array(present, dtype=int)
 
 
 def _change(sent_K: Params, label: int, trained: Params) -> Params:

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core.geometry import cosines, known
-from fedbac.core.policies import Exchange, NoState
+from fedbac.core.policies import Exchange, NoState, Unlearned
 from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone, Settings
 
@@ -27,21 +27,7 @@ class Asking(Settings):
         return self._queries()
 
 
-class Unlearned(Asking):
-    """A sharing policy that measures nothing and remembers nothing."""
-
-    adaptive: ClassVar[bool] = False
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
-
-    def learn(self, state: NoState, evidence: Evidence) -> NoState:
-        """Learn nothing."""
-        return state
-
-
-class Apart(Unlearned):
+class Apart(Asking, Unlearned):
     """Every cluster sends its own network."""
 
     kind: Literal["apart"] = "apart"
@@ -112,7 +98,7 @@ def also_judged(exchange: Exchange) -> Exchange:
     return exchange._replace(kept=True, judged_KJ=exchange.mix_KJ)
 
 
-class TowardsMean(Unlearned):
+class TowardsMean(Asking, Unlearned):
     """Draw the network of every cluster towards their mean, weighted by data, in every round."""
 
     kind: Literal["towards_mean"] = "towards_mean"
@@ -125,7 +111,7 @@ class TowardsMean(Unlearned):
         return towards_mean(self.share, evidence)
 
 
-class MeanThenApart(Unlearned):
+class MeanThenApart(Asking, Unlearned):
     """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning.
 
     Clusters begin every round with their mean, and are evaluated with it, up to the first of the last rounds.
