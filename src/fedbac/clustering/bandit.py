@@ -72,8 +72,7 @@ class LinUCB(ByLoss):
     tau_norm: Rounds = 20
     """The τ_re inside the third feature of Eq. 7, kept apart from the period (C.21)."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others drawn at random; all when null. The best
-    alternative is the best of these."""
+    """How many clusters an edge measures each time: its own, and others drawn at random; all when null."""
     ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"

@@ -142,15 +142,13 @@ class GaussianRewards(Asking):
     adaptive: ClassVar[bool] = True
     asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
     discount: Annotated[float, Field(gt=0, le=1)] | None = 0.2
-    """a: the weight of the newest round in W and in its change; when null, as in the original, the share of the
-    cluster's members that reported in it."""
+    """a: the weight of the newest round in W; when null, as in the original, the share of members that reported."""
     gamma: Positive = 1.0
     """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
     epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
     patience: Rounds | None = 5
-    """A cluster may split after this many rounds at rest; when null, as in the original, after as many as its members
-    would need to report once each."""
+    """A cluster may split after this many rounds at rest; when null, after as many as members need to report once."""
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 

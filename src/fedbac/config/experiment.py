@@ -24,8 +24,7 @@ from fedbac.models import LeNet5, NetworkChoice
 from fedbac.packages import Package
 
 MAX_PAIRS = 4_000_000
-"""Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte for the one that keeps
-most."""
+"""Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte at most."""
 
 
 class Task(Settings):
@@ -56,8 +55,7 @@ class Task(Settings):
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
     loss: LossChoice = CrossEntropy()
-    """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); a
-    loss of yours as ``package.module:name``."""
+    """What networks learn by: ``cross_entropy``, ``squared_error``, ``next_token``, or ``package.module:name``."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)

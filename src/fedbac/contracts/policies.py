@@ -47,8 +47,7 @@ from fedbac.core.world import World as Devices
 
 T = TypeVar("T")
 ALL_ROUNDS, NUM_ROUNDS, SITE_ROUNDS = 200, 100, 30
-"""Rounds of a run; those that are played at the cloud (a policy that is due less often is not seen to act), and at a
-site, beyond any usual warm-up."""
+"""Rounds of a run; those played at the cloud (who is due less often is not seen to act), and at a site."""
 STEPS = 5.0
 """Batches that a client trains on in a round."""
 EPOCHS = 3

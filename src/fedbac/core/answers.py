@@ -163,8 +163,7 @@ def checked_combination(rule: Any, answer: Any, change_CD: Tensor) -> Tensor:
 
 
 def checked_memory(step: Any, verb: str, answer: Any, row_KD: Tensor, like: Mapping[str, Tensor] | None = None) -> Any:
-    """Return what a step remembers if it is tensors by name with a row for each owner: of the names and shapes as ever,
-    or at first like the rows, or of one number each."""
+    """Return a step's memory if it is tensors by name: shaped as ever, or at first with a row or a number per owner."""
     who, count = f"{_named('step', step)}: {verb} must return", len(row_KD)
     named = isinstance(answer, Mapping) and all(isinstance(name, str) for name in answer)
     _require(named, f"{who} tensors by name, not {described(answer)}")

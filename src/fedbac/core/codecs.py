@@ -49,8 +49,7 @@ class Alteration(Transform):
 
     @abstractmethod
     def alter(self, change: Tensor, bound: float | None, rng: Rng) -> Tensor:
-        """Return a finite, flat change as it is sent, of at most the norm ``bound`` where that is known; all chance
-        comes from ``rng``, the sender's own stream."""
+        """Return a finite, flat change as it is sent; ``bound`` is its largest norm, ``rng`` the sender's stream."""
 
     def bound(self, before: float | None) -> float | None:
         """Return the largest norm of what is sent, if that is known."""
@@ -109,8 +108,7 @@ class Codec(Transform):
 
     @abstractmethod
     def fault(self, packed: Packed, numbers: int) -> str | None:
-        """Say what is wrong with somebody else's tensors, which are laid out well; None if they unpack to finite
-        numbers."""
+        """Say what is wrong with somebody else's well laid out tensors; None if they unpack to finite numbers."""
 
     def num_bytes(self, numbers: int) -> int:
         """Return what it costs to send a tensor of so many numbers once."""

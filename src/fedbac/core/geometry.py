@@ -31,8 +31,7 @@ def distances(gram_NN: FloatArray) -> FloatArray:
 
 
 def coordinates(gram_NN: FloatArray) -> FloatArray:
-    """Return points with these inner products, the rows of VΛ^½ where G = VΛVᵀ: as good as updates by their
-    distances."""
+    """Return points with these inner products, the rows of VΛ^½ where G = VΛVᵀ: their distances are the updates'."""
     value_F, vector_NF = np.linalg.eigh(gram_NN)
     point_NF: FloatArray = vector_NF * np.sqrt(np.maximum(value_F, 0.0))
     return point_NF

@@ -25,8 +25,7 @@ class Assignment(NamedTuple):
 
     label_N: IntArray
     origin_KJ: FloatArray | None = None
-    """Row k: the mix of today's networks that cluster k goes on with, Θ'_k = Σ_j w_kj Θ_j; rows sum to one. Each goes
-    on with its own when not given."""
+    """Row k: the mix of networks that cluster k goes on with, Θ'_k = Σ_j w_kj Θ_j, of sum one; else its own."""
 
 
 class Teaching(NamedTuple):
@@ -53,8 +52,7 @@ class Exchange(NamedTuple):
     kept: bool = False
     """Whether the mix replaces the network of the cluster, or is only sent."""
     judged_KJ: FloatArray | None = None
-    """Row k: the mix with which the members of cluster k predict. The network of the cluster, as it was averaged, if
-    not given."""
+    """Row k: the mix with which the members of cluster k predict. Its network as averaged if not given."""
     teaching: Teaching | None = None
     """Who teaches whom in this round, if anybody."""
 
@@ -173,8 +171,7 @@ class Aggregation(Chosen, Protocol):
 
     @property
     def needs(self) -> Literal["sum", "all"]:
-        """What a tier must hold of its children: their weighted sum, which is the mean, or all of them until the last
-        has come."""
+        """What a tier must hold of its children: their weighted sum, which is the mean, or all of them."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change, given those of at least two children that count, and the examples behind each.

@@ -173,8 +173,7 @@ class Evidence:
     selected_N: BoolArray | None = None
     """Who was selected, when selection learns: some of them may have failed, dropped out or been late."""
     moved: bool = False
-    """Since its last round the edge changed its cluster, or its cluster's network was replaced (selection, to which
-    nobody else tells of clusters)."""
+    """Since its last round the edge changed its cluster, or that cluster's network was replaced (selection only)."""
 
     def __post_init__(self) -> None:
         # A policy that wrote to what the round goes on with would change it behind its back.

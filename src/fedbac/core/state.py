@@ -39,8 +39,7 @@ class State:
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
     steps: dict[str, Parts] = field(default_factory=dict)
-    """Of each part that its owners step with: what they remember, by its name, a row for each owner: by weight, or, by
-    the name "", one number."""
+    """Of each part with a step: what its owners remember, by name, a row each: by weight, or one number, by ""."""
     stepped: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The weights of each such part that are stepped."""
     first: Parts = field(default_factory=dict)

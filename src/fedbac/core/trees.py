@@ -172,8 +172,7 @@ def grouped(
     before_K: Params,
     combine: Callable[[Tensor, FloatArray, int], Tensor],
 ) -> Params:
-    """Return, by group, what is combined of the rows and weights of those with positive weight. One alone is taken; a
-    group without any keeps its row of ``before_K``."""
+    """Return, by group, what is combined of rows of positive weight; one alone is taken, none keeps ``before_K``."""
     matrix_N, out_K = rows(tree_N), rows(before_K).clone()
     counted = np.flatnonzero(weight_N > 0)
     groups, first, size = np.unique(label_N[counted], return_index=True, return_counts=True)

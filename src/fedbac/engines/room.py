@@ -35,8 +35,7 @@ def check_room(experiment: Experiment, federation: Assembled) -> None:
 
 
 def kept_bytes(experiment: Experiment, federation: Assembled) -> int:
-    """Return the size of all networks that are kept between rounds: of owners, their momentum and their step's memory,
-    and what links have."""
+    """Return the size of all networks kept between rounds: of owners, momentum, steps' memory, and links."""
     method, sites, scheme = experiment.method, federation.sites, experiment.method.personalization
     trainable, one = {name for name, _ in federation.network.named_parameters()}, _one_of_each(experiment, federation)
     steps, owners = first_steps(method, one, trainable), owners_of(experiment, sites)

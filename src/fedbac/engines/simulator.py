@@ -25,8 +25,7 @@ from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, S
 from fedbac.rounds.plan import Common
 
 COPIES = 4
-"""A client in training takes about this many times the memory of its networks: weights, momentum, gradients, and
-the copy that comes back."""
+"""What a client in training takes of the memory of its networks: weights, momentum, gradients, and a copy."""
 GIB = 2**30
 FREE_SHARE, PER_CORE = 0.25, GIB // 2
 """When no budget is given: this share of the memory that is free, and on a CPU at most so many bytes per core, which
@@ -103,8 +102,7 @@ class Chunks:
         return True
 
     def attempt(self, count: int, work: Callable[[], T]) -> T | None:
-        """Return what comes of work with so many clients; None when memory runs out, and chunks are half as large from
-        now on."""
+        """Return what comes of work with so many clients; None when memory runs out: then chunks are halved."""
         try:
             return work()
         except (MemoryError, RuntimeError) as error:

@@ -14,8 +14,7 @@ from fedbac.gpu.driver import Module, current_stream, header, pointers, shared_l
 Mode = Literal["float32", "tf32", "bf16"]
 MODES: tuple[Mode, ...] = ("float32", "tf32", "bf16")
 THREADS, TILE_BYTES, MOST_BYTES = 256, 64 * 1024, 96 * 1024
-"""Threads of a block, bytes of shared memory, about, so that two blocks and more share a multiprocessor, and what the
-least tile may take."""
+"""Threads of a block, bytes of shared memory at which two share a multiprocessor, and most that a tile may take."""
 MOST_TAPS, FEWEST_PAIRS = 25, 16
 """Larger filters do not fit a thread's registers; fewer pairs of channels leave it idle."""
 
@@ -97,8 +96,7 @@ class Convolution:
         return self._tiled(grids)
 
     def _meeting(self, rest: int, axis: int) -> tuple[int, int, int]:
-        """Return, for input pixels that leave this rest by the step, the first output they reach, how many and by which
-        tap the first."""
+        """Return, for input pixels of this rest by the step, the first output they reach, how many and its tap."""
         step, kernel, padding = self.layer.step, self.layer.kernel[axis], self.layer.padding[axis]
         first = (rest + padding) % step
         taps = max(0, -(-(kernel - first) // step))

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
-"""The driver's attribute of a kernel that lets it use more than 48 KiB of shared memory, and that of a device which
-says how much more."""
+"""The driver's attributes: of a kernel, to use more than 48 KiB of shared memory; of a device, how much more."""
 
 
 def available() -> bool:

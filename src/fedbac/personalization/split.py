@@ -77,8 +77,7 @@ class LateHead(_Headed):
 PERSONAL, GENERIC = 0, 1
 """The phases."""
 LEAST = 1e-6
-"""Examples of a class that a client has at least for the balanced softmax: of none, the logarithm would be −∞, which
-could not be taken back."""
+"""Examples of a class that a client has at least for the balanced softmax: the logarithm of none would be −∞."""
 
 
 class TwoHeads(Settings):

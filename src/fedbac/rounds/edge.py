@@ -98,8 +98,7 @@ class EdgeRound:
         )
 
     def _upload(self) -> Changes:
-        """Make of the averages what arrives at the cloud, and return how they are sent; where the site passes on every
-        client's update, it need not."""
+        """Make of the averages what arrives at the cloud, unless it has every update; return how they are sent."""
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
         left = self.links.get("cloud_up", {})
         arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, left, (self.site.index,))
@@ -218,8 +217,7 @@ class EdgeRound:
     def _train_and_average(
         self, participants: Participants, edge_round: int, statistics: frozenset[Statistic]
     ) -> Generator[Request, Result, FloatArray]:
-        """Train the clients that come home, average those that trained well (Eq. 1), and return losses, NaN for all
-        others. What nobody waits for is not computed."""
+        """Train the clients that come home, average those that trained well (Eq. 1); return losses, else NaN."""
         site, order, chosen = self.site, self.order, participants.present
         clients = tuple(site.clients[i] for i in chosen)
         momentum = None

@@ -142,8 +142,7 @@ def _score_clients(
 
 
 def _scores(sites: Sequence[Site], accuracy_E: Any, count_E: IntArray, everywhere: float | None) -> dict[str, Any]:
-    """Return the numbers in the order of the task's edges; one that did not answer has no accuracy, and does not
-    count."""
+    """Return the numbers in the order of the task's edges; one that did not answer does not count."""
     order = np.argsort(np.concatenate([site.edges for site in sites]), kind="stable")
     accuracy_E, count_E = accuracy_E[order], count_E[order]
     answered_E = count_E > 0
@@ -205,8 +204,7 @@ def written(numbers: Iterable[float]) -> list[float | None]:
 
 
 def notes(method: Method, state: State) -> dict[str, float | None]:
-    """Return the numbers of the method's own policies, those that are not finite as missing; of selection, means over
-    sites."""
+    """Return the numbers of the method's own policies, those not finite as missing; of selection, means over sites."""
     found: dict[str, Any] = {}
     at_cloud = (("clustering", method.clustering, state.clustering), ("sharing", method.sharing, state.sharing))
     for column, policy, memory in at_cloud:

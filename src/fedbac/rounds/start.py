@@ -66,8 +66,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
 
 
 def stepped_parts(method: Method, parts: Parts, trainable: Collection[str]) -> Parts:
-    """Return what the cloud and clusters step with: of their parts only those weights that a gradient moves, not the
-    numbers that a scheme works out itself."""
+    """Return what the cloud and clusters step with: of their parts the weights that a gradient moves."""
     specs = method.personalization.parts if method.step.active else {}
     owned = [part for part, spec in specs.items() if spec.networks and spec.scope in ("cloud", "cluster")]
     mine = {part: {name: value for name, value in parts[part].items() if name in trainable} for part in owned}

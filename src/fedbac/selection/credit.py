@@ -19,8 +19,7 @@ REFERENCE_QUANTILE = 0.25
 LEAST_LEARNED = 0.5
 """No credit is given before the reference client has learned this much: until then all losses are alike."""
 LITTLE_DATA = 0.5
-"""Who holds less than this share of the mean of the edge's clients is not judged: few steps teach little, whatever the
-labels."""
+"""Who holds less than this share of the edge's mean is not judged: few steps teach little, whatever the labels."""
 
 
 class CreditState(NamedTuple):
