@@ -327,16 +327,13 @@ def _unanswerable(method: Method) -> Iterator[str]:
                     "its own, so there is none of a cluster to measure; choose a policy that needs none, such as fixed "
                     "or apart"
                 )
-            elif method.unit == "client" and field != "method.selection" and not _by_clients(query):
+            elif (method.unit, field) == ("client", "method.selection"):
+                continue
+            elif method.unit == "client" and (query.of in ("trained", "unaveraged") or query.on == "test"):
                 yield (
                     f"{field} asks for {query}, which an edge measures, but members are clients (method.unit=client); "
                     "choose another policy, other data, or method.unit=edge"
                 )
-
-
-def _by_clients(query: Loss | Accuracy) -> bool:
-    """Whether each client can answer a query of the cloud for itself."""
-    return query.of not in ("trained", "unaveraged") and query.on != "test"
 
 
 class Runtime(Settings):

@@ -42,7 +42,8 @@ class Change(NamedTuple):
 def changes_of(settings: Mapping[str, Any] | Sequence[str]) -> list[Change]:
     """Return settings given as ``{path: value}`` or as ``path=value`` texts, whose values are YAML: 0.1, null, [1]."""
     if isinstance(settings, Mapping):
-        found = [Change(path, _plain(value), f"settings[{quoted(path)}]") for path, value in settings.items()]
+        plain = {p: v.model_dump(mode="json") if isinstance(v, Settings) else v for p, v in settings.items()}
+        found = [Change(path, value, f"settings[{quoted(path)}]") for path, value in plain.items()]
         if all(isinstance(change.path, str) and change.path for change in found):
             return found
     listed = isinstance(settings, Sequence) and not isinstance(settings, str)
@@ -57,11 +58,6 @@ def _change(assignment: str) -> Change:
     if not equals or not path:
         raise ConfigError(f"{source}: write it as path=value, for example task.training.batch_size=64")
     return Change(path, parse_yaml(text, source), source)
-
-
-def _plain(value: Any) -> Any:
-    """Return settings handed over as objects in the plain form that files have."""
-    return value.model_dump(mode="json") if isinstance(value, Settings) else value
 
 
 def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:

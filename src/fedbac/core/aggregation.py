@@ -111,7 +111,9 @@ class EdgeAverage:
         if not self._finite(torch.stack([look for block in blocks.values() for look in block.looks])):
             finite_C = trees.finite_rows({part: parts_C[part] for part in self.sums})
             self.healthy_C[clients] &= finite_C
-            blocks = self._blocks({part: _zeroed(params, ~finite_C) for part, params in parts_C.items()}, clients)
+            lost = np.flatnonzero(~finite_C)
+            zeroed = {part: trees.put(rows, lost, trees.zeros(trees.take(rows, 0))) for part, rows in parts_C.items()}
+            blocks = self._blocks(zeroed, clients)
         for part, block in blocks.items():
             self.sums[part].keep(block)
 
@@ -206,13 +208,6 @@ class RowSums:
             if mean is not None:
                 self.result[row] = mean
         return trees.shaped(self.result, self.before)
-
-
-def _zeroed(params_C: Params, dropped_C: BoolArray) -> Params:
-    out = {name: value.clone() for name, value in params_C.items()}
-    for value in out.values():
-        value[trees.onto(np.flatnonzero(dropped_C), value.device)] = 0
-    return out
 
 
 def average_by_owner(

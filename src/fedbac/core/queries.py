@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
@@ -180,7 +179,9 @@ class Evidence:
         for name in ("size_N", "label_N", "used_K"):
             array = getattr(self, name)
             if array is not None and array.flags.writeable:
-                object.__setattr__(self, name, _read_only(array))
+                view = array.view()  # its owner can still write to it
+                view.setflags(write=False)
+                object.__setattr__(self, name, view)
         for value in self.readings.values():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
@@ -215,10 +216,3 @@ class Evidence:
         """Who was selected, for selection policies that learn, which are always told of it."""
         assert self.selected_N is not None
         return self.selected_N
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a view that nobody can write to; its owner still can."""
-    view = array.view()
-    view.setflags(write=False)
-    return view

@@ -75,7 +75,9 @@ def partition(
         if smallest_client >= config.min_client_samples and smallest_test >= config.min_edge_test:
             train, validation = _deal_train(y_train, client_NC, config.validation_fraction, seed, attempt)
             test = _shuffle_and_cut(y_test, test_MC, stream(seed, "partition-deal-test", attempt))
-            return Shards(train, validation, tuple(np.sort(shard) for shard in test), _number(clients_per_edge))
+            ends = itertools.accumulate(clients_per_edge)
+            clients = tuple(range(end - num, end) for end, num in zip(ends, clients_per_edge, strict=True))
+            return Shards(train, validation, tuple(np.sort(shard) for shard in test), clients)
         smallest.append((smallest_client, smallest_test))
     raise PartitionError(_why_not(smallest, config))
 
@@ -178,11 +180,6 @@ def _deal_train(
         validation.append(np.sort(shuffled[:num_validation]))
         train.append(np.sort(shuffled[num_validation:]))
     return tuple(train), tuple(validation)
-
-
-def _number(clients_per_edge: Sequence[int]) -> tuple[range, ...]:
-    ends = itertools.accumulate(clients_per_edge)
-    return tuple(range(end - num, end) for end, num in zip(ends, clients_per_edge, strict=True))
 
 
 def _shuffle_and_cut(y: IntArray, count_GC: IntArray, rng: Rng) -> list[IntArray]:

@@ -110,17 +110,13 @@ def read_svhn(paths: Sequence[Path], official: frozenset[str] = frozenset()) -> 
 
 
 def _mat(path: Path, official: frozenset[str]) -> tuple[Array, Array]:
+    from scipy.io import loadmat  # slow to import, and needed for this one format
+
     with reading(path):
         with opened(path) as file:
             known = hashlib.file_digest(file, "sha256").hexdigest() in official
-        content = _mat_here(path) if known else _mat_elsewhere(path)
+        content = loadmat(path, variable_names=("X", "y")) if known else _mat_elsewhere(path)
         return content["X"].transpose(3, 2, 0, 1), content["y"].reshape(-1) % 10
-
-
-def _mat_here(path: Path) -> dict[str, Array]:
-    from scipy.io import loadmat  # slow to import, and needed for this one format
-
-    return dict(loadmat(path, variable_names=("X", "y")))
 
 
 CHILD = """
@@ -180,10 +176,6 @@ class _Plain:
         self.state = state
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    return text.encode("latin-1")
-
-
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that knows only plain containers and arrays, and calls nothing outside this file."""
 
@@ -192,7 +184,7 @@ class _PlainUnpickler(pickle.Unpickler):
         "numpy.dtype": _Plain,
         "numpy.core.multiarray._reconstruct": _Plain,
         "numpy._core.multiarray._reconstruct": _Plain,  # its name since numpy 2
-        "_codecs.encode": _encode,  # how Python 3 writes bytes in the old protocol
+        "_codecs.encode": lambda text, encoding: text.encode("latin-1"),  # how Python 3 writes bytes for Python 2
     }
 
     def find_class(self, module: str, name: str) -> Any:

@@ -139,7 +139,8 @@ class Prefetching(Simulator):
         self.unread = False
         if not self.final:
             return super().train(orders)
-        common = self._common(orders[0].round)
+        ready, self.following, round_ = self.following, None, orders[0].round
+        common = ready if ready is not None and ready.round == round_ else Prepared(self.experiment, round_)
         with one_thread():
             work = self._work(orders, common)
             while any(isinstance(request, Evaluate) for request in work.requests.values()):
@@ -184,10 +185,6 @@ class Prefetching(Simulator):
                 return self._through(work)
 
         return later(finish, [{} for _ in orders])
-
-    def _common(self, round_: int) -> "Prepared":
-        known, self.following = self.following, None
-        return known if known is not None and known.round == round_ else Prepared(self.experiment, round_)
 
     def _queued(self, requests: Mapping[int, Request]) -> Queued | None:
         """Give the device all clients to train, their averages to make, and what edges are expected to ask of these.

@@ -109,7 +109,9 @@ class FusedTrainer:
             {n: self._inside(v.to(self.device)[at]) for n, v in given.items()} for given in (before or {}, shift)
         )
         fleet = Fleet(self._inside(table.stacked().to(self.device)), row_J, velocity, shift)
-        self._make_room(len(jobs) * max(len(stage.networks) for stage in running.values()))
+        if (needed := len(jobs) * max(len(stage.networks) for stage in running.values())) > self.room.rows:
+            self.room = Room(self.plan, 0, self.device)  # the old one goes before the new one comes
+            self.room = Room(self.plan, needed, self.device)
         sums = Sums(self.room, kept(requests), len(jobs), sum(stage.epochs for stage in running.values()))
         for number, stage in running.items():
             rate_J = np.concatenate([request.rates(number) for request in requests])[order].astype(np.float32)
@@ -326,11 +328,6 @@ class FusedTrainer:
             rule.decay[p], rule.penalty[p] = moving.decay, moving.penalty
             rule.begin[p], rule.end[p] = inside.start, inside.stop
         return rule
-
-    def _make_room(self, rows: int) -> None:
-        if rows > self.room.rows:
-            self.room = Room(self.plan, 0, self.device)  # the old one goes before the new one comes
-            self.room = Room(self.plan, rows, self.device)
 
     def _inside(self, flat: Tensor) -> Tensor:
         """Return rows of weights in the kernels' layout."""

@@ -243,7 +243,8 @@ class LoopTrainer:
                 gradient.addcmul_(penalty, weight if anchor is None else weight - anchor)
             if training.clip_norm is not None:
                 for runs in clipped:
-                    norm = torch.linalg.vector_norm(_joined(gradient, runs))
+                    pieces = [gradient[run] for run in runs]
+                    norm = torch.linalg.vector_norm(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
                     for run in runs:
                         gradient[run].mul_((training.clip_norm / (norm + 1e-6)).clamp_(max=1.0))
             if shift is not None:
@@ -288,10 +289,6 @@ class LoopTrainer:
     def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:
         self.model.load(network, params)
         return self.model.apply(network, x)
-
-
-def _joined(vector: Tensor, runs: Sequence[slice]) -> Tensor:
-    return vector[runs[0]] if len(runs) == 1 else torch.cat([vector[run] for run in runs])
 
 
 def distinct(anatomy: Anatomy, request: Evaluate) -> tuple[list[tuple[str, Params]], list[dict[str, int]]]:

@@ -62,7 +62,10 @@ class Stack:
         self.epoch_sum = torch.zeros((self.capacity, table.first_F[-1]), dtype=torch.float64, device=self.device)
         self.per_epoch_A = torch.ones(self.capacity, dtype=torch.int64, device=self.device)
         self.keep: frozenset[Kept] = frozenset()
-        self.parts = {part: self._buffers(params) for part, params in like.bank.items()}
+        self.parts = {
+            part: {n: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for n, v in params.items()}
+            for part, params in like.bank.items()
+        }
         self.velocity = {
             part: {name: torch.zeros_like(value) for name, value in params.items() if name not in anatomy.buffers}
             for part, params in self.parts.items()
@@ -82,9 +85,6 @@ class Stack:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: none needs what another left, and only one runs at a time."""
         self.position = torch.arange(examples.batch_room, device=self.device)
-
-    def _buffers(self, like: Params) -> Params:
-        return {name: torch.zeros((self.capacity, *v.shape[1:]), device=self.device) for name, v in like.items()}
 
     def holds(self, table: BatchTable, requests: Sequence[Train]) -> bool:
         """Whether a round of this shape fits the buffers, and has the epochs and shifts that captured graphs know."""
@@ -130,7 +130,7 @@ class Stack:
                         value[place[share]] = request.shift[part][name].to(self.device)
         for network in {anchor for stage in stages for anchor in stage.anchors}:
             now = self.anatomy.assemble(self.parts, network)
-            received = self.received.setdefault(network, {n: torch.zeros_like(value) for n, value in now.items()})
+            received = self.received.setdefault(network, trees.zeros(now))
             for name, value in received.items():
                 value.copy_(now[name])
 
@@ -301,8 +301,10 @@ class Stack:
         if training.clip_norm is not None:
             scopes = [list(moving)] if training.clip_scope == "joint" else [[network] for network in moving]
             for scope in scopes:
-                pieces = [g for network in scope for g in gradient[network].values()]
-                scale |= dict.fromkeys(scope, torch.where(alive_A, _scale(pieces, training.clip_norm), 0.0))
+                pieces = [g.flatten(1) for network in scope for g in gradient[network].values()]
+                norms = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
+                factor_A = (training.clip_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+                scale |= dict.fromkeys(scope, torch.where(alive_A, factor_A, 0.0))
         if self.adam is not None:
             second = {n: self.anatomy.assemble(self.second, n) for n in stage.moving}
             corrected = [torch.as_tensor(one).float() for one in corrections(self.adam, (self.step + 1).double())]
@@ -347,12 +349,3 @@ def _gradient(loss_A: Tensor, leaves: Parts) -> Parts:
     flat = [value for params in leaves.values() for value in params.values()]
     found = iter(torch.autograd.grad(loss_A.sum(), flat, materialize_grads=True) if flat else ())
     return {network: {name: next(found) for name in params} for network, params in leaves.items()}
-
-
-def _scale(gradients: Sequence[Tensor], max_norm: float) -> Tensor:
-    """Return the factor that brings each client's gradient to a norm of at most ``max_norm``."""
-    norm_A = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]), dim=0
-    )
-    scale_A: Tensor = (max_norm / (norm_A + 1e-6)).clamp(max=1.0)
-    return scale_A

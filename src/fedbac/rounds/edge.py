@@ -111,7 +111,8 @@ class EdgeRound:
         order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
         world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
         able_N = world.available(seed, site.clients, site.size_N, *address) & self.present_N
-        seconds_N = self._durations()
+        down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
+        seconds_N = self.common.seconds(site, down, up)
         evidence = Evidence(
             round=order.round,
             num_rounds=self.experiment.task.rounds,
@@ -194,11 +195,6 @@ class EdgeRound:
         measured = self.measurements[key].measured
         return self.measurements[key], measured.loss_VG if isinstance(query, Loss) else measured.accuracy_VG
 
-    def _durations(self) -> FloatArray:
-        """Return how long every client would take for this round."""
-        down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
-        return self.common.seconds(self.site, down, up)
-
     def _participants(
         self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int
     ) -> Participants:
@@ -269,11 +265,16 @@ class EdgeRound:
         if size_C.any():
             self.losses.append(float(weighted(trained.loss_C[healthy_C], size_C[healthy_C])))
         if self.momentum is not None and trained.momentum is not None:
-            self.momentum = _keep_momentum(self.momentum, trained.momentum, chosen, healthy_C)
+            well = np.flatnonzero(healthy_C)
+            self.momentum = {
+                part: trees.put(buffers, chosen[well], trees.select(trained.momentum[part], well))
+                for part, buffers in self.momentum.items()
+            }
         self.selected |= {site.clients[i] for i in participants.started}
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
+        told = {"loss": trained.loss_C, "square": trained.square_C, "epochs": trained.epoch_CE}
         self.statistic_N = {
-            query: self._spread(_statistic(trained, query)[healthy_C], chosen[healthy_C])
+            query: self._spread(np.asarray(told[query.name])[healthy_C], chosen[healthy_C])
             for query in statistics | {Statistic("loss")}
         }
         return self.statistic_N[Statistic("loss")]
@@ -299,29 +300,12 @@ class EdgeRound:
         return frozenset(part for part, spec in parts.items() if spec.scope == "cluster")
 
 
-def _statistic(trained: Averaged, query: Statistic) -> FloatArray:
-    found = {"loss": trained.loss_C, "square": trained.square_C, "epochs": trained.epoch_CE}[query.name]
-    assert found is not None
-    return found
-
-
 def _changes(request: Train, part: str, trained: Averaged) -> Params:
     """Return what the clients that trained well changed in a part."""
     healthy = np.flatnonzero(trained.healthy_C)
     before = trees.select(request.bank[part], request.row_C[part][healthy])
     after = trees.select(trained.kept[part], healthy)
     return {name: value - before[name].to(value.device) for name, value in after.items()}
-
-
-def _keep_momentum(before_N: Parts, trained_C: Parts, chosen: IntArray, healthy_C: BoolArray) -> Parts:
-    """Return the site's momentum buffers with those of the clients that trained well replaced."""
-    rows, sources = chosen[healthy_C], np.flatnonzero(healthy_C)
-    after: Parts = {}
-    for part, buffers in before_N.items():
-        after[part] = {name: value.clone() for name, value in buffers.items()}
-        for name, value in after[part].items():
-            value[rows] = trained_C[part][name][sources].to(value.device)
-    return after
 
 
 def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generator[Request, Result, MeasureReport]:

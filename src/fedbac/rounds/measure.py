@@ -364,7 +364,8 @@ def updates(
         found = [{part: _change(sent[part], int(label_N[m]), reports[m].bank[part]) for part in owned} for m in present]
     if not present:
         found = [{part: trees.select(sent[part], np.zeros(0, dtype=np.int64)) for part in owned}]
-    return _matrix(trees.join_parts(found)), np.array(present, dtype=int)
+    update = {part: trees.join([one[part] for one in found]) for part in owned}
+    return _matrix(update), np.array(present, dtype=int)
 
 
 def _change(sent_K: Params, label: int, trained: Params) -> Params:

@@ -74,6 +74,7 @@ def summarize(
 
     accuracy_T = [record["accuracy"] for record in records]
     bytes_T = np.cumsum([total_bytes(record["bytes"]) for record in records])
+    simulated: list[Any] = [record.get("simulated_seconds") for record in records]
     reached = {f"{target:g}": rounds_to_target(accuracy_T, target, patience) for target in targets}
     return {
         "rounds": len(records),
@@ -98,7 +99,7 @@ def summarize(
         "bytes": _sum([record["bytes"] for record in records]),
         "bytes_total": int(bytes_T[-1]),
         "seconds": float(sum(record["seconds"] for record in records)),
-        "simulated_seconds": _total_or_none([record.get("simulated_seconds") for record in records]),
+        "simulated_seconds": None if None in simulated else float(sum(simulated)),
     }
 
 
@@ -123,11 +124,6 @@ def _moments(tail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _count(records: Sequence[Mapping[str, Any]], key: str) -> int:
     return sum(len(record.get(key, ())) for record in records)
-
-
-def _total_or_none(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if len(known) == len(values) else None
 
 
 def _sum(ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
