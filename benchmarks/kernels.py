@@ -25,8 +25,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.gpu.driver import current_stream, pointers
 from fedbac.local.batches import VisitTable
-from fedbac.local.buffers import Sums
-from fedbac.local.fused import FusedTrainer, Moves
+from fedbac.local.fused import FusedTrainer, Moves, Sums
 from fedbac.local.networks import Fleet
 from fedbac.presets.tasks import TASKS
 from fedbac.runs.configure import Inputs

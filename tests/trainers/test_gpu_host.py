@@ -16,7 +16,7 @@ from fedbac.federation import Federation
 from fedbac.gpu import Plan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.batches import LANES, Visits, VisitTable, shared_out
-from fedbac.local.buffers import Layout
+from fedbac.local.fused import Layout
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from fedbac.local import LoopTrainer, VmapTrainer, layers
 from fedbac.local.folding import for_many
-from fedbac.local.stack import Stack
+from fedbac.local.vmapped import Stack
 from fedbac.personalization import Additive, Shared
 from tests.covering import first
 from tests.support import NO_GPU, distance, on_test, question, start_of
