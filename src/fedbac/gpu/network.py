@@ -39,77 +39,41 @@ class Launch:
     shared: int
 
 
-@dataclass(frozen=True)
 class Convolution:
     """A block of convolution, ReLU and 2×2 max pooling, and the tiles in which the kernels work on it."""
 
-    level: int
-    channels: int
-    height: int
-    width: int
-    outputs: int
-    kernel: int
-    offset: int
-
-    @property
-    def padded(self) -> int:
+    def __init__(
+        self, level: int, channels: int, height: int, width: int, outputs: int, kernel: int, offset: int
+    ) -> None:
+        self.level, self.channels, self.height, self.width = level, channels, height, width
+        self.outputs, self.kernel, self.offset = outputs, kernel, offset
+        self.padded = 4 if outputs <= 4 else up(outputs, 8)
         """Columns of its weight matrix."""
-        return 4 if self.outputs <= 4 else up(self.outputs, 8)
-
-    @property
-    def size(self) -> int:
+        self.size = (channels * kernel**2 + 1) * self.padded
         """Numbers in its weight matrix, with the row of biases."""
-        return (self.channels * self.kernel**2 + 1) * self.padded
-
-    @property
-    def pooled(self) -> tuple[int, int]:
+        self.pooled = (height - kernel + 1) // 2, (width - kernel + 1) // 2
         """Height and width of its output."""
-        return (self.height - self.kernel + 1) // 2, (self.width - self.kernel + 1) // 2
-
-    @property
-    def positions(self) -> int:
+        self.positions = self.pooled[0] * self.pooled[1]
         """Pixels of an output channel."""
-        return self.pooled[0] * self.pooled[1]
-
-    @property
-    def tile(self) -> int:
+        self.tile = 4 if outputs <= 4 else 6 if outputs <= 6 else 8
         """Output channels per thread."""
-        return 4 if self.outputs <= 4 else 6 if self.outputs <= 6 else 8
-
-    @property
-    def samples(self) -> int:
+        per_pair = self.positions * -(-outputs // self.tile)
+        self.samples = 2 * max(1, min(8, -(-160 // per_pair)))
         """Examples per block of the forward pass: enough for some 200 threads, two for each."""
-        per_pair = self.positions * -(-self.outputs // self.tile)
-        return 2 * max(1, min(8, -(-160 // per_pair)))
-
-    @property
-    def threads(self) -> int:
+        items = self.samples // 2 * per_pair
+        self.threads = up(-(-items // -(-items // 256)), 32)
         """Threads of the forward pass: one per item, or an even share of several."""
-        items = self.samples // 2 * self.positions * -(-self.outputs // self.tile)
-        return up(-(-items // -(-items // 256)), 32)
-
-    @property
-    def blocks(self) -> int:
+        self.blocks = max(1, 65536 // ((96 if self.tile <= 6 else 128) * self.threads))
         """Blocks of the forward pass that share a multiprocessor's 65,536 registers, some 96 or 128 for a thread."""
-        return max(1, 65536 // ((96 if self.tile <= 6 else 128) * self.threads))
-
-    @property
-    def inputs(self) -> int:
+        self.inputs = min(channels, 8)
         """Input channels whose taps a warp of the backward passes holds."""
-        return min(self.channels, 8)
-
-    @property
-    def split(self) -> int:
+        self.split = max(1, min(8 // max(1, outputs // 2), self.positions // 32)) if outputs < 8 else 1
         """Warps that share the positions of one output channel."""
-        return max(1, min(8 // max(1, self.outputs // 2), self.positions // 32)) if self.outputs < 8 else 1
-
-    @property
-    def warps(self) -> int:
+        self.units = outputs * -(-channels // self.inputs) * self.split
+        self.warps = min(self.units, 16 // self.split * self.split)
         """Warps of the weights' gradient."""
-        units = self.outputs * -(-self.channels // self.inputs) * self.split
-        return min(units, 16 // self.split * self.split)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Row stride of the backward passes' input: the smallest at which a window's taps lie in different banks."""
         taps = np.arange(self.kernel**2)
@@ -136,29 +100,17 @@ class Convolution:
         return 4 * up(self.outputs * self.channels * self.kernel**2, 2) + warps * own
 
 
-@dataclass(frozen=True)
 class Linear:
     """A linear layer; all but the last have a ReLU."""
 
-    level: int
-    inputs: int
-    outputs: int
-    offset: int
-
-    @property
-    def padded(self) -> int:
+    def __init__(self, level: int, inputs: int, outputs: int, offset: int) -> None:
+        self.level, self.inputs, self.outputs, self.offset = level, inputs, outputs, offset
+        self.padded = up(outputs, 4)
         """Columns of its weight matrix."""
-        return up(self.outputs, 4)
-
-    @property
-    def size(self) -> int:
+        self.size = (inputs + 1) * self.padded
         """Numbers in its weight matrix, with the row of biases."""
-        return (self.inputs + 1) * self.padded
-
-    @property
-    def tiles(self) -> int:
+        self.tiles = -(-(inputs + 1) // 64) * -(-self.padded // 64)
         """Blocks of its weights' gradient."""
-        return -(-(self.inputs + 1) // 64) * -(-self.padded // 64)
 
 
 class Plan:
@@ -184,43 +136,19 @@ class Plan:
             inputs, offset = outputs, offset + linear.size
         self.size = offset
         """Numbers per network, padding included."""
+        self.groups, self.chunks, self.slices = -(-room // GROUP), -(-room // CHUNK), -(-offset // SLICE)
+        """Blocks of the head per client; over which the gradient of a convolution is spread; that update a network."""
+        pooled = [c.outputs * c.positions for c in self.convolutions]
+        self.levels = pooled + [linear.padded for linear in self.linears]
+        """Numbers per example in the output of every layer."""
+        numbers = 3 * self.size + self.chunks * self.conv_size + 2 * room * sum(self.levels)
+        self.row_bytes, self.scoring_bytes = 4 * numbers + room * sum(pooled), 5 * room * sum(pooled)
+        """Bytes that one network of one client takes in training, and one batch in evaluation."""
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a device must be able to give a block."""
         return max(launch.shared for launch in [*self.training, *self.scoring])
-
-    @property
-    def groups(self) -> int:
-        """Blocks of the head per client."""
-        return -(-self.room // GROUP)
-
-    @property
-    def chunks(self) -> int:
-        """Blocks over which the gradient of a convolution's weights is spread."""
-        return -(-self.room // CHUNK)
-
-    @property
-    def slices(self) -> int:
-        """Blocks that update a network."""
-        return -(-self.size // SLICE)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that one network of one client takes in training."""
-        pooled = sum(c.outputs * c.positions for c in self.convolutions)
-        numbers = 3 * self.size + self.chunks * self.conv_size + 2 * self.room * sum(self.levels)
-        return 4 * numbers + self.room * pooled
-
-    @property
-    def scoring_bytes(self) -> int:
-        """Bytes that one batch takes in evaluation."""
-        return 5 * self.room * sum(c.outputs * c.positions for c in self.convolutions)
-
-    @property
-    def levels(self) -> list[int]:
-        """Numbers per example in the output of every layer."""
-        return [c.outputs * c.positions for c in self.convolutions] + [linear.padded for linear in self.linears]
 
     @cached_property
     def training(self) -> list[Launch]:
@@ -231,8 +159,7 @@ class Plan:
                 warps = self._back_warps(c)
                 y = -(-self.room // warps)
                 back.append(Launch(f"convolve_back_{c.level}", y, 1, 32 * warps, c.back_shared(warps)))
-            units = c.outputs * -(-c.channels // c.inputs) * c.split
-            z = -(-units // c.warps)
+            z = -(-c.units // c.warps)
             back.append(Launch(f"convolve_weights_{c.level}", self.chunks, z, 32 * c.warps, c.weights_shared()))
         return [
             *self._forward(),
