@@ -10,7 +10,7 @@ from benchmarks.networks import NETWORKS
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedbac.local import LoopTrainer, VmapTrainer, layers
+from fedbac.local import LoopTrainer, VmapTrainer, folding
 from fedbac.local.folding import for_many
 from fedbac.local.vmapped import Stack
 from fedbac.personalization import Additive, Shared
@@ -80,7 +80,7 @@ def test_a_layer_of_many_clients_is_theirs_one_by_one(name: str, shared: bool, m
     torch.manual_seed(0)
     layer = make()
     many = for_many(layer)
-    monkeypatch.setattr(layers, "COLUMN_BYTES", 2000)  # several pieces
+    monkeypatch.setattr(folding, "COLUMN_BYTES", 2000)  # several pieces
     params = {
         key: (value.detach() + 0.3 * torch.randn(CLIENTS, *value.shape)).requires_grad_()
         for key, value in layer.named_parameters()
