@@ -30,7 +30,7 @@ from fedbac.core.codecs import EightBits, TopK
 from fedbac.core.requests import Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy
-from fedbac.engines import room
+from fedbac.engines import simulator
 from fedbac.errors import ConfigError, NotEnoughMemoryError
 from fedbac.federation import assemble
 from fedbac.local import VmapTrainer
@@ -135,7 +135,7 @@ def test_a_network_is_measured_before_it_is_made() -> None:
 def test_networks_that_do_not_fit_are_refused_before_they_are_made(
     method: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda device: 5 * 4 * (64 * 32 + 32 + 32 * 10 + 10))
+    monkeypatch.setattr(simulator, "free_memory", lambda device: 5 * 4 * (64 * 32 + 32 + 32 * 10 + 10))
     monkeypatch.setattr("fedbac.runs.replay.start", lambda *_: pytest.fail("they were made") if not fits else 1 / 0)
     settings = ["task.network={kind: mlp}", "task.partition.min_edge_test=1", "task.partition.min_client_samples=1"]
     settings += ["task.num_edges=8", "task.clients_per_edge=2"]
@@ -173,11 +173,11 @@ def test_room_is_asked_for_what_a_run_keeps_between_rounds(name: str, changes: d
     kept = [played.end.parts, *played.end.momentum_M, *(p for memory in played.end.links_M for p in memory.values())]
     kept += played.end.steps.values()
     values = [value for parts in kept for params in (parts or {}).values() for value in params.values()]
-    assert room.kept_bytes(played.experiment, played.federation) == sum(value.nbytes for value in values)
+    assert simulator.kept_bytes(played.experiment, played.federation) == sum(value.nbytes for value in values)
 
 
 def test_who_compresses_links_is_told_that_they_take_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda device: 0)
+    monkeypatch.setattr(simulator, "free_memory", lambda device: 0)
     for setting, said in (
         (["method.links.client_up=top_k"], r"method.links \(client_up\).*or no method.links$"),
         ([], "$"),
@@ -196,10 +196,10 @@ def test_room_is_asked_for_what_an_aggregation_holds(monkeypatch: pytest.MonkeyP
         settings = ["task.network={kind: mlp}", f"method.aggregation={rule}", "method.selection.fraction=0.5"]
         experiment = fedbac.configure("hierfavg", "demo", settings=settings, inputs=Inputs(data, shards))
         federation = assemble(experiment, dataset=data, shards=shards)
-        assert room.held_bytes(experiment, federation) == held
-        monkeypatch.setattr(room, "free_memory", lambda device: one + 1)
+        assert simulator.held_bytes(experiment, federation) == held
+        monkeypatch.setattr(simulator, "free_memory", lambda device: one + 1)
         with pytest.raises(NotEnoughMemoryError, match=r"or method\.aggregation=mean") if held else nullcontext():
-            room.check_room(experiment, federation)
+            simulator.check_room(experiment, federation)
 
 
 def test_a_batch_has_room_for_what_clients_hold_not_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:

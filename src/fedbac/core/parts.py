@@ -309,25 +309,14 @@ class Anatomy:
         for part, spec in scheme.parts.items():
             for name in spec.networks:
                 self.parts[name] = (*self.parts.get(name, ()), part)
-        self._check()
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """The names of the networks."""
-        return tuple(self.parts)
-
-    @property
-    def judged(self) -> tuple[str, ...]:
+        self.networks = tuple(self.parts)
+        self.judged = self.networks if scheme.terms is None else scheme.terms
         """The networks that make a prediction."""
-        return self.networks if self.scheme.terms is None else self.scheme.terms
-
-    def whole(self, network: str) -> bool:
-        """Whether a network is one part."""
-        return len(self.parts[network]) == 1
+        self._check()
 
     def assemble(self, parts: Parts, network: str) -> Params:
         """Return a network, single or stacked, from its parts."""
-        if self.whole(network):
+        if len(self.parts[network]) == 1:
             return parts[self.parts[network][0]]
         holder = {name: part for part in self.parts[network] for name in self.weights[part]}
         return {name: parts[holder[name]][name] for name in self.names}

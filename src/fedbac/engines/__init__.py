@@ -3,8 +3,7 @@
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.engines.adjusting import adjusted
 from fedbac.engines.prefetch import Prefetching, QueueingTrainer
-from fedbac.engines.room import check_room
-from fedbac.engines.simulator import Simulator
+from fedbac.engines.simulator import Simulator, check_room
 from fedbac.federation import Federation
 from fedbac.local import make_trainer
 from fedbac.rounds.messages import Edges

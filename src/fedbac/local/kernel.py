@@ -14,7 +14,6 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.local.examples import Examples, Losses, cells, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
 from fedbac.local.stages import Stage, places, span, stages_now, stages_of
-from fedbac.native.calls import interruptible
 
 
 class NativeTrainer:
@@ -87,7 +86,7 @@ class NativeTrainer:
             moving=[s.weights for s in spans],
             drop_last=training.drop_last,
         )
-        done = interruptible(
+        done = native.interruptible(
             lambda stop: native.train(
                 self.layers,
                 self.images["train"],
@@ -130,7 +129,7 @@ class NativeTrainer:
             asked.append((cells(request) + np.array([num_models, len(groups)]), mine))
             num_models += len(models[-1])
             groups += mine
-        found = interruptible(
+        found = native.interruptible(
             lambda stop: native.evaluate(
                 self.layers,
                 self.images["test" if requests[0].split == "test" else "train"],

@@ -95,7 +95,7 @@ class Round:
         self.experiment, self.method, self.sites, self.edges = experiment, experiment.method, sites, edges
         self.members = Members(experiment.method.unit, sites)
         self.moment = moment_of(experiment, sites, round_)
-        self.when = f"round {round_}"
+        self.when, self.judged_after_moves = f"round {round_}", experiment.evaluation.point == "post_reassign"
         scheme, chains = experiment.method.personalization, experiment.method.links.chains
         self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.traffic = Ledger()
@@ -124,7 +124,7 @@ class Round:
         """Phases 5 and 6: average what the sites report, score it, measure, learn from it and reassign."""
         before, sent, asked, orders, memories = ordered
         averaged = self._average(before, sent, reports)
-        moves = asked.by_clustering is not None and self._judged_after_moves
+        moves = asked.by_clustering is not None and self.judged_after_moves
         settled = not (moves or self.method.sharing.active)
         scores = self._score(averaged, reports) if settled else None
         averaged = replace(
@@ -137,7 +137,7 @@ class Round:
         trained = self._share(averaged, asked, readings)
         after, shown = self._reassign(trained, asked, readings)
         if scores is None:  # only now is it known what is judged
-            scores = self._score(after if self._judged_after_moves else trained, reports)
+            scores = self._score(after if self.judged_after_moves else trained, reports)
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
         return after, lambda: {
             **shown, "round": after.round, **scores(), **other(), **self._noted(labels, after, reported),
@@ -159,10 +159,6 @@ class Round:
             "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
         }
-
-    @property
-    def _judged_after_moves(self) -> bool:
-        return self.experiment.evaluation.point == "post_reassign"
 
     def _score(self, shown: State, reports: Sequence[TrainReport], other: bool = False) -> Scores:
         """Have models measured when they are judged, or at the other moment: before or after local training."""

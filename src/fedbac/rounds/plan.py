@@ -1,7 +1,6 @@
 """What a round is for all sites alike, worked out once however many there are."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -51,12 +50,9 @@ class Common:
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
         self.rate = experiment.task.training.rate(round_, experiment.task.rounds)
-        self._experiment, self._scheme = experiment, scheme
-
-    @cached_property
-    def measured(self) -> tuple[str, ...]:
+        self.measured = measured_parts(scheme)
         """The parts that whoever measures a model must have."""
-        return measured_parts(self._scheme)
+        self._experiment = experiment
 
     def stream(self, purpose: str, edge_round: int, site: int) -> Rng:
         """Return the generator for a purpose at a site."""

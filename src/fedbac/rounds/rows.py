@@ -78,11 +78,8 @@ class Members:
             self.size_N = np.zeros(num_clients(sites), dtype=np.int64)
             for site in sites:
                 self.size_N[list(site.clients)] = site.size_N
-
-    @property
-    def count(self) -> int:
+        self.count = self.size_N.size
         """N."""
-        return self.size_N.size
 
     def at(self, m: int) -> list[int]:
         """Return the members at a site, in the order of its clients."""
