@@ -103,10 +103,8 @@ Candidates = Annotated[int, Field(ge=2, le=MAX_EDGES)]
 
 
 def lowest_loss(loss_NK: FloatArray, label_N: IntArray, threshold: float) -> IntArray:
-    """Return argmin_k L^(k) where it is below ``threshold`` times the current loss, else the current label.
-
-    What was not measured (NaN) is never the lowest. A tie keeps the current label, else the lowest index wins.
-    """
+    """Return argmin_k L^(k) where it is below ``threshold`` times the current loss, else the current label. What was
+    not measured (NaN) is never the lowest. A tie keeps the current label, else the lowest index wins."""
     current = np.take_along_axis(loss_NK, label_N[:, None], axis=1)[:, 0]
     loss_NK = np.where(np.isnan(loss_NK), np.inf, loss_NK)
     best = loss_NK.argmin(axis=1)

@@ -178,10 +178,8 @@ class Merging(Asking):
         return max(moment.num_rounds - alone_rounds, math.ceil(FIRST_SHARE * moment.num_rounds))
 
     def _part(self, state: MergingState, evidence: Evidence) -> tuple[MergingState, Assignment]:
-        """Let every edge go on in its own cluster, with the network of all; look later, for at first all are alike.
-
-        But not while being averaged with all others gives edges a better network than a round of their own training.
-        """
+        """Let every edge go on in its own cluster, with the network of all; look later, for at first all are alike. But
+        not while being averaged with all others gives edges a better network than a round of their own training."""
         with np.errstate(invalid="ignore"):  # where both have diverged, nothing is told
             gain_N = evidence[TRAINED] - evidence[AVERAGED]
         told_N = np.isfinite(gain_N)

@@ -118,10 +118,8 @@ class Agglomerative(_FromUpdates):
 
 
 def widest_gap(height_J: FloatArray) -> int:
-    """Return the number of clusters at which the next join is the largest step relative to the last, 2 to N/2.
-
-    One, where there are too few members or all updates are the same.
-    """
+    """Return the number of clusters at which the next join is the largest step relative to the last, 2 to N/2. One,
+    where there are too few members or all updates are the same."""
     num = len(height_J) + 1
     best, widest = 1, 1.0
     for count in range(2, num // 2 + 1):

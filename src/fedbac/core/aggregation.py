@@ -237,9 +237,7 @@ def combine_by_owner(
     sent_K: Params | None = None,
 ) -> Params:
     """Return w + rule(Δ) for every owner: Δ is what each of its rows of positive weight has changed since it was sent.
-
-    Who has a single row takes it; who has none keeps what it had. Threads do not change the bits.
-    """
+    Who has a single row takes it; who has none keeps what it had. Threads do not change the bits."""
     start_K = trees.rows(before_K if sent_K is None else sent_K)
 
     def combined(matrix_C: Tensor, weight_C: FloatArray, owner: int) -> Tensor:

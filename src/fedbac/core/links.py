@@ -100,10 +100,8 @@ class Link:
     def send(
         self, direction: Direction, purpose: Purpose, bank: Parts, receivers: int = 1, one_row: bool = False
     ) -> Parts:
-        """Send every row of a bank, or of each part the one that a client uses; return what arrives.
-
-        Each of so many receivers gets it. Parts whose owner is on the near side stay there and cost nothing.
-        """
+        """Send every row of a bank, or of each part the one that a client uses; return what arrives. Each of so many
+        receivers gets it. Parts whose owner is on the near side stay there and cost nothing."""
         each = self.num_bytes(direction, bank, one_row, purpose) if receivers else 0
         self.traffic.add(self.tier, direction, purpose, receivers * each)
         return bank

@@ -34,10 +34,8 @@ class Profile(NamedTuple):
 
 
 class World(Settings):
-    """Clients as devices: speeds and bandwidths drawn once for each, and what happens to them in a round.
-
-    A quantity of a client is its median times e^(spread · z), z drawn from a normal distribution by the seed.
-    """
+    """Clients as devices: speeds and bandwidths drawn once for each, and what happens to them in a round. A quantity of
+    a client is its median times e^(spread · z), z drawn from a normal distribution by the seed."""
 
     examples_per_second: Positive = 1000.0
     """Median speed of training."""
@@ -125,10 +123,8 @@ def extended(world: World, mask_N: BoolArray, able_N: BoolArray, rng: Rng) -> Bo
 
 
 def on_time(world: World, chosen: IntArray, wanted: int, seconds_N: FloatArray, rng: Rng) -> Participants:
-    """Return who of the chosen clients is home in time, ``wanted`` of them at most: the first to finish.
-
-    Somebody always is: where all would drop out or be late, one stays, or the fastest is waited for.
-    """
+    """Return who of the chosen clients is home in time, ``wanted`` of them at most: the first to finish. Somebody
+    always is: where all would drop out or be late, one stays, or the fastest is waited for."""
     order = rng.permutation(chosen)
     num_dropped = min(round(world.dropout * chosen.size), chosen.size - 1)
     dropped, left = order[:num_dropped], order[num_dropped:]

@@ -113,9 +113,7 @@ def deal_test(test: IntArray, y_test: IntArray, train_NC: IntArray, rng: Rng) ->
 
 def proportions(rng: Rng, num_groups: int, num_classes: int, concentration: float, mode: Mode) -> FloatArray:
     """Draw P_{g|c}, the share of class c that group g gets, ``[groups, classes]``, each column of sum 1.
-
-    Class-normalized: q_g ~ Dir(α·1_C), then P_{g|c} = q_{g,c} / Σ_g' q_{g',c}. Per class: P_{·|c} ~ Dir(α·1_G).
-    """
+    Class-normalized: q_g ~ Dir(α·1_C), then P_{g|c} = q_{g,c} / Σ_g' q_{g',c}. Per class: P_{·|c} ~ Dir(α·1_G)."""
     # A Dirichlet vector is a normalized Gamma(α) vector. Both steps are taken on logarithms, with
     # Gamma(α) = Gamma(α + 1)·U^(1/α), because for small α most shares are too small for a float and a class that is
     # small at every edge would give 0 / 0.

@@ -58,10 +58,8 @@ def check(names: Iterable[str], folder: Folder | None = None) -> None:
 
 
 def fetch(name: str, folder: Folder | None = None) -> Path:
-    """Download a data set from its official source into ``folder`` (by default the cache) and return that folder.
-
-    Every file is checked against its published checksum and appears under its name only when complete.
-    """
+    """Download a data set from its official source into ``folder`` (by default the cache) and return that folder. Every
+    file is checked against its published checksum and appears under its name only when complete."""
     source = _source(name)
     if name == MINI:
         return _embedded()

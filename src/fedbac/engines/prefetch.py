@@ -56,10 +56,8 @@ class Queued(NamedTuple):
 
 
 class Prefetching(Simulator):
-    """A simulator whose reports are there before the work is done: whoever reads more than was guessed waits.
-
-    It does not work ahead where edges compress, average more than once, or have clients in chunks.
-    """
+    """A simulator whose reports are there before the work is done: whoever reads more than was guessed waits. It does
+    not work ahead where edges compress, average more than once, or have clients in chunks."""
 
     def __init__(
         self, experiment: Experiment, sites: Sequence[Site], trainer: Trainer, memory_gib: float | None = None
@@ -133,9 +131,7 @@ class Prefetching(Simulator):
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; of the reports, networks and weights are guessed before clients have trained.
-
-        Reading anything else waits, and raises ``WrongGuessError`` where a guess was wrong.
-        """
+        Reading anything else waits, and raises ``WrongGuessError`` where a guess was wrong."""
         self.unread = False
         if not self.final:
             return super().train(orders)

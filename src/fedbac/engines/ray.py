@@ -64,10 +64,8 @@ def join(runtime: Runtime) -> bool:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have Ray listen on this machine's loopback address alone, as it does by itself where it forms no clusters.
-
-    There is no argument for it: Ray replaces a loopback address that it is given by one that others can reach.
-    """
+    """Have Ray listen on this machine's loopback address alone, as it does by itself where it forms no clusters. There
+    is no argument for it: Ray replaces a loopback address that it is given by one that others can reach."""
     before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", None)
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -122,10 +120,8 @@ class Place(NamedTuple):
 
 
 class EdgeActor:
-    """One edge: its data, its trainer, and the same ``serve`` as in the simulator.
-
-    They are made at the first call: Ray passes on what a call raised, but of a failure in here only a text.
-    """
+    """One edge: its data, its trainer, and the same ``serve`` as in the simulator. They are made at the first call: Ray
+    passes on what a call raised, but of a failure in here only a text."""
 
     def __init__(
         self, examples: Examples, experiment: Experiment, sites: Sequence[Site], network: nn.Module, runtime: Runtime

@@ -15,9 +15,7 @@ from fedbac.local.stages import Stage
 
 class Visits:
     """The examples of clients in order of visit, those of the next round drawn while a device is busy with this one.
-
-    What is drawn depends on its address alone: early or late, the same order comes out.
-    """
+    What is drawn depends on its address alone: early or late, the same order comes out."""
 
     def __init__(self, examples: Examples) -> None:
         self.examples = examples

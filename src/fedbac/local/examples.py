@@ -42,10 +42,8 @@ class Examples:
     """Examples of clients that are measured where there is a cap, which are always the same."""
 
     def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> IntArray:
-        """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation.
-
-        Every phase of a training begins this stream anew: what a phase sees does not depend on those before and after.
-        """
+        """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation. Every phase
+        of a training begins this stream anew: what a phase sees does not depend on those before and after."""
         mine = self.shards.train[client]
         rng = stream(self.seed, "batches", round_, edge_round, client)
         orders = [mine[rng.permutation(mine.size)] for _ in range(epochs)]

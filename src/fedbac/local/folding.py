@@ -192,9 +192,7 @@ def _run(alone: Callable[..., Any], rule: Rule, axis: int, *tensors: Tensor | No
 
 def for_many(network: nn.Module) -> nn.Module:
     """Return a copy of a network whose layers follow the rules above under ``vmap``; elsewhere it serves no gradients.
-
-    Layers of other kinds, and functions that a network calls by itself, follow those of ``vmap``.
-    """
+    Layers of other kinds, and functions that a network calls by itself, follow those of ``vmap``."""
     network = duplicate(network)
     for module in network.modules():
         forward = _FORWARDS.get(type(module))

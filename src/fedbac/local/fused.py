@@ -257,10 +257,8 @@ class FusedTrainer:
         return self.queue(requests)[1]()
 
     def queue(self, requests: Sequence[Train]) -> tuple[list[Parts], Callable[[], list[Trained]]]:
-        """Give the device all its work to train the clients of all requests.
-
-        Return what each request's clients will come back with, and what waits for the device and then knows the losses.
-        """
+        """Give the device all its work to train the clients of all requests. Return what each request's clients will
+        come back with, and what waits for the device and then knows the losses."""
         networks, table = present(self.anatomy, requests[0].bank), NetworkTable(self.anatomy)
         jobs = [(request, client) for request in requests for client in request.clients]
         running = {number: stage for number, stage in enumerate(stages_now(self.stages, requests)) if stage.epochs}

@@ -23,10 +23,8 @@ EVALUATION_BATCH = 512
 
 
 class FlatModel:
-    """Copies of a network, one for each that a scheme names, whose parameters are views of one flat vector.
-
-    With one vector, clipping, weight decay and momentum are a handful of calls per step, however many layers there are.
-    """
+    """Copies of a network, one for each that a scheme names, whose parameters are views of one flat vector. With one
+    vector, clipping, weight decay and momentum are a handful of calls per step, however many layers there are."""
 
     def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
         self.modules = {name: duplicate(network) for name in names}

@@ -18,10 +18,8 @@ from fedbac.models import duplicate
 def distilled(
     loss: Tensor, logits: Tensor, mean: Callable[[Tensor], Tensor], target: Tensor, share: Tensor, temperature: Tensor
 ) -> Tensor:
-    """Return the loss of a batch of one client, given its cross-entropy and what its teachers predict together.
-
-    Σ_j β_j·KL(p_j ‖ q) is −Σ_k (Σ_j β_j p_jk)·log q_k and a number without a gradient, which is left out.
-    """
+    """Return the loss of a batch of one client, given its cross-entropy and what its teachers predict together. Σ_j
+    β_j·KL(p_j ‖ q) is −Σ_k (Σ_j β_j p_jk)·log q_k and a number without a gradient, which is left out."""
     soft_B = -(target * torch.log_softmax(logits / temperature, -1)).sum(-1)
     return torch.where(share > 0, (1 - share) * loss + share * temperature**2 * mean(soft_B), loss)
 

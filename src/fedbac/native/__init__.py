@@ -147,10 +147,8 @@ class Images:
 
 @dataclass(frozen=True)
 class Visits:
-    """Which examples every job visits, in which order and how augmented.
-
-    The jobs follow one another, and in each job its epochs; visits that ``drop_last`` drops are listed too.
-    """
+    """Which examples every job visits, in which order and how augmented. The jobs follow one another, and in each job
+    its epochs; visits that ``drop_last`` drops are listed too."""
 
     examples_S: NDArray[Any]
     num_examples_J: NDArray[Any]

@@ -35,10 +35,8 @@ class _Corrected(SameForAll):
 
 
 def _gradient(started_C: Parts, trained_C: Parts, run: LocalRun, names: Params) -> Params:
-    """Return the constant gradient that would have brought clients from start to end; 0 of those that never moved.
-
-    It stands for the mean of the gradients on the way: corrected, clipped and with weight decay, as SGD had them.
-    """
+    """Return the constant gradient that would have brought clients from start to end; 0 of those that never moved. It
+    stands for the mean of the gradients on the way: corrected, clipped and with weight decay, as SGD had them."""
     found = {}
     for name in names:
         start, end = started_C["global"][name], trained_C["global"][name]

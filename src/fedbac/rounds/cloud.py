@@ -358,10 +358,8 @@ class Round:
 def stepped(
     step: Step, sent_K: Params, combined_K: Params, memory: Parts, names: Sequence[str], share_K: FloatArray, when: str
 ) -> tuple[Params, Parts]:
-    """Return a part after its owners' step, and their memory; an owner without reports keeps both.
-
-    Weights without a name here, such as statistics of batches, are none of the step's: they are taken as they are.
-    """
+    """Return a part after its owners' step, and their memory; an owner without reports keeps both. Weights without a
+    name here, such as statistics of batches, are none of the step's: they are taken as they are."""
     reported = np.flatnonzero(share_K > 0)
     device = next(iter(combined_K.values())).device
 

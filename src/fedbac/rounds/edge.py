@@ -29,10 +29,8 @@ NUMBERS_PER_UPDATE = 2
 def serve(
     order: Order, site: Site, experiment: Experiment, present_N: BoolArray | None = None, common: Common | None = None
 ) -> Generator[Request, Result, Report]:
-    """Do an order's work, yielding each request to the clients and receiving its result.
-
-    Only clients that are present can be selected. Who serves many sites may give what they have in ``common``.
-    """
+    """Do an order's work, yielding each request to the clients and receiving its result. Only clients that are present
+    can be selected. Who serves many sites may give what they have in ``common``."""
     if isinstance(order, TrainOrder):
         return (yield from EdgeRound(order, site, experiment, present_N, common).run())
     return (yield from _measure(order, site, experiment))

@@ -131,9 +131,7 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
 
 def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -> Measurement:
     """Return what was measured, with zeros where there was nothing to measure or nobody answered: these weigh nothing.
-
-    So does a client whose loss is not finite under any model: it is broken and says nothing about the models.
-    """
+    So does a client whose loss is not finite under any model: it is broken and says nothing about the models."""
     held_G = measured.count_G > 0
     sound_G = np.isfinite(measured.loss_VG).any(0) | ~held_G
     if not clients or not (sound_G & held_G).any():
@@ -194,10 +192,8 @@ class Places:
 def plan_look(
     experiment: Experiment, members: Members, state: State, reports: Sequence[TrainReport], queries: Sequence[Query]
 ) -> tuple[list[MeasureOrder], Places]:
-    """Return an order for every site that answers all queries about models, and where their answers will be.
-
-    There are no reports before the first round.
-    """
+    """Return an order for every site that answers all queries about models, and where their answers will be. There are
+    no reports before the first round."""
     measured = [query for query in dict.fromkeys(queries) if isinstance(query, Loss | Accuracy)]
     places = Places(members, on={query: query.on or experiment.method.measurement.split for query in measured})
     places.of_split = {split: i for i, split in enumerate(dict.fromkeys(places.on.values()))}

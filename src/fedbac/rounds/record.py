@@ -121,9 +121,7 @@ def _score_clients(
     sites: Sequence[Site], edges: Edges, banks: Sequence[Parts], rows: Sequence[Mapping[str, IntArray]]
 ) -> Scores:
     """Judge every client by its own model on its share of its edge's test data; an edge by the mean over its examples.
-
-    There may be as many models as clients, so none is measured on all test data.
-    """
+    There may be as many models as clients, so none is measured on all test data."""
     wanted = [Wanted(row_N, "test", by="client") for row_N in rows]
     orders = [MeasureOrder(m, bank, (own,)) for m, (bank, own) in enumerate(zip(banks, wanted, strict=True))]
     measured = edges.measure(orders)

@@ -108,10 +108,8 @@ class Oort(Selection):
         return bandits.draw(score_N, count, known_N & (score_N >= least), rng)
 
     def score(self, state: OortState, evidence: Evidence, known_N: BoolArray) -> FloatArray:
-        """Return the utility of known clients from 0 to 1, plus the bonus, times the penalty.
-
-        A client that never brought an update home counts as the mean of the others.
-        """
+        """Return the utility of known clients from 0 to 1, plus the bonus, times the penalty. A client that never
+        brought an update home counts as the mean of the others."""
         told_N = known_N & np.isfinite(state.utility_N)
         mean = state.utility_N[told_N].mean() if told_N.any() else 0.0
         utility_N = np.where(told_N, state.utility_N, mean)

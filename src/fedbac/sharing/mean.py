@@ -85,10 +85,8 @@ TRAINING = Statistic("loss")
 
 
 def towards_mean(share: float, evidence: Evidence) -> Exchange:
-    """(1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that the members of cluster j hold.
-
-    What is sent is drawn; what is kept, measured and judged is not. Clusters without members do not draw.
-    """
+    """(1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that the members of cluster j hold. What is sent
+    is drawn; what is kept, measured and judged is not. Clusters without members do not draw."""
     weight_K = data_shares(evidence)
     return Exchange((1 - share) * np.eye(weight_K.size) + share * weight_K)
 
