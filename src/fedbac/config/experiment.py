@@ -55,7 +55,8 @@ class Task(Settings):
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
     loss: LossChoice = CrossEntropy()
-    """What networks learn by: ``cross_entropy``, ``squared_error``, ``next_token``, or ``package.module:name``."""
+    """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); a
+    loss of yours as ``package.module:name``."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)

@@ -218,11 +218,9 @@ def average_by_owner(
     rule: Aggregation | None = None,
     sent: Params | None = None,
 ) -> Params:
-    """Eqs. 5 and 6: Θ_o = Σ_r (n_r / n_o) Θ_r over all rows r that were reported for owner o, or by another rule.
-
-    The owner is the cloud (Eq. 5: all edges together), a cluster (Eq. 6: its members), or whoever reported the row. One
-    that nobody reported for, or only rows of weight zero, keeps what it had.
-    """
+    """Eqs. 5 and 6: Θ_o = Σ_r (n_r / n_o) Θ_r over all rows r that were reported for owner o, or by another rule. The
+    owner is the cloud (Eq. 5: all edges together), a cluster (Eq. 6: its members), or whoever reported the row. One
+    that nobody reported for, or only rows of weight zero, keeps what it had."""
     if rule is None or rule.needs == "sum":
         return trees.grouped_mean(trees.join(reports), weight_R, owner_R, before)
     return combine_by_owner(before, trees.join(reports), weight_R, owner_R, rule, sent)

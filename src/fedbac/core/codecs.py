@@ -323,11 +323,9 @@ class Passed(NamedTuple):
 
 
 def passed(chain: Chain, value_N: Parts, start_N: Parts, left_N: Parts, senders: Senders) -> Passed:
-    """Send networks that began as ``start_N``, by their changes.
-
-    A row that is not finite arrives as it is, so that the receiver sees that it is broken, and changes nothing. Where
-    changes are altered, all of a broken sender's arrives as NaN: nothing of it may leave as it is.
-    """
+    """Send networks that began as ``start_N``, by their changes. A row that is not finite arrives as it is, so that the
+    receiver sees that it is broken, and changes nothing. Where changes are altered, all of a broken sender's arrives as
+    NaN: nothing of it may leave as it is."""
     streams = senders.streams()
     altered = _altered(chain, value_N, start_N, senders, streams) if chain.alterations else None
     arrived = {part: dict(params) for part, params in value_N.items()}

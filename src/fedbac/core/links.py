@@ -109,11 +109,9 @@ class Link:
     def broadcast(
         self, bank: Parts, had: Parts, sender: int, edge_round: int = 0, receivers: int = 1, one_row: bool = False
     ) -> tuple[Parts, Parts, Broadcast | None]:
-        """Send a bank for training as the difference to what the receivers have; return what they have then.
-
-        Once as what arrives, once as what they ``had`` for the next time: the same, for the parts that pass. Also
-        return how it is sent, if the link compresses.
-        """
+        """Send a bank for training as the difference to what the receivers have; return what they have then. Once as
+        what arrives, once as what they ``had`` for the next time: the same, for the parts that pass. Also return how it
+        is sent, if the link compresses."""
         self.send("down", "train", bank, receivers, one_row)
         if not self.chain("down"):
             return bank, had, None
@@ -124,11 +122,9 @@ class Link:
     def upload(
         self, bank: Parts, start: Parts, left: Parts, senders: Sequence[int], edge_round: int = 0
     ) -> tuple[Parts, Parts, Changes]:
-        """Make of a bank what arrives of it: the change from where it started, and of what was left.
-
-        It is all of one sender, or a row of each. Return what arrives, what is left now, and how it is sent if the
-        link compresses. Who receives it counts the bytes.
-        """
+        """Make of a bank what arrives of it: the change from where it started, and of what was left. It is all of one
+        sender, or a row of each. Return what arrives, what is left now, and how it is sent if the link compresses. Who
+        receives it counts the bytes."""
         if not self.chain("up"):
             return bank, left, {}
         passed_on = self._pass("up", bank, start, left, senders, edge_round)

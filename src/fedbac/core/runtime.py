@@ -66,11 +66,9 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def sealed() -> Iterator[None]:
-    """Compute as if nobody else had touched torch, and put everything back afterwards.
-
-    What belongs to a thread is set for this one. For the rest, runs of several threads take turns, and a change that
-    somebody else makes meanwhile is an error: numbers may depend on it.
-    """
+    """Compute as if nobody else had touched torch, and put everything back afterwards. What belongs to a thread is set
+    for this one. For the rest, runs of several threads take turns, and a change that somebody else makes meanwhile is
+    an error: numbers may depend on it."""
     with (
         _ONE_AT_A_TIME,
         torch.inference_mode(False),

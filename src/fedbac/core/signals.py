@@ -28,11 +28,9 @@ def handled_by(handle: Callable[[int, object], None]) -> Iterator[Callable[[], N
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold signals back until the end; processes started meanwhile are born with them blocked.
-
-    So a process is started whole or not at all, and one that is still importing does not die of a Ctrl-C, which a
-    terminal sends to all processes.
-    """
+    """Hold signals back until the end; processes started meanwhile are born with them blocked. So a process is started
+    whole or not at all, and one that is still importing does not die of a Ctrl-C, which a terminal sends to all
+    processes."""
     came: list[int] = []
     try:
         with handled_by(lambda number, frame: came.append(number)), _blocked():

@@ -100,11 +100,8 @@ def _refuse_beyond(limit: int, size: int) -> None:
 
 
 def read_svhn(paths: Sequence[Path], official: frozenset[str] = frozenset()) -> Arrays:
-    """Read SVHN's two MATLAB files of cropped digits; the digit zero is stored there as label 10.
-
-    Files with an official checksum are read here. SciPy's reader can crash on others, so they are read in a process of
-    their own.
-    """
+    """Read SVHN's two MATLAB files of cropped digits; the digit zero is stored there as label 10. Files with an
+    official checksum are read here. SciPy's reader can crash on others, so they are read in a process of their own."""
     x_train, y_train, x_test, y_test = (array for path in paths for array in _mat(path, official))
     return x_train, y_train, x_test, y_test
 

@@ -29,11 +29,9 @@ class Shards:
     """The clients whose labels were made noisy (see ``Noise``)."""
 
     def checked(self, num_train: int | None = None, num_test: int | None = None) -> "Shards":
-        """Return the same with all indices as int64 arrays, or raise a ConfigError that names the field.
-
-        Indices are also held to the sizes of the data, where these are given. A client is at one edge, and holds an
-        example for training or for validation, once; different clients may hold the same.
-        """
+        """Return the same with all indices as int64 arrays, or raise a ConfigError that names the field. Indices are
+        also held to the sizes of the data, where these are given. A client is at one edge, and holds an example for
+        training or for validation, once; different clients may hold the same."""
         train, validation = (_groups(name, getattr(self, name), num_train) for name in ("train", "validation"))
         test = _groups("test", self.test, num_test)
         clients = _groups("clients", self.clients, len(train))
@@ -86,11 +84,9 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Noise(Settings):
-    """Labels replaced by ones drawn uniformly from all classes, at a share of the clients of every edge.
-
-    All labels a noisy client holds are hit, those it validates on too: it would not know which of them to trust. Test
-    data stay clean.
-    """
+    """Labels replaced by ones drawn uniformly from all classes, at a share of the clients of every edge. All labels a
+    noisy client holds are hit, those it validates on too: it would not know which of them to trust. Test data stay
+    clean."""
 
     clients: Share = 0.4
     """Share of the clients of every edge that are noisy, rounded."""

@@ -80,11 +80,9 @@ class Prefetching(Simulator):
         """Whether the same was asked the time before."""
 
     def rounds(self, state: State) -> Iterator[tuple[dict[str, Any], State]]:
-        """Play like ``fedbac.rounds.cloud.rounds``, but begin with the next round before the record of one is told.
-
-        The device trains while the host makes the record, and while the caller keeps it. So the time of a round is that
-        from record to record.
-        """
+        """Play like ``fedbac.rounds.cloud.rounds``, but begin with the next round before the record of one is told. The
+        device trains while the host makes the record, and while the caller keeps it. So the time of a round is that
+        from record to record."""
         last, began = self.experiment.task.rounds, time.perf_counter()
         ordered = self._ordered(state) if state.round < last else None
         while ordered is not None:
@@ -184,10 +182,8 @@ class Prefetching(Simulator):
 
     def _queued(self, requests: Mapping[int, Request]) -> Queued | None:
         """Give the device all clients to train, their averages to make, and what edges are expected to ask of these.
-
         Return None where it has no room for all of them, where what clients send is not what they come back with, or
-        where a rule must see all of them.
-        """
+        where a rule must see all of them."""
         asked = cast(dict[int, Average], requests)
         count = sum(request.size_C.size for request in asked.values())
         if count > self.chunks.fitting(list(asked.values())) or any(one.link or one.rules for one in asked.values()):

@@ -27,11 +27,9 @@ log = logging.getLogger("fedbac")
 
 
 def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
-    """Return the trainer that fits the machine and the network.
-
-    Where our kernels know the network they train it, on a GPU as on a CPU. Others go through torch: all clients at once
-    on a GPU, one process per core on a CPU. So are those that take the steps of their scheme, whatever the network.
-    """
+    """Return the trainer that fits the machine and the network. Where our kernels know the network they train it, on a
+    GPU as on a CPU. Others go through torch: all clients at once on a GPU, one process per core on a CPU. So are those
+    that take the steps of their scheme, whatever the network."""
     check_device(runtime)
     if not isinstance(scheme, Stepping):
         return _fitting(network, scheme, examples, runtime)

@@ -168,11 +168,9 @@ KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
 
 
 def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | None:
-    """Describe a network to the kernel, or return None when it is not of the form the kernel knows.
-
-    That form is an ``nn.Sequential`` of blocks (5-square or other convolution without padding, ReLU, 2×2 max pooling),
-    a flattening, and linear layers with ReLU between them; all of it is trained.
-    """
+    """Describe a network to the kernel, or return None when it is not of the form the kernel knows. That form is an
+    ``nn.Sequential`` of blocks (5-square or other convolution without padding, ReLU, 2×2 max pooling), a flattening,
+    and linear layers with ReLU between them; all of it is trained."""
     if type(network).forward is not nn.Sequential.forward or len(shape) != 3:
         return None  # not a row of layers, or one that does more than run them
     if not all(parameter.requires_grad for parameter in network.parameters()):

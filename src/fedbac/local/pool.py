@@ -35,11 +35,9 @@ LOOK_SECONDS = 0.5
 
 
 def start_pool(workers: int, begin: Callable[..., None] | None = None, *args: Any, scratch: Path | None = None) -> Any:
-    """Return an executor of worker processes, each of which calls ``begin`` with these arguments first.
-
-    They must be small: what does not fit into a pipe would keep the parent waiting while a process starts, and for ever
-    if it dies meanwhile. ``scratch`` is a folder that workers remove if the parent dies.
-    """
+    """Return an executor of worker processes, each of which calls ``begin`` with these arguments first. They must be
+    small: what does not fit into a pipe would keep the parent waiting while a process starts, and for ever if it dies
+    meanwhile. ``scratch`` is a folder that workers remove if the parent dies."""
     from loky import ProcessPoolExecutor  # starts slowly and is not always needed
 
     resource_tracker.ensure_running()  # else it begins with the first process, and ends the blocking of signals

@@ -70,11 +70,9 @@ Result = TypeVar("Result")
 
 
 def interruptible(work: Callable[[c_int32], Result]) -> Result:
-    """Return ``work(stop)``, done in another thread while this one waits.
-
-    Python's signal handlers run on the main thread, and not while it is in the kernel; here it only waits. When a
-    handler raises, ``stop`` tells the kernel to end after the samples in hand, and what it computed is lost.
-    """
+    """Return ``work(stop)``, done in another thread while this one waits. Python's signal handlers run on the main
+    thread, and not while it is in the kernel; here it only waits. When a handler raises, ``stop`` tells the kernel to
+    end after the samples in hand, and what it computed is lost."""
     stop = c_int32(0)
     with ThreadPoolExecutor(max_workers=1) as thread:
         try:
@@ -161,11 +159,9 @@ class Visits:
 
 @dataclass(frozen=True)
 class Sgd:
-    """How jobs train; a number given for all parts may also be a sequence with one entry for each.
-
-    g = ∇(mean cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6)) + shift;
-    v ← momentum·v + g + weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``.
-    """
+    """How jobs train; a number given for all parts may also be a sequence with one entry for each. g = ∇(mean
+    cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6)) + shift; v ← momentum·v + g +
+    weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``."""
 
     batch_size: int
     learning_rate: float | Sequence[float] | NDArray[Any]
@@ -237,10 +233,8 @@ def train(
     stop: c_int32 | None = None,
 ) -> Outcome:
     """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs.
-
     ``anchor_JP`` names the rows of ``anchors_AD`` to which ``l2`` pulls; it pulls to zero where that is negative.
-    Another thread may set ``stop`` to end the work early, by an InterruptedError.
-    """
+    Another thread may set ``stop`` to end the work early, by an InterruptedError."""
     start = np.ascontiguousarray(start_JP, np.int64)
     num_jobs, num_parts = start.shape
     networks = _networks(layers, networks_TD)

@@ -259,11 +259,9 @@ def _bank(
     models: Sequence[Model],
     known: dict[tuple[object, ...], Params],
 ) -> tuple[Parts, dict[str, dict[Model, int]]]:
-    """Return every network of the cloud's that these models need, once, and by part the row for each model.
-
-    Rows that sites have trained themselves follow. Sites with the same needs share one object (``known``), which
-    trainers then put in place once.
-    """
+    """Return every network of the cloud's that these models need, once, and by part the row for each model. Rows that
+    sites have trained themselves follow. Sites with the same needs share one object (``known``), which trainers then
+    put in place once."""
     made = sorted((model for model in models if not model.trained), key=lambda model: (model.mix_K, model.cluster))
     rows = {model: row for row, model in enumerate([*made, *(model for model in models if model.trained)])}
     bank: Parts = {}
