@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -64,7 +64,6 @@ class LinUCB(ByLoss):
     argmax_k θ̂_kᵀx + α √(xᵀ A_k⁻¹ x) (Eq. 8), where θ̂_k = A_k⁻¹ b_k, A_k = I + Σ x xᵀ and b_k = Σ r x (Eq. 10)."""
 
     kind: Literal["linucb"] = "linucb"
-    adaptive: ClassVar[bool] = True
     num_clusters: Edges | None = None
     """K_max; one per edge when not given."""
     period: Rounds = 20

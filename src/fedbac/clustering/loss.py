@@ -45,6 +45,7 @@ def inherited(rule: EmptyCluster, before_N: IntArray, after_N: IntArray, num_clu
 class Asking(Settings):
     """A policy that begins with all members in one cluster, and asks for the same after every round."""
 
+    adaptive: ClassVar[bool] = True
     asks: ClassVar[tuple[Query, ...]] = ()
 
     def needs(self) -> frozenset[Query]:
@@ -80,7 +81,7 @@ class Labelled(Asking):
         return start_labels(self.start_labels, num_members, self.clusters(num_members), rng)
 
 
-class Fixed(Labelled, Unlearned):
+class Fixed(Unlearned, Labelled):
     """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
 
     kind: Literal["fixed"] = "fixed"
@@ -132,7 +133,7 @@ class ByLoss(Labelled):
         return Ask(after=(self._losses,)) if moment.round % self.period == 0 else None
 
 
-class LowestLoss(ByLoss, Unlearned):
+class LowestLoss(Unlearned, ByLoss):
     """Every ``period`` rounds each member moves to the cluster whose model has the lowest loss on its data."""
 
     kind: Literal["lowest_loss"] = "lowest_loss"

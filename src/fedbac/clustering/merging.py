@@ -5,7 +5,7 @@ All losses are counted in units of what an edge has learned so far or has still 
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -55,7 +55,6 @@ class Merging(Asking):
     """
 
     kind: Literal["merging"] = "merging"
-    adaptive: ClassVar[bool] = True
     reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
     """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
     validation data are few, so an edge leaves only if all of them speak for it."""

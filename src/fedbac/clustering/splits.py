@@ -32,7 +32,6 @@ class CosineSplits(Asking):
     """
 
     kind: Literal["cosine_splits"] = "cosine_splits"
-    adaptive: ClassVar[bool] = True
     asks: ClassVar[tuple[Query, ...]] = (Gram(),)
     epsilon_1: NonNegative = 0.4
     """ε1: the cluster's mean update is below this; 0 never splits."""
@@ -139,7 +138,6 @@ class GaussianRewards(Asking):
     """
 
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"
-    adaptive: ClassVar[bool] = True
     asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
     discount: Annotated[float, Field(gt=0, le=1)] | None = 0.2
     """a: the weight of the newest round in W; when null, as in the original, the share of members that reported."""

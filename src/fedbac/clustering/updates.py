@@ -39,7 +39,7 @@ def matched(group_N: IntArray, evidence: Evidence) -> Assignment:
     return Assignment(after_N, origin_KJ)
 
 
-class _FromUpdates(Asking, Unlearned):
+class _FromUpdates(Unlearned, Asking):
     """All members begin in one cluster; after some rounds they are grouped by what each changed in the last one.
 
     Groups keep the names of the clusters that they overlap most, and begin with the network that their members had. Who

@@ -3,7 +3,7 @@
 What a blend is worth is learned from the rounds.
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ class LeaveOneOut(Asking):
     """
 
     kind: Literal["leave_one_out"] = "leave_one_out"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     blend: Share | Literal["measured", "by_data"] = "measured"
     """α_k: as measured, one number for all, or each cluster's share of all data, which makes u_k the mean of all."""
     split: Split = "validation"
@@ -80,8 +78,6 @@ class Blend(Asking):
     """
 
     kind: Literal["blend"] = "blend"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     start: Share = 0.5
     """α_k before the first round."""
     rate: NonNegative = 0.1
@@ -134,8 +130,6 @@ class Similar(Asking):
     """
 
     kind: Literal["similar"] = "similar"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     strength: NonNegative = 1.25
     """λ: 0 is the mean by data, and with a very large one each cluster keeps to those most like it."""
     since: Literal["round", "start"] = "round"

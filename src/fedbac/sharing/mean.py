@@ -15,6 +15,9 @@ from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone, Se
 class Asking(Settings):
     """A sharing policy that asks for the same in every round, by default for nothing."""
 
+    adaptive: ClassVar[bool] = True
+    active: ClassVar[bool] = True
+
     def _queries(self) -> tuple[Query, ...]:
         return ()
 
@@ -27,7 +30,7 @@ class Asking(Settings):
         return self._queries()
 
 
-class Apart(Asking, Unlearned):
+class Apart(Unlearned, Asking):
     """Every cluster sends its own network."""
 
     kind: Literal["apart"] = "apart"
@@ -96,11 +99,10 @@ def also_judged(exchange: Exchange) -> Exchange:
     return exchange._replace(kept=True, judged_KJ=exchange.mix_KJ)
 
 
-class TowardsMean(Asking, Unlearned):
+class TowardsMean(Unlearned, Asking):
     """Draw the network of every cluster towards their mean, weighted by data, in every round."""
 
     kind: Literal["towards_mean"] = "towards_mean"
-    active: ClassVar[bool] = True
     share: Share = 0.1
     """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
 
@@ -109,14 +111,13 @@ class TowardsMean(Asking, Unlearned):
         return towards_mean(self.share, evidence)
 
 
-class MeanThenApart(Asking, Unlearned):
+class MeanThenApart(Unlearned, Asking):
     """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning.
 
     Clusters begin every round with their mean, and are evaluated with it, up to the first of the last rounds.
     """
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
-    active: ClassVar[bool] = True
     alone_rounds: RoundsOrNone = 10
     """F: the last rounds, in which clusters are alone."""
 
@@ -147,8 +148,6 @@ class OnceOverfitted(Asking):
     """
 
     kind: Literal["once_overfitted"] = "once_overfitted"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     share: Share = 0.1
     """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
 
@@ -206,8 +205,6 @@ class PredictTowardsMean(Asking):
     """
 
     kind: Literal["predict_towards_mean"] = "predict_towards_mean"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     period: Rounds = 10
     """Rounds between two trials."""
 

@@ -1,6 +1,6 @@
 """Clusters that teach each other by what they predict: several teachers (CFLHKD), or one that is trusted (Fed-CSAD)."""
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,6 @@ class Distill(Asking):
     """
 
     kind: Literal["distill"] = "distill"
-    adaptive: ClassVar[bool] = True
-    active: ClassVar[bool] = True
     share: Share = 0.3
     """λ: weight of the teachers in the loss, beside the labels; 0 teaches nothing."""
     ramp_rounds: RoundsOrNone = 10
@@ -138,7 +136,6 @@ class DistillAdaptive(Asking):
     """
 
     kind: Literal["distill_adaptive"] = "distill_adaptive"
-    active: ClassVar[bool] = True
     teacher: Literal["mean", "others"] = "mean"
     """The mean of all clusters' networks, or of all others', by data."""
     max_share: Share = 0.5
@@ -149,7 +146,7 @@ class DistillAdaptive(Asking):
     """τ, by which the predictions of teachers and students are softened."""
 
     @property
-    def adaptive(self) -> bool:
+    def adaptive(self) -> bool:  # type: ignore[override]
         """Whether anything is measured."""
         return bool(self._queries())
 
