@@ -30,14 +30,18 @@ They are names and no rows of a mix: a policy says all that it may ever ask for 
 
 
 @dataclass(frozen=True)
-class Loss:
-    """The mean loss of models on a member's data."""
-
+class _OfModels:
     of: Models
     on: Split | None = None
     """Where the method measures (``method.measurement.split``) when not given."""
     each: bool = False
     """For selection: a number for each client, on its own data, instead of one for the edge."""
+
+
+@dataclass(frozen=True)
+class Loss(_OfModels):
+    """The mean loss of models on a member's data."""
+
     candidates: int | None = None
     """Of ``clusters``: how many a member measures, its own and others drawn anew each time; all when not given."""
 
@@ -61,14 +65,8 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(_OfModels):
     """The share of a member's data that models get right."""
-
-    of: Models
-    on: Split | None = None
-    """Where the method measures (``method.measurement.split``) when not given."""
-    each: bool = False
-    """For selection: a number for each client, on its own data, instead of one for the edge."""
 
 
 @dataclass(frozen=True)

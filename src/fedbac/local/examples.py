@@ -219,11 +219,11 @@ class Tally:
             self.epoch_E[epoch] += lost
             self.seen_E[epoch] += len(y)
 
-    def of(self, parts_C: Parts, momentum: Parts | None) -> Trained:
+    def of(self, request: Train, parts_C: Parts, momentum: Parts | None) -> Trained:
         """Return the answer of the client, with the means of what was counted."""
-        square_C = np.array([float(self.square) / max(self.seen, 1)]) if "square" in self.keep else None
-        epoch_CE = (self.epoch_E.double().numpy() / np.maximum(self.seen_E, 1))[None] if "epochs" in self.keep else None
-        return Trained(parts_C, np.array([float(self.total) / max(self.seen, 1)]), momentum, square_C, epoch_CE)
+        seen, epoch_CE = max(self.seen, 1), (self.epoch_E.double().numpy() / np.maximum(self.seen_E, 1))[None]
+        found = Losses(np.array([float(self.total) / seen]), np.array([float(self.square) / seen]), epoch_CE)
+        return found.of(request, slice(None), parts_C, momentum)
 
 
 def shares(requests: Sequence[Train]) -> list[slice]:

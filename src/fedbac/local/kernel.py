@@ -1,6 +1,7 @@
 """The trainer for the paper's networks on a CPU: clients go through the native kernel, one per core at a time."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,33 +77,19 @@ class NativeTrainer:
             nothing = np.full(rate_J.size, -1)
             anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
         sgd = native.Sgd(
-            batch_size=training.batch_size,
-            learning_rate=rate_J,
-            momentum=stage.momentum,
-            weight_decay=[s.decay for s in spans],
-            l2=[s.penalty for s in spans],
-            max_norm=training.clip_norm or 0.0,
-            clip_per_part=training.clip_scope == "per_network",
-            moving=[s.weights for s in spans],
-            drop_last=training.drop_last,
-        )
+            training.batch_size, rate_J, stage.momentum, [s.decay for s in spans], [s.penalty for s in spans],
+            training.clip_norm or 0.0, clip_per_part=training.clip_scope == "per_network",
+            moving=[s.weights for s in spans], drop_last=training.drop_last,
+        )  # fmt: skip
+        anchors_AD = fleet.table_TD if stage.anchors else None
+        given = {"anchors_AD": anchors_AD, "velocity_JPD": velocity_JPD, "shift_JPD": shift_JPD}
+        arrays: dict[str, Any] = {name: value.numpy() for name, value in given.items() if value is not None}
         done = native.interruptible(
             lambda stop: native.train(
-                self.layers,
-                self.images["train"],
-                table_TD.numpy(),
-                start_JP,
-                visits,
-                sgd,
-                anchors_AD=None if anchor_JP is None else fleet.table_TD.numpy(),
-                anchor_JP=anchor_JP,
-                velocity_JPD=None if velocity_JPD is None else velocity_JPD.numpy(),
-                shift_JPD=None if shift_JPD is None else shift_JPD.numpy(),
-                return_velocity=goes_on,
-                num_threads=self.threads,
-                stop=stop,
+                self.layers, self.images["train"], table_TD.numpy(), start_JP, visits, sgd, anchor_JP=anchor_JP,
+                return_velocity=goes_on, num_threads=self.threads, stop=stop, **arrays,
             )
-        )
+        )  # fmt: skip
         after = None if done.velocity_JPD is None else torch.from_numpy(done.velocity_JPD)
         shared = {copy: places(copy.names, self.like) for copy in stage.copies}
         fleet.move(stage, torch.from_numpy(done.parameters_JPD), after, shared)
@@ -129,18 +116,14 @@ class NativeTrainer:
             asked.append((cells(request) + np.array([num_models, len(groups)]), mine))
             num_models += len(models[-1])
             groups += mine
+        pairs_ = np.concatenate([pairs.reshape(-1, 2) for pairs, _ in asked])
+        images = self.images["test" if requests[0].split == "test" else "train"]
         found = native.interruptible(
             lambda stop: native.evaluate(
-                self.layers,
-                self.images["test" if requests[0].split == "test" else "train"],
-                table.stacked().numpy(),
-                np.concatenate(models),
-                groups,
-                np.concatenate([pairs.reshape(-1, 2) for pairs, _ in asked]),
-                num_threads=self.threads,
-                stop=stop,
+                self.layers, images, table.stacked().numpy(), np.concatenate(models), groups, pairs_,
+                num_threads=self.threads, stop=stop,
             )
-        )
+        )  # fmt: skip
         begin = 0
         for pairs, mine in asked:
             shape, count_G = pairs.shape[:2], np.array([group.size for group in mine], dtype=np.int64)

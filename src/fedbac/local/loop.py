@@ -16,7 +16,7 @@ from fedbac.local.examples import Examples, Tally, cells, rates
 from fedbac.local.networks import present
 from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stages import Copy, Moving, Stage, adamw_of, adamw_step, corrections, joined, stages_now, stages_of
-from fedbac.local.teaching import at_rest, targets_of
+from fedbac.local.teaching import Targets, at_rest
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
@@ -151,7 +151,7 @@ class LoopTrainer:
         received = self.model.weight.clone() if any(stage.anchors for stage in self.stages) else self.model.weight
         velocity = self._flat(request.momentum or {}, index)
         shift = self._flat(request.shift, index) if request.shift else None
-        targets = targets_of(self.teacher, request, index)
+        targets = Targets.of(self.teacher, request, index)
         stages = stages_now(self.stages, [request])
         tally, begun = Tally(request.keep, sum(stage.epochs for stage in stages), self.examples.loss.loss), 0
         self.model.train(True)
@@ -182,7 +182,7 @@ class LoopTrainer:
                 part: {n: velocity[at_of[part][n]].clone().view_as(v[:1]) for n, v in buffers.items()}
                 for part, buffers in request.momentum.items()
             }
-        return tally.of(parts, momentum)
+        return tally.of(request, parts, momentum)
 
     def _flat(self, parts_C: Parts, index: int) -> Tensor:
         """Return numbers of a client's weights where these lie; zero where there are none."""

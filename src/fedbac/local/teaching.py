@@ -33,19 +33,18 @@ class Targets:
         self.teachers = [(weight, trees.take(teachers.bank, t)) for t, weight in weights if weight > 0]
         self.share, self.temperature = map(torch.tensor, (float(teachers.share_C[client]), float(teachers.temperature)))
 
+    @classmethod
+    def of(cls, network: nn.Module, request: Train, client: int) -> "Targets | None":
+        """Return the targets of a client of a request, by networks at rest; None where it has no teachers."""
+        teachers = request.teachers
+        return cls(network, teachers, client) if teachers is not None and teachers.shares[client] else None
+
     def loss(self, loss: Tensor, logits: Tensor, x: Tensor) -> Tensor:
         """Return the loss of a batch, given its cross-entropy."""
         with torch.no_grad():
             scores = [(weight, functional_call(self.network, params, (x,))) for weight, params in self.teachers]
             target = torch.stack([weight * torch.softmax(z / self.temperature, -1) for weight, z in scores]).sum(0)
         return distilled(loss, logits, torch.mean, target, self.share, self.temperature)
-
-
-def targets_of(network: nn.Module, request: Train, client: int) -> Targets | None:
-    """Return the targets of a client of a request, by networks at rest; None where it has no teachers."""
-    if request.teachers is None or request.teachers.shares[client] == 0:
-        return None
-    return Targets(network, request.teachers, client)
 
 
 class TeacherRows:
