@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Apply, Params, Parts, Personalization, Stepping, predict
-from fedbac.core.requests import Evaluate, Measured, Train, Trained, gathered
+from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained, gathered
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import draws, one_thread, seeded
 from fedbac.errors import ConfigError
@@ -16,7 +17,6 @@ from fedbac.local.examples import Examples, Tally, cells, rates
 from fedbac.local.networks import present
 from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stages import Copy, Moving, Stage, adamw_of, adamw_step, corrections, joined, stages_now, stages_of
-from fedbac.local.teaching import Targets, at_rest
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
@@ -109,6 +109,43 @@ class FlatModel:
         """Switch layers such as dropout on or off."""
         for module in self.modules.values():
             module.train(mode)
+
+
+def distilled(
+    loss: Tensor, logits: Tensor, mean: Callable[[Tensor], Tensor], target: Tensor, share: Tensor, temperature: Tensor
+) -> Tensor:
+    """Return the loss of a batch of one client, given its cross-entropy and what its teachers predict together. Σ_j
+    β_j·KL(p_j ‖ q) is −Σ_k (Σ_j β_j p_jk)·log q_k and a number without a gradient, which is left out."""
+    soft_B = -(target * torch.log_softmax(logits / temperature, -1)).sum(-1)
+    return torch.where(share > 0, (1 - share) * loss + share * temperature**2 * mean(soft_B), loss)
+
+
+class Targets:
+    """The distillation targets of one client: what its teachers predict."""
+
+    def __init__(self, network: nn.Module, teachers: Teachers, client: int) -> None:
+        self.network = network
+        weights = enumerate(teachers.weight_CT[client].tolist())
+        self.teachers = [(weight, trees.take(teachers.bank, t)) for t, weight in weights if weight > 0]
+        self.share, self.temperature = map(torch.tensor, (float(teachers.share_C[client]), float(teachers.temperature)))
+
+    @classmethod
+    def of(cls, network: nn.Module, request: Train, client: int) -> "Targets | None":
+        """Return the targets of a client of a request, by networks at rest; None where it has no teachers."""
+        teachers = request.teachers
+        return cls(network, teachers, client) if teachers is not None and teachers.shares[client] else None
+
+    def loss(self, loss: Tensor, logits: Tensor, x: Tensor) -> Tensor:
+        """Return the loss of a batch, given its cross-entropy."""
+        with torch.no_grad():
+            scores = [(weight, functional_call(self.network, params, (x,))) for weight, params in self.teachers]
+            target = torch.stack([weight * torch.softmax(z / self.temperature, -1) for weight, z in scores]).sum(0)
+        return distilled(loss, logits, torch.mean, target, self.share, self.temperature)
+
+
+def at_rest(network: nn.Module) -> nn.Module:
+    """Return a copy of a network that predicts and does not train: without dropout, by the statistics it has."""
+    return duplicate(network).eval()
 
 
 class LoopTrainer:

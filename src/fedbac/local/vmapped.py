@@ -30,10 +30,9 @@ from fedbac.gpu import update
 from fedbac.local.batches import BatchTable, Visits
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
 from fedbac.local.folding import for_many
-from fedbac.local.loop import distinct, recall
+from fedbac.local.loop import at_rest, distilled, distinct, recall
 from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections, stages_now, stages_of
-from fedbac.local.teaching import TeacherRows, distilled, joined_bank
 from fedbac.models import weights
 
 GRAPH_SHRINK = 0.9
@@ -43,6 +42,56 @@ ROOM_SHRINK = 4
 """So much smaller are batches before they have a graph of their own: the last of an epoch are."""
 
 Precision = Literal["float32", "tf32", "bf16"]
+
+
+class TeacherRows:
+    """The teachers of all clients of a stack, in buffers that stay where they are."""
+
+    def __init__(self, network: nn.Module, bank: Params, capacity: int, device: torch.device) -> None:
+        self.network = at_rest(network)
+        self.size = trees.count(bank)
+        self.bank = {name: torch.zeros(value.shape, device=device) for name, value in bank.items()}
+        self.weight_AT = torch.zeros((capacity, self.size), device=device)
+        self.share_A, self.temperature_A = torch.zeros(capacity, device=device), torch.ones(capacity, device=device)
+
+    def load(self, requests: Sequence[Train], bank: Params, order: IntArray) -> None:
+        """Put the teachers of a round in place; ``order`` says which client of all requests each row is."""
+        for name, value in self.bank.items():
+            value.copy_(bank[name])
+        weight_JT, share_J, temperature_J = np.zeros((order.size, self.size)), np.zeros(order.size), np.ones(order.size)
+        first: dict[int, int] = {}  # where each bank begins among the teachers of all requests
+        end = 0
+        for request, mine in zip(requests, shares(requests), strict=True):
+            if (teachers := request.teachers) is None:
+                continue
+            at = first.setdefault(id(teachers.bank), end)
+            end = max(end, at + teachers.weight_CT.shape[1])
+            weight_JT[mine, at : at + teachers.weight_CT.shape[1]] = teachers.weight_CT * (teachers.shares > 0)[:, None]
+            share_J[mine], temperature_J[mine] = teachers.shares, teachers.temperature
+        pairs = (self.weight_AT, weight_JT), (self.share_A, share_J), (self.temperature_A, temperature_J)
+        for buffer, values in pairs:
+            buffer[: order.size] = torch.from_numpy(values[order]).to(buffer.device)
+
+    @torch.no_grad()
+    def targets(self, x_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the teachers of the first clients predict for their batches, with λ and τ of each."""
+        rows = len(x_AB)
+        temperature_A, target_AB = self.temperature_A[:rows], torch.zeros((), device=x_AB.device)
+        for t in range(self.size):
+            logits: Tensor = functional_call(self.network, trees.take(self.bank, t), (x_AB.flatten(0, 1),))
+            score_AB = torch.softmax(logits.reshape(*x_AB.shape[:2], -1) / temperature_A[:, None, None], -1)
+            weight_A = self.weight_AT[:rows, t, None, None]
+            # One who is broken may have no weight: 0 · NaN is NaN.
+            target_AB = target_AB + torch.where(weight_A > 0, weight_A * score_AB, 0.0)
+        return target_AB, self.share_A[:rows], temperature_A
+
+
+def joined_bank(requests: Sequence[Train]) -> Params | None:
+    """Return the teachers of all requests, each bank once; None where nobody learns from them."""
+    teachers = [request.teachers for request in requests if request.teachers is not None]
+    if not any(one.shares.any() for one in teachers):
+        return None
+    return trees.join(list({id(one.bank): one.bank for one in teachers}.values()))
 
 
 class Stack:
