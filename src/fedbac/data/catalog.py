@@ -55,61 +55,51 @@ _IDX = {
     "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
 }
 _CIFAR = tuple(f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"))
+_CIFAR_FILE = "cifar-10-python.tar.gz"
+_CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 _SVHN = {
     "train_32x32.mat": "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
     "test_32x32.mat": "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
 }
 
+_ZALANDO = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
+_TORONTO, _STANFORD = "https://www.cs.toronto.edu/~kriz", "http://ufldl.stanford.edu/housenumbers"
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Of the package dataset-fashion-mnist."""
+
+
+def _npz(*names: str) -> tuple[Layout, ...]:
+    return tuple(Layout((f"{name}.npz",), read_npz) for name in names)
+
+
 SOURCES = {
     MINI: Source(
-        description="13,000 images of Fashion-MNIST, class-balanced, embedded in this package",
-        licence="MIT",
-        layouts=(Layout(("fashion_mnist_mini.npz",), read_npz),),
+        "13,000 images of Fashion-MNIST, class-balanced, embedded in this package", "MIT", _npz("fashion_mnist_mini")
     ),
     "fashion-mnist": Source(
-        description="70,000 grey images of clothes, 28x28, by Zalando",
-        licence="MIT",
-        layouts=(
-            Layout(("fashion_mnist.npz",), read_npz),
-            Layout(("fashion-mnist.npz",), read_npz),
+        "70,000 grey images of clothes, 28x28, by Zalando",
+        "MIT",
+        (
+            *_npz("fashion_mnist", "fashion-mnist"),
             *(
                 Layout(tuple(f"{folder}{name}{suffix}" for name in _IDX), read_idx)
                 for folder in ("FashionMNIST/raw/", "")
                 for suffix in ("", ".gz")
             ),
         ),
-        downloads=tuple(
-            Download(
-                f"https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{name}.gz",
-                sha256,
-                f"FashionMNIST/raw/{name}.gz",
-            )
-            for name, sha256 in _IDX.items()
-        ),
-        system_folders=(Path("/usr/share/datasets/fashion-mnist"),),  # of Debian's package dataset-fashion-mnist
+        tuple(Download(f"{_ZALANDO}/{n}.gz", sha256, f"FashionMNIST/raw/{n}.gz") for n, sha256 in _IDX.items()),
+        system_folders=(_DEBIAN,),
     ),
     "cifar10": Source(
-        description="60,000 colour images of animals and vehicles, 32x32, by Krizhevsky",
-        licence="none stated",
-        layouts=(Layout(("cifar10.npz",), read_npz), Layout(_CIFAR, read_cifar)),
-        downloads=(
-            Download(
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-                "cifar-10-python.tar.gz",
-                members=_CIFAR,
-            ),
-        ),
+        "60,000 colour images of animals and vehicles, 32x32, by Krizhevsky",
+        "none stated",
+        (*_npz("cifar10"), Layout(_CIFAR, read_cifar)),
+        (Download(f"{_TORONTO}/{_CIFAR_FILE}", _CIFAR_SHA256, _CIFAR_FILE, members=_CIFAR),),
     ),
     "svhn": Source(
-        description="99,289 colour images of house-number digits, 32x32, by Netzer et al.",
-        licence="research, non-commercial",
-        layouts=(
-            Layout(("svhn.npz",), read_npz),
-            Layout(tuple(_SVHN), partial(read_svhn, official=frozenset(_SVHN.values()))),
-        ),
-        downloads=tuple(
-            Download(f"http://ufldl.stanford.edu/housenumbers/{name}", sha256, name) for name, sha256 in _SVHN.items()
-        ),
+        "99,289 colour images of house-number digits, 32x32, by Netzer et al.",
+        "research, non-commercial",
+        (*_npz("svhn"), Layout(tuple(_SVHN), partial(read_svhn, official=frozenset(_SVHN.values())))),
+        tuple(Download(f"{_STANFORD}/{name}", sha256, name) for name, sha256 in _SVHN.items()),
     ),
 }
