@@ -18,10 +18,10 @@ from fedbac.engines import Simulator
 from fedbac.engines.prefetch import Prepared
 from fedbac.local import LoopTrainer
 from fedbac.personalization import Shared
-from fedbac.rounds import plan as common_module
+from fedbac.rounds import edge as common_module
 from fedbac.rounds.cloud import Round, rounds
+from fedbac.rounds.edge import Common, moment_of
 from fedbac.rounds.measure import weighted
-from fedbac.rounds.plan import Common, moment_of
 from fedbac.rounds.start import start
 from fedbac.topology import Hierarchical
 from tests.engines.queueing import Diary, loop, played, setting

@@ -58,7 +58,7 @@ class Exchange(NamedTuple):
 
 
 class Unlearned(Settings):
-    """A policy that remembers nothing."""
+    """A policy of the cloud that remembers nothing."""
 
     adaptive: ClassVar[bool] = False
 
@@ -66,7 +66,7 @@ class Unlearned(Settings):
         """Return the empty state."""
         return NoState()
 
-    def learn(self, state: NoState, evidence: Evidence, *mask_N: BoolArray) -> NoState:
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
         """Learn nothing."""
         return state
 

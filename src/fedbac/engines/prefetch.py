@@ -27,8 +27,8 @@ from fedbac.core.state import State
 from fedbac.engines.simulator import Simulator, average_of, averaged, without_networks
 from fedbac.local import one_thread
 from fedbac.rounds.cloud import Ordered, Record, Round
+from fedbac.rounds.edge import Common
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
-from fedbac.rounds.plan import Common
 
 T = TypeVar("T")
 

@@ -23,9 +23,8 @@ from fedbac.engines.adjusting import adjusted
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Assembled
 from fedbac.local import num_cores, one_thread
-from fedbac.rounds.edge import serve
+from fedbac.rounds.edge import Common, combined_parts, serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
-from fedbac.rounds.plan import Common, combined_parts
 from fedbac.rounds.rows import remembered
 from fedbac.rounds.start import first_steps, owners_of
 

@@ -33,11 +33,10 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
-from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE
+from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE, moment_of
 from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
-from fedbac.rounds.plan import moment_of
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
 from fedbac.rounds.rows import AT_SITES, Members, Memory, Remembered, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE

@@ -1,29 +1,79 @@
-"""What a site does with an order (``serve``): Algorithm 2 of the paper."""
+"""What a round is for all sites alike, and what a site does with an order (``serve``): Algorithm 2 of the paper."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from fedbac.config.experiment import Experiment
+from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust, consult
 from fedbac.core.codecs import Changes
 from fedbac.core.links import DIRECTIONS, Link
-from fedbac.core.parts import Params, Parts
-from fedbac.core.queries import Accuracy, Evidence, Loss, Query, Seconds, Split, Statistic
+from fedbac.core.parts import Params, Parts, measured_parts, moving_parts, running_phases
+from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
+from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
 from fedbac.rounds.measure import Measurement, clients_to_ask, measure_clients, measure_test_data, weighted
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
-from fedbac.rounds.plan import Common
 
 NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""
 NUMBERS_PER_UPDATE = 2
 """A client and an edge send with their update how many examples are behind it, and the loss."""
+
+
+def combined_parts(method: Method) -> frozenset[str]:
+    """Return the parts of which a site must hold all clients before it can combine them: of those it shares."""
+    shared = {part for part, spec in method.personalization.parts.items() if spec.scope != "client"}
+    return frozenset(shared if method.aggregation.needs == "all" else ())
+
+
+def passes(experiment: Experiment, moment: Moment) -> int:
+    """Return how often a client that is selected passes over its examples, in all phases of one training."""
+    usual, phases = experiment.task.training.epochs, experiment.method.personalization.phases()
+    return sum(usual if phase.epochs is None else phase.epochs for phase in phases if phase.runs(moment))
+
+
+def moment_of(experiment: Experiment, sites: Sequence[Site], round_: int) -> Moment:
+    """Return a round as policies of the cloud know it, with the batches that a client trains on."""
+    moment = Moment(round_, experiment.task.rounds)
+    in_all = passes(experiment, moment) * experiment.method.topology.edge_rounds
+    in_one = experiment.task.training.steps(np.concatenate([site.size_N for site in sites]))
+    return moment._replace(steps=in_all * float(in_one.mean()))
+
+
+class Common:
+    """A round as the experiment has it, whatever happens at a site."""
+
+    def __init__(self, experiment: Experiment, round_: int) -> None:
+        scheme, chains = experiment.method.personalization, experiment.method.links.chains
+        self.round = round_
+        self.moment = Moment(round_, experiment.task.rounds)
+        self.clients = Link("client", scheme, self.moment, chains, experiment.seed)
+        """The link of a site to its clients; each counts on one of its own, made by ``again``."""
+        self.cloud = Link("cloud", scheme, self.moment, chains, experiment.seed)
+        self.moving = moving_parts(scheme, self.moment)
+        self.rules = dict.fromkeys(combined_parts(experiment.method) & self.moving, experiment.method.aggregation)
+        """By part, how a site combines its clients where it must hold them all."""
+        self.phases = running_phases(scheme, self.moment)
+        self.passes = passes(experiment, self.moment)
+        self.rate = experiment.task.training.rate(round_, experiment.task.rounds)
+        self.measured = measured_parts(scheme)
+        """The parts that whoever measures a model must have."""
+        self._experiment = experiment
+
+    def stream(self, purpose: str, edge_round: int, site: int) -> Rng:
+        """Return the generator for a purpose at a site."""
+        return stream(self._experiment.seed, purpose, self.round, edge_round, site)
+
+    def seconds(self, site: Site, down: int, up: int) -> FloatArray:
+        """Return how long every client of a site would take for so many bytes and its training."""
+        profile = (self._experiment.task.world or EQUAL).profile(self._experiment.seed, site.clients)
+        return profile.seconds(self.passes * site.size_N.astype(np.float64), down, up)
 
 
 def serve(

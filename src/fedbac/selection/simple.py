@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core import bandits
-from fedbac.core.policies import NoState, Unlearned
+from fedbac.core.policies import NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Query, Statistic
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
@@ -36,13 +36,18 @@ def largest(score_N: FloatArray, fraction: float, evidence: Evidence, rng: Rng) 
     return bandits.top(score_N, bandits.budget(fraction, score_N.size), evidence.size_N > 0, rng)
 
 
-class Random(Unlearned, Selection):
+class Random(Selection):
     """B = max(1, ⌊p·N_m⌋) clients, drawn without replacement; p = 1 is full participation."""
 
     kind: Literal["random"] = "random"
+    adaptive: ClassVar[bool] = False
     fraction: Fraction = 1.0
     weighting: Literal["uniform", "size"] = "uniform"
     """Draw uniformly, or with probability proportional to the number of examples (as the public HierFAVG code does)."""
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Draw as many as the budget allows."""
@@ -50,6 +55,10 @@ class Random(Unlearned, Selection):
         if self.weighting == "uniform":
             return largest(rng.random(size_N.size), self.fraction, evidence, rng)
         return bandits.draw(size_N.astype(np.float64), bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state
 
 
 CURRENT = Loss("received", each=True)
