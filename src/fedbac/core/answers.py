@@ -248,8 +248,8 @@ def checked_start(scheme: Personalization, parts: Any, owners: Mapping[Scope, in
     good = isinstance(parts, dict) and set(parts) == set(scheme.parts)
     _require(good, f"{who} the parts {', '.join(scheme.parts)}, not {found}")
     for part, spec in scheme.parts.items():
-        named = isinstance(parts[part], Mapping) and parts[part]
-        _require(named, f"{who} tensors by name as part {part!r}, not {parts[part]!r}")
+        if not isinstance(parts[part], Mapping) or not parts[part]:  # else its text, which is long, is not made
+            raise PolicyError(f"{who} tensors by name as part {part!r}, not {parts[part]!r}")
         for name, value in parts[part].items():
             _require(
                 isinstance(value, Tensor) and value.ndim > 0 and len(value) == owners[spec.scope],
