@@ -25,7 +25,7 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
         line("fedavg-ft-wide", "noisy", 0.75),
     ]
     file.write_text("\n".join(rows), encoding="utf-8")
-    told = [row.split(" | ") for row in rivals.best_points(file).strip().splitlines()]
+    told = [row.split(" | ") for row in rivals.best_points(file, tmp_path / "again.jsonl").strip().splitlines()]
     assert [row[0] for row in told[2:]] == [
         "| `fedavg-ft`, a network of twice the weights",
         "| `ditto-edges`",
