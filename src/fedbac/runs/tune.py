@@ -8,12 +8,12 @@
 All that is decided follows from the records of runs, so the same call goes on wherever it was ended.
 """
 
-import itertools
 import json
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,55 +127,32 @@ class Plan:
     """What is to be tuned and compared."""
 
     out: Path
+    budget: int
+    rungs: Sequence[tuple[int, int]]
     seeds: Sequence[int]
     confirm: Sequence[int]
     candidates: Mapping[str, Sequence[Candidate]]
     """By method; the first is the preset."""
 
     @property
-    def budget(self) -> int:
-        """The points of each method."""
-        return len(next(iter(self.candidates.values())))
-
-    @property
-    def rungs(self) -> list[tuple[int, int]]:
-        """As ``rungs`` says."""
-        first = next(iter(self.candidates.values()))[0]
-        return rungs(self.budget, first.experiment.task.rounds)
-
-    @property
     def effort(self) -> str:
-        """What every method has had, in a sentence."""
+        """What every method has had, in a line."""
         ends = [0, *(until for until, _ in self.rungs)]
         rounds = len(self.seeds) * sum((end - begin) * n for begin, (end, n) in zip(ends, self.rungs, strict=False))
-        points = f"{self.budget} point{'s' * (self.budget > 1)}"
         return (
-            f"Each method had the same budget: {points}, {rounds:,} rounds of tuning on seed{_listed(self.seeds)}. "
-            f"Compared on seed{_listed(self.confirm)}, which chose nothing."
+            f"Each method had the same budget: {self.budget} point{'s' * (self.budget > 1)}, {rounds:,} rounds of "
+            f"tuning on seed{_listed(self.seeds)}. Compared on seed{_listed(self.confirm)}, which chose nothing."
         )
 
-    def points(self, places: Mapping[str, Sequence[int]]) -> list[Point]:
-        """Return the runs of candidates on all tuning seeds."""
-        return [
-            self._point("tuning", name, self.candidates[name][place].experiment, seed, (f"point={place}",))
-            for name, some in places.items()
-            for place in some
-            for seed in self.seeds
-        ]
-
-    def confirming(self, best: Mapping[str, int]) -> list[Point]:
-        """Return the runs that compare the best candidates."""
-        return [
-            self._point("confirmed", name, self.candidates[name][place].experiment, seed)
-            for seed in self.confirm
-            for name, place in best.items()
-        ]
-
-    def _point(
-        self, folder: str, name: str, experiment: Experiment, seed: int, settings: tuple[str, ...] = ()
-    ) -> Point:
-        place = self.out / folder / folder_name(full_name(name, settings, seed))
-        return Point(parse(Experiment, {**dict(experiment), "seed": seed}), RunFolder(place), settings)
+    def runs(self, folder: str, places: Mapping[str, Sequence[int]], seeds: Sequence[int]) -> list[Point]:
+        """Return the runs of candidates on seeds."""
+        found = []
+        wanted = [(name, place) for name, some in places.items() for place in some]
+        for (name, place), seed in product(wanted, seeds):
+            experiment, apart = self.candidates[name][place].experiment, (f"point={place}",)
+            path = self.out / folder / folder_name(full_name(name, apart, seed))
+            found.append(Point(parse(Experiment, {**dict(experiment), "seed": seed}), RunFolder(path), apart))
+        return found
 
 
 def _listed(seeds: Sequence[int]) -> str:
@@ -216,9 +193,8 @@ def plan(
     beside = common_file(methods, inputs)
     fixed = {change.path: change.value for change in changes_of(settings)}
     axes = {axis[0][0]: [change.value for one in axis for change in changes_of(dict([one]))] for axis in over}
-    for path in axes:
-        if not path.startswith("method."):
-            raise ConfigError(f"over: {quoted(path)} is the same for all methods; set it with --set (settings=)")
+    if common := [path for path in axes if not path.startswith("method.")]:
+        raise ConfigError(f"over: {quoted(common[0])} is the same for all methods; set it with --set (settings=)")
     candidates: dict[str, Sequence[Candidate]] = {}
     for method in methods:
 
@@ -232,11 +208,11 @@ def plan(
         own = Path(str(method)).stem if is_file(method) else preset.method.name
         if own in candidates:
             raise ConfigError(f"methods: {quoted(own)} is there twice; give every method once, or rename a file")
-        candidates[own] = _candidates(own, preset, made, build, budget, axes)
+        candidates[own] = _candidates(preset, made, build, budget, axes)
     for path in axes:
         if not any(_has(some[0].experiment, path) for some in candidates.values()):
             raise ConfigError(f"over: {quoted(path)} is a setting of none of these methods (see: fedbac show METHOD)")
-    return Plan(Path(out), tuple(seeds), tuple(confirm), candidates)
+    return Plan(out, budget, rungs(budget, preset.task.rounds), tuple(seeds), tuple(confirm), candidates)
 
 
 def _has(experiment: Experiment, path: str) -> bool:
@@ -244,7 +220,7 @@ def _has(experiment: Experiment, path: str) -> bool:
 
 
 def _candidates(
-    name: str, preset: Experiment, made: Callable[[Mapping[str, Any]], Experiment], build: Build, budget: int,
+    preset: Experiment, made: Callable[[Mapping[str, Any]], Experiment], build: Build, budget: int,
     over: Mapping[str, Sequence[Any]],
 ) -> list[Candidate]:  # fmt: skip
     """Return the preset and other points; what is refused, or equal to one before, is drawn again."""
@@ -265,10 +241,9 @@ def _candidates(
         if all(experiment != other.experiment for other in found):
             found.append(Candidate(settings, experiment))
     if len(found) < budget:
-        what = f"over: with the preset it makes {len(found)}" if axes else f"budget: {name} has {len(found)}"
         raise ConfigError(
-            f"{what} points of {name}, and the same number for every method is wanted; give more values (over), or "
-            f"budget {len(found)}"
+            f"over, budget: there are {len(found)} points of {preset.method.name}, its preset among them, but every "
+            f"method must have as many; give more values, or budget {len(found)}"
         )
     return found
 
@@ -278,7 +253,7 @@ def _settings(preset: Experiment, axes: Mapping[str, Sequence[Any]], budget: int
     if axes:
         if math.prod(map(len, axes.values())) > MOST_POINTS:
             raise ConfigError(f"over: there are more than {MOST_POINTS:,} combinations; give fewer values")
-        combined = list(itertools.product(*axes.values()))
+        combined = list(product(*axes.values()))
         for place in stream(preset.seed, "tuning").permutation(len(combined)):
             yield dict(zip(axes, combined[place], strict=True))
         return
@@ -295,71 +270,59 @@ def _settings(preset: Experiment, axes: Mapping[str, Sequence[Any]], budget: int
 
 def tune(plan: Plan, play: Play, tell: Callable[[str], None]) -> Sequence[Run]:
     """Play the points of all methods rung by rung, freeze the best of each, and return the runs that compare them."""
+    points: dict[str, list[dict[str, Any]]] = {
+        name: [{"settings": dict(one.settings), "accuracy": {}, "dropped_after": None} for one in some]
+        for name, some in plan.candidates.items()
+    }
+    presets = {name: some[0].experiment.model_dump(mode="json") for name, some in plan.candidates.items()}
+    asked = {"budget": plan.budget, "seeds": plan.seeds, "confirm": plan.confirm, "rungs": plan.rungs}
+    notes: dict[str, Any] = {**asked, "presets": presets, "points": points, "frozen": None}
     file = plan.out / "tuning.json"
-    lines: dict[str, list[dict[str, Any]]] = {
-        name: [{"settings": dict(point.settings), "accuracy": {}, "dropped_after": None} for point in points]
-        for name, points in plan.candidates.items()
-    }
-    notes: dict[str, Any] = {
-        "budget": plan.budget,
-        "seeds": plan.seeds,
-        "confirm": plan.confirm,
-        "rungs": plan.rungs,
-        "presets": {name: points[0].experiment.model_dump(mode="json") for name, points in plan.candidates.items()},
-        "points": lines,
-        "frozen": None,
-    }
     before = _before(file, notes)
-    decided = before.get("frozen") is not None
 
     def note() -> None:
-        if not decided:
-            write_whole(make_folder(plan.out) / file.name, _text(notes))
+        if not before.get("frozen"):
+            write_whole(make_folder(plan.out) / file.name, json.dumps(notes, indent=1) + "\n")
 
     note()
-    left = {name: list(range(plan.budget)) for name in lines}
+    left = {name: list(range(plan.budget)) for name in points}
     for until, count in plan.rungs:
         left = {name: places[:count] for name, places in left.items()}
         tell(f"Tuning: {count} points of each method, up to round {until}")
-        runs = iter(play(plan.points(left), plan.out / "tuning", until))
+        runs = iter(play(plan.runs("tuning", left, plan.seeds), plan.out / "tuning", until))
         for name, places in left.items():
             score = {}
             for place in places:
-                mine = itertools.islice(runs, len(plan.seeds))
-                score[place] = float(np.mean([_accuracy(run, until) for run in mine]))
-                lines[name][place]["accuracy"][str(until)] = score[place]
-                lines[name][place]["dropped_after"] = until
-            left[name] = sorted(places, key=score.__getitem__, reverse=True)  # of equals the first, as the preset is
+                ended = [
+                    summarize(run.config["experiment"], run.records[:until]) for run in islice(runs, len(plan.seeds))
+                ]
+                score[place] = float(np.mean([summary["accuracy"] for summary in ended]))
+                points[name][place]["accuracy"][str(until)] = score[place]
+                points[name][place]["dropped_after"] = until
+            places.sort(key=score.__getitem__, reverse=True)  # of equals the first stays first, such as the preset
         note()
-    best = {name: places[0] for name, places in left.items()}
+    notes["frozen"] = best = {name: places[0] for name, places in left.items()}
     for name, place in best.items():
-        lines[name][place]["dropped_after"] = None
-    notes["frozen"] = best
-    if decided and any(_text(before[key]) != _text(notes[key]) for key in ("points", "frozen")):
-        raise RunFolderError(
-            f"{file}: the runs beside it no longer say so; what is frozen may not change: restore them"
-        )
+        points[name][place]["dropped_after"] = None
+    now = json.loads(json.dumps(notes))
+    if before.get("frozen") and any(before[key] != now[key] for key in ("points", "frozen")):
+        raise RunFolderError(f"{file}: the runs beside it say otherwise; what is frozen may not change: restore them")
     note()
     for name, place in best.items():
-        tell(f"Frozen: {_freeze(plan, name, place)} ({_words(lines[name], place)})")
+        settings = [
+            f"{path.removeprefix('method.')}={value}" for path, value in points[name][place]["settings"].items()
+        ]
+        tell(f"Frozen: {_freeze(plan, name, place)} ({', '.join(settings) or 'the preset'})")
     tell(f"Confirming: the best of each method on seed{_listed(plan.confirm)}")
-    return play(plan.confirming(best), plan.out / "confirmed", None)
-
-
-def _accuracy(run: Run, until: int) -> float:
-    """Return the accuracy as a run's summary has it, had the run ended there."""
-    return float(summarize(run.config["experiment"], run.records[:until])["accuracy"])
-
-
-def _text(notes: Any) -> str:
-    return json.dumps(notes, indent=1) + "\n"
+    chosen = {name: [place] for name, place in best.items()}
+    return play(plan.runs("confirmed", chosen, plan.confirm), plan.out / "confirmed", None)
 
 
 def _before(file: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an earlier call noted, if there was one; one that was asked for something else is refused."""
     try:
         before: dict[str, Any] = read_json(file)
-        there, here = _asked(before), _asked(json.loads(_text(notes)))
+        there, here = _asked(before), _asked(json.loads(json.dumps(notes)))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -374,7 +337,7 @@ def _before(file: Path, notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _asked(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a tuning was asked for; that which is easiest to read first."""
+    """Return what a tuning was asked for."""
     settings = {name: {str(i): one["settings"] for i, one in enumerate(some)} for name, some in notes["points"].items()}
     presets = {name: parse(Experiment, one).model_dump(mode="json") for name, one in notes["presets"].items()}
     plain = {key: notes[key] for key in ("budget", "confirm", "seeds")}
@@ -389,12 +352,3 @@ def _freeze(plan: Plan, name: str, place: int) -> Path:
     elif parse(Experiment, read_config(path)["experiment"]) != best:
         raise RunFolderError(f"{path}: it was changed after it was frozen; restore it, or delete it to have it again")
     return path
-
-
-def _words(points: Sequence[Mapping[str, Any]], place: int) -> str:
-    chosen = points[place]
-    if place == 0:
-        return "the preset"
-    settings = ", ".join(f"{path.removeprefix('method.')}={value}" for path, value in chosen["settings"].items())
-    until, accuracy = list(chosen["accuracy"].items())[-1]
-    return f"point {place}: {settings}; {100 * accuracy:.1f} % at round {until} of tuning"
