@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
-    from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, verify
+    from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, tune, verify
     from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
         Merging)
     from fedbac.config.columns import (AGGREGATION, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, STEP,
@@ -60,11 +60,11 @@ __all__ = [
     "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound",
     "Start", "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "TrimmedMean",
     "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report", "resume", "run",
-    "sweep", "task", "verify",
+    "sweep", "task", "tune", "verify",
 ]  # fmt: skip
 
 _HOMES = {
-    "fedbac.api": "Playing Run Runs compare load play report resume run sweep verify",
+    "fedbac.api": "Playing Run Runs compare load play report resume run sweep tune verify",
     "fedbac.aggregation": "GeometricMedian Krum Mean Median TrimmedMean",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "AGGREGATION CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",

@@ -1,4 +1,4 @@
-"""What to call: ``run``, ``compare``, ``sweep``, ``play``, ``resume``, ``verify``, ``load`` and ``report``."""
+"""What to call: ``run``, ``play``, ``compare``, ``sweep``, ``tune``, ``resume``, ``verify``, ``load``, ``report``."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from fedbac.errors import ConfigError, quoted
 from fedbac.models import UserNetwork
 from fedbac.runs import play as playing
 from fedbac.runs import replay
+from fedbac.runs import tune as tuning
 from fedbac.runs.configure import (
     Changes,
     Inputs,
@@ -169,10 +170,9 @@ def sweep(
     if not names:
         raise ConfigError("methods: it is empty; name at least one")
     parent = None if out is None else Path(out)
-    points = _points(names, task, _axes(grid), _seeds(seed), rounds, settings, inputs, parent)
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
-        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
-    if jobs > 1 and parent is None:
+    seeds = [None] if seed is None else _seeds(seed)
+    points = _points(names, task, _axes(grid), seeds, rounds, settings, inputs, parent)
+    if _jobs(jobs) > 1 and parent is None:
         raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
     jobs = min(jobs, len(points))
     runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track, settings)
@@ -190,6 +190,53 @@ def sweep(
     except Exception:
         laid.withdraw()
         raise
+
+
+def tune(
+    methods: MethodLike | Sequence[MethodLike],
+    task: TaskLike | None = None,
+    *,
+    out: Path | str,
+    budget: int = tuning.BUDGET,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    seed: int | Sequence[int] = tuning.SEEDS,
+    confirm: int | Sequence[int] = tuning.CONFIRM,
+    dataset: Dataset | None = None,
+    shards: Shards | None = None,
+    network: UserNetwork | None = None,
+    rounds: int | None = None,
+    settings: Changes = (),
+    device: str = "auto",
+    workers: int | None = None,
+    memory_gib: float | None = None,
+    trainer: str = "auto",
+    precision: str = "float32",
+    data_folder: Path | str | None = None,
+    progress: bool | None = None,
+    jobs: int = 1,
+) -> Runs:
+    """Tune every method with the same effort, compare the best points on other seeds, and return the runs that do.
+
+    Of each method ``budget`` points are tried on the tuning seeds (``seed``), by successive halving: the preset, and
+    others that are drawn, or combinations of values that ``over`` names. The best are written into ``out`` as files,
+    then compared on the seeds of ``confirm``. The same call resumes. The other arguments are those of ``sweep``;
+    policies of your own must be registered.
+    """
+    inputs, jobs = Inputs(dataset, shards, network, data_folder), _jobs(jobs)
+    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, None, settings)
+    check_ready((), runtime, inputs)
+    names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
+    plan = tuning.plan(
+        names, task, Path(out), budget=budget, over=_axes(over, "over"), seeds=_seeds(seed),
+        confirm=_seeds(confirm, "confirm"), rounds=rounds, settings=settings, inputs=inputs,
+    )  # fmt: skip
+    with bar(progress) as show:
+
+        def play(points: Sequence[Point], folder: Path, until: int | None) -> list[StoredRun]:
+            lay_out(points, runtime, parent=folder)
+            return _play_side_by_side(points, runtime, inputs, min(jobs, len(points)), show, until)
+
+        return Runs(tuning.tune(plan, play, lambda line: None))
 
 
 def resume(
@@ -252,11 +299,11 @@ def _play(
 
 
 def _play_side_by_side(
-    points: Sequence[Point], runtime: Runtime, inputs: Inputs, jobs: int, show: Show | None
+    points: Sequence[Point], runtime: Runtime, inputs: Inputs, jobs: int, show: Show | None, until: int | None = None
 ) -> list[StoredRun]:
-    """Play saved points in other processes, showing each round that they save."""
+    """Play saved points, up to a round or their end, several in other processes, showing each round that they save."""
     tails, seen = [Tail(point.folder) for point in points], dict[Path, int]()
-    for done in run_all([point.folder for point in points], runtime, jobs, inputs):
+    for done in run_all([point.folder for point in points], runtime, jobs, inputs, until=until):
         for point, tail in zip(points, tails, strict=True):
             path = point.folder.path
             if show is not None and done[path] != seen.get(path, 0):
@@ -274,22 +321,28 @@ def _runtime(
     return with_settings(parse(Runtime, chosen | {"precision": precision}, "runtime"), settings)
 
 
-def _seeds(seed: int | Sequence[int] | None) -> list[int | None]:
-    if seed is None or isinstance(seed, int):
+def _seeds(seed: int | Sequence[int], name: str = "seed") -> list[int]:
+    if isinstance(seed, int):
         return [seed]
     if isinstance(seed, str) or not isinstance(seed, Sequence | range) or not seed:
-        raise ConfigError(f"seed: {quoted(seed)} is neither a seed nor a list of some")
+        raise ConfigError(f"{name}: {quoted(seed)} is neither a seed nor a list of some")
     return list(seed)
 
 
-def _axes(grid: Mapping[str, Sequence[Any]] | None) -> list[list[tuple[str, Any]]]:
+def _jobs(jobs: int) -> int:
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= MOST_JOBS:
+        raise ConfigError(f"jobs: {quoted(jobs)} is no whole number from 1 to {MOST_JOBS}")
+    return jobs
+
+
+def _axes(grid: Mapping[str, Sequence[Any]] | None, name: str = "grid") -> list[list[tuple[str, Any]]]:
     grid = {} if grid is None else grid
     if not isinstance(grid, Mapping):
-        raise ConfigError(f"grid: {quoted(grid)} is no mapping from settings to lists of values")
-    refuse_runtime("grid", map(str, grid))
+        raise ConfigError(f"{name}: {quoted(grid)} is no mapping from settings to lists of values")
+    refuse_runtime(name, map(str, grid))
     for path, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"grid: {quoted(path)} must have a list of values, not {quoted(values)}")
+            raise ConfigError(f"{name}: {quoted(path)} must have a list of values, not {quoted(values)}")
     return [[(path, value) for value in values] for path, values in grid.items()]
 
 

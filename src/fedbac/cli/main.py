@@ -43,6 +43,7 @@ for command in (
     running.run,
     running.compare,
     running.sweep,
+    running.tune,
     reproduce,
     running.resume,
     running.verify,

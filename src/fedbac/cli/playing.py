@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from fedbac.cli.terminal import ROOMY, err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
+from fedbac.core.settings import MAX_ROUNDS
 from fedbac.errors import Error, visible
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
@@ -27,28 +28,29 @@ SAY_SECONDS = 60
 
 def play_all(
     points: Sequence[Point],
-    parent: Path,
+    parent: Path | None,
     *,
     inputs: Inputs,
     laid: Laid = Laid(),  # noqa: B008 (frozen)
     jobs: int = 1,
     spread: Runtime | None = None,
+    until: int | None = None,
 ) -> list[Run]:
-    """Run, or resume, what has been laid out, and return the runs that did not fail.
+    """Run, or resume, what has been laid out, up to a round or its end, and return the runs that did not fail.
 
     A single run's error is raised; of several, the others continue and errors are shown at the end. A signal stops all
-    of them when their rounds in hand are saved, and ends the command. If all are refused, what was laid out for them is
-    withdrawn.
+    of them when their rounds in hand are saved, and ends the command, which says how to resume them from ``parent``, if
+    that can be done. If all are refused, what was laid out for them is withdrawn.
     """
     gc.freeze()  # the collector took a tenth of a second, again and again, to look at modules that stay anyway
     stop, failures = Stop(), dict[Path, Exception]()
     folders = [point.folder for point in points]
-    before = [folder.finished() for folder in folders]
+    before = [folder.finished(until) for folder in folders]
     try:
         with stop.caught(), progress_bars() as bars:
-            board = Board(points, jobs, bars)
+            board = Board(points, jobs, bars, until)
             caught = failures if len(points) > 1 else None
-            for done in sweep.run_all(folders, spread or Runtime(), jobs, inputs, caught, stop):
+            for done in sweep.run_all(folders, spread or Runtime(), jobs, inputs, caught, stop, until):
                 board.update(done, failures, stop.wanted)
     except Interrupted:
         raise _stopped("Stopped at once; saved rounds are safe", parent) from None
@@ -56,7 +58,7 @@ def play_all(
         laid.withdraw()
         raise
     show_failures(failures)
-    if stop.wanted and not all(folder.finished() for folder in folders if folder.path not in failures):
+    if stop.wanted and not all(folder.finished(until) for folder in folders if folder.path not in failures):
         raise _stopped("Stopped; all complete rounds are saved", parent)
     if failures:
         laid.withdraw()
@@ -70,10 +72,13 @@ def play_all(
     return runs
 
 
-def _stopped(how: str, folder: Path) -> typer.Exit:
+def _stopped(how: str, folder: Path | None) -> typer.Exit:
     """Say what was stopped and how to resume; return what ends the command."""
     say(f"{how}.", err)
-    say(f"To resume: fedbac resume {folder}, or the same command without --overwrite.", err)
+    command = (
+        "the same command" if folder is None else f"fedbac resume {folder}, or the same command without --overwrite"
+    )
+    say(f"To resume: {command}.", err)
     return typer.Exit(130)
 
 
@@ -91,14 +96,14 @@ def show_failures(failures: Mapping[Path, Exception]) -> None:
 class Board:
     """Shows how far runs are: by a bar, or in lines of text where there is no terminal."""
 
-    def __init__(self, points: Sequence[Point], jobs: int, bars: Progress) -> None:
+    def __init__(self, points: Sequence[Point], jobs: int, bars: Progress, until: int | None = None) -> None:
         self.points, self.jobs, self.bars = points, jobs, bars
         self.tails = [Tail(point.folder) for point in points]
         self.seen = [tail.refresh() for tail in self.tails]
         self.labels = [point.label for point in points]
         if len(set(self.labels)) < len(points):  # resumed runs do not know what sets them apart
             self.labels = [point.folder.path.name for point in points]
-        self.totals = [point.experiment.task.rounds for point in points]
+        self.totals = [min(point.experiment.task.rounds, until or MAX_ROUNDS) for point in points]
         self.begun = self.over = 0
         self.reported = time.monotonic()
         self.lines = []

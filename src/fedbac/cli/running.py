@@ -1,4 +1,4 @@
-"""``fedbac run``, ``compare``, ``sweep`` and ``resume``: points of a grid, laid out, played and reported alike."""
+"""``fedbac run``, ``compare``, ``sweep``, ``tune`` and ``resume``: points, laid out, played and reported alike."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +54,10 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory", help="Memory limit in GiB for the clients trained at once. Default: a share of what is free."
     ),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, max=MOST_JOBS, help="Number of runs at a time. Default: one per core."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -165,10 +169,7 @@ def sweep(
     settings: SetOption = [],  # noqa: B006 (typer reads it)
     seeds: SeedsOption = [],  # noqa: B006
     rounds: RoundsOption = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", min=1, max=MOST_JOBS, help="Number of runs at a time. Default: one per core."),
-    ] = None,
+    jobs: JobsOption = None,
     device: DeviceOption = "auto",
     trainer: TrainerOption = "auto",
     precision: PrecisionOption = None,
@@ -200,6 +201,65 @@ def sweep(
     if spread.engine == "simulator":  # elsewhere there may be what is not here
         check_ready([point.experiment for point in points], own, inputs)
     _play(points, parent, own, inputs, overwrite, live, conclude_sweep, jobs, spread)
+
+
+def tune(
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help=METHODS_HELP, autocompletion=method_names)],
+    task: TaskOption = None,
+    budget: Annotated[int, typer.Option("--budget", min=1, help="Number of points to try of each method.")] = 20,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over",
+            metavar="PATH=V1,V2",
+            help="Values of a setting to try, for the methods that have it, instead of drawing points. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seeds: Annotated[list[int], typer.Option("--seed", help="Tuning seed. Repeatable.")] = [0],  # noqa: B006
+    confirm: Annotated[
+        list[int], typer.Option("--confirm", help="Seed to compare the tuned methods on. Repeatable.")
+    ] = [20, 21, 22, 23, 24],  # noqa: B006
+    rounds: RoundsOption = None,
+    jobs: JobsOption = None,
+    device: DeviceOption = "auto",
+    trainer: TrainerOption = "auto",
+    precision: PrecisionOption = None,
+    out_folder: OutOption = None,
+    data_folder: DataOption = None,
+) -> None:
+    """Tune every method with the same effort, then compare them on other seeds. The same command resumes it."""
+    from fedbac.cli.playing import play_all
+    from fedbac.config.explain import changes_of
+    from fedbac.local import num_cores
+    from fedbac.runs import tune
+    from fedbac.runs.configure import Inputs, check_ready, with_settings
+    from fedbac.runs.sweep import lay_out, values_of
+
+    out, inputs = (
+        out_folder or Path("runs") / shortened(f"tune-{_source(names, task)}"),
+        Inputs(data_folder=data_folder),
+    )
+    jobs = jobs or num_cores()
+    own = changed(device=device, trainer=trainer, precision=precision, workers=None if jobs == 1 else 1)
+    own = with_settings(own, settings)
+    check_ready((), own, inputs)
+    axes = [[change[:2] for change in changes_of(values_of(axis, "--over"))] for axis in over]
+    plan = tune.plan(
+        names, task, out, budget=budget, over=axes, seeds=seeds, confirm=confirm, rounds=rounds, settings=settings,
+        inputs=inputs,
+    )  # fmt: skip
+    say_if_runs_take_turns(device, jobs)
+
+    def play(points: Sequence["Point"], folder: Path, until: int | None) -> Sequence["Run"]:
+        laid = lay_out(points, own, parent=folder)
+        runs = play_all(points, None, inputs=inputs, laid=laid, jobs=min(jobs, len(points)), until=until)
+        if len(runs) < len(points):
+            raise typer.Exit(1)
+        return runs
+
+    conclude_sweep(tune.tune(plan, play, say), out / "confirmed")
+    say(plan.effort)
 
 
 def resume(

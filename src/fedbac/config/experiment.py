@@ -15,7 +15,7 @@ from fedbac.core.codecs import Chain
 from fedbac.core.parts import Adjusting, Personalization, judged_parts
 from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.queries import AT_CLOUD, AT_EDGE, Accuracy, Gram, Loss, Query, Split, answerable, of_updates
-from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, Name, Rounds, Seed, Settings
+from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, Name, Positive, Rounds, Seed, Settings
 from fedbac.core.world import World
 from fedbac.data import Augment, Noise, Partition
 from fedbac.errors import PolicyError
@@ -133,6 +133,8 @@ class Method(Settings, defer_build=True):
     """When its personal models are what they are meant to be: as the round sends them out, or after local training."""
     network: NetworkChoice | None = None
     """A network to use instead of the task's, for studies of capacity."""
+    learning_rate: Positive | None = None
+    """η to use instead of the task's, such as one that was tuned for the method."""
 
     @property
     def adaptive(self) -> bool:
@@ -188,6 +190,12 @@ class Experiment(Settings, defer_build=True):
     def network(self) -> NetworkChoice:
         """The network: the task's, unless the method has its own."""
         return self.method.network or self.task.network
+
+    def rate(self, round_: int) -> float:
+        """Return η_t: by the task's schedule, from the method's own η if it has one."""
+        own, training = self.method.learning_rate, self.task.training
+        training = training if own is None else training.model_copy(update={"learning_rate": own})
+        return training.rate(round_, self.task.rounds)
 
     @property
     def judged_after_training(self) -> bool:

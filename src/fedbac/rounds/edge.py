@@ -61,7 +61,7 @@ class Common:
         """By part, how a site combines its clients where it must hold them all."""
         self.phases = running_phases(scheme, self.moment)
         self.passes = passes(experiment, self.moment)
-        self.rate = experiment.task.training.rate(round_, experiment.task.rounds)
+        self.rate = experiment.rate(round_)
         self.measured = measured_parts(scheme)
         """The parts that whoever measures a model must have."""
         self._experiment = experiment

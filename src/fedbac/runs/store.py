@@ -259,15 +259,16 @@ class RunFolder:
             )
         return config
 
-    def finished(self) -> bool:
-        """Whether the run in the folder was played to its end, and all of its records can be trusted."""
+    def finished(self, until: int | None = None) -> bool:
+        """Whether the run was played to its end, or up to a round, and all of its records can be trusted."""
         try:
             config = self.read_config()
             check_experiment(config["experiment"], self.config_file)
             found = self._read_log(config)
         except (ConfigError, RunFolderError):
             return False
-        return found.trouble is None and len(found.records) == config["experiment"]["task"]["rounds"]
+        rounds = config["experiment"]["task"]["rounds"]
+        return found.trouble is None and len(found.records) >= min(rounds, until or rounds)
 
     def read(self) -> Run:
         """Return the run for tables and reports; one whose records cannot be trusted is refused."""

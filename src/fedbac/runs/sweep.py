@@ -91,10 +91,10 @@ def grid(
     as ``path=value path=value …``, one after another of them is combined with the axes. A method may be a file, whose
     task the others take, and whose seed if none is given.
     """
-    _refuse_repeats("METHOD", names)
-    _refuse_repeats("--seed", map(str, seeds))
+    refuse_repeats("METHOD", names)
+    refuse_repeats("--seed", map(str, seeds))
     beside = common_file(names)
-    choices: list[list[tuple[str, ...]]] = [[(value,) for value in _values(axis)] for axis in axes]
+    choices: list[list[tuple[str, ...]]] = [[(value,) for value in values_of(axis, "--grid")] for axis in axes]
     if listed:
         choices.insert(0, [_point(point) for point in listed])
     count = math.prod(map(len, (seeds or (None,), names, *choices)))
@@ -108,11 +108,12 @@ def grid(
         own = Path(name).stem if is_file(name) else name
         folder = RunFolder(parent / folder_name(named(own, settings, experiment.seed)))
         points.append(Point(experiment, folder, settings))
-    _refuse_repeats("METHOD, --grid, --point", (point.folder.path.name for point in points))
+    refuse_repeats("METHOD, --grid, --point", (point.folder.path.name for point in points))
     return points
 
 
-def _refuse_repeats(option: str, values: Iterable[str]) -> None:
+def refuse_repeats(option: str, values: Iterable[str]) -> None:
+    """Refuse a value that is given twice."""
     repeated = [value for value, count in Counter(values).items() if count > 1]
     if repeated:
         raise ConfigError(f"{option}: {repeated[0]} is given twice; give every value once")
@@ -130,12 +131,13 @@ def _point(text: str) -> tuple[str, ...]:
         raise ConfigError(f"--point {quoted(text)}: it cannot be taken apart ({error}); close its quotes") from error
 
 
-def _values(axis: str) -> list[str]:
+def values_of(axis: str, option: str) -> list[str]:
+    """Return the settings that ``path=v1,v2,…`` names."""
     path, equals, text = axis.partition("=")
     values = re.findall(r"\[[^\]]*\]|\{[^}]*\}|[^,]+", text)
     if not equals or not path or not values:
         raise ConfigError(
-            f"--grid {quoted(axis)}: write it as path=value,value, such as method.selection.fraction=0.3,0.8"
+            f"{option} {quoted(axis)}: write it as path=value,value, such as method.selection.fraction=0.3,0.8"
         )
     return [f"{path}={value}" for value in values]
 
@@ -225,12 +227,14 @@ def run_all(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     failures: dict[Path, Exception] | None = None,
     stop: Stop | None = None,
+    until: int | None = None,
 ) -> Generator[dict[Path, int], None, None]:
     """Run all folders in their order, ``jobs`` at a time, yielding now and then how many rounds each has completed.
 
     One at a time they run in this process, else in others: of this machine, or of a Ray cluster if the runtime says
     so. What a run raises is raised here, or with ``failures`` put there while the other runs continue. Once ``stop``
-    is wanted, the rounds in hand are finished and saved. Closing the generator ends everything at once.
+    is wanted, the rounds in hand are finished and saved. Closing the generator ends everything at once. ``until`` is a
+    round after which runs pause, to be resumed.
     """
     stop = stop or Stop()
 
@@ -240,9 +244,9 @@ def run_all(
         failures[path] = error
 
     if jobs == 1 and runtime.engine != "ray":
-        running = _run_here(folders, inputs, stop, fail)
+        running = _run_here(folders, inputs, stop, fail, until)
     else:
-        running = _run_elsewhere(folders, inputs, stop, fail, _workers(runtime, jobs))
+        running = _run_elsewhere(folders, inputs, stop, fail, until, _workers(runtime, jobs))
     tails = {folder.path: Tail(folder) for folder in folders}
     with closing(running):
         for _ in running:
@@ -250,13 +254,15 @@ def run_all(
     yield {path: tail.refresh() for path, tail in tails.items()}
 
 
-def _run_here(folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail) -> Generator[None, None, None]:
+def _run_here(
+    folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, until: int | None
+) -> Generator[None, None, None]:
     for folder in folders:
         yield  # before the first round, so that whoever watches sees it begin
         if stop.wanted:
             return
         try:
-            with closing(play_folder(folder, inputs, stop)) as playing:
+            with closing(_rounds(folder, inputs, stop, until)) as playing:
                 for _ in playing:
                     yield
         except Exception as error:
@@ -264,14 +270,15 @@ def _run_here(folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fa
 
 
 def _run_elsewhere(
-    folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, workers: AbstractContextManager[Submit]
-) -> Generator[None, None, None]:
+    folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, until: int | None,
+    workers: AbstractContextManager[Submit],
+) -> Generator[None, None, None]:  # fmt: skip
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
     sign = folders[0].path.parent / f".stop-{uuid.uuid4().hex}"
     try:
         with workers as submit:
-            pending = {folder.path: submit(str(folder.path), inputs, str(sign)) for folder in folders}
+            pending = {folder.path: submit(str(folder.path), inputs, str(sign), until) for folder in folders}
             while pending:
                 yield
                 time.sleep(POLL_SECONDS)
@@ -288,13 +295,24 @@ def _run_elsewhere(
         sign.unlink(missing_ok=True)
 
 
-def run_folder(folder: str, inputs: Inputs, sign: str) -> None:
+def run_folder(folder: str, inputs: Inputs, sign: str, until: int | None = None) -> None:
     """Start or resume the run of one folder, until it ends or there is a sign to stop; the work of one worker."""
     stop, stopped = Stop(), Path(sign).exists
     if stopped():
         return
-    for _ in play_folder(RunFolder(folder), inputs, stop):
+    for _ in _rounds(RunFolder(folder), inputs, stop, until):
         stop.wanted = stopped()
+
+
+def _rounds(folder: RunFolder, inputs: Inputs, stop: Stop, until: int | None) -> Generator[None, None, None]:
+    """Start or resume the run of a folder, yielding after every round; it ends as soon as ``until`` is saved."""
+    if until is not None and folder.finished(until):
+        return
+    with closing(play_folder(folder, inputs, stop)) as playing:
+        for record in playing:
+            yield
+            if record["round"] == until:
+                return
 
 
 class Watch:

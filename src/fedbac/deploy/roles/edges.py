@@ -211,12 +211,11 @@ class RemoteEdges(Remote):
 
     def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Change]:
         """Return how far the edges at which somebody trained have moved what they were sent."""
-        task = self.charter.experiment.task
         found = {
             name: Change.of(
                 self.charter.owners.without(report.bank, "edge", "client"),
                 orders[name].bank,
-                task.training.rate(self.round, task.rounds),
+                self.charter.experiment.rate(self.round),
             )
             for name, report in reports.items()
             if any(weight_R.any() for weight_R in report.weight.values())
