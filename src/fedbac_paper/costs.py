@@ -45,6 +45,12 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "ditto-edges": (OWNERS,),
     "fedper": (OWNERS,),
     "fedrep": (OWNERS,),
+    "fedrod": (OWNERS,),
+    "fedala": (OWNERS,),
+    "apfl-edges": (OWNERS,),
+    "cfl": (EDGES,),
+    "pfedgraph": (EDGES,),
+    "fedavg": (Difference("all clients train, not a tenth", ("method.selection.fraction=0.1",)),),
 }
 """Those that a setting can undo, by preset."""
 

@@ -37,15 +37,12 @@ FEDREP = (
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
-FORMER = "The results on the page of rivals are of a former version, which was weaker."
 DITTO_DIFFERENCES = (
     "The shared network is trained as the task says, with momentum; the personal one by plain SGD, as in the original. "
     "The task clips gradients of both, but not the pull.",
-    FORMER,
 )
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
-    FORMER,
 )
 
 PAPER = (
@@ -288,7 +285,6 @@ NOTES: dict[str, Note] = {
         "Every edge starts from a mix of its own network and the shared one, weight by weight in the last layer.",
         EDGES_OWN,
         "It predicts with the mix of the last training; the original first learns a new one.",
-        FORMER,
     ),
     "fed-cam": _note(
         FED_CAM,
@@ -401,7 +397,6 @@ NOTES: dict[str, Note] = {
         "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
         "reversed; here it is the paper's.)",
         "Cosines above 0.9 are not rounded up to 1, as in the public code.",
-        FORMER,
     ),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
