@@ -156,7 +156,7 @@ def examples() -> Iterator[tuple[str, list[str], dict[str, str], list[str]]]:
     """Go through the commands and calls of the documentation that run methods: methods, task, and their clustering."""
     for page in (ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        for line in re.findall(r"^\s*(?:\$\(BIN\)/)?fedbac (?:run|compare|sweep) (.*)$", text, re.MULTILINE):
+        for line in re.findall(r"^\s*(?:\$\(BIN\)/)?fedbac (?:run|compare|sweep|tune) (.*)$", text, re.MULTILINE):
             names = re.split(r" -|#", line)[0].split()
             yield (
                 line,
@@ -164,7 +164,7 @@ def examples() -> Iterator[tuple[str, list[str], dict[str, str], list[str]]]:
                 dict(re.findall(r"--(task|rounds) (\S+)", line)),
                 re.findall(r"(method\.cl\S+=\d+)", line),
             )
-        for call in re.findall(r"fedbac\.(?:run|compare|sweep|play)\((.*?)\)", text, re.DOTALL):
+        for call in re.findall(r"fedbac\.(?:run|compare|sweep|play|tune)\((.*?)\)", text, re.DOTALL):
             names = re.findall(r'"([\w-]+)"', call.split("=")[0])
             often = ["method.clustering.period=4"] * ("settings=often" in call)
             yield call, names, dict(re.findall(r'(task|rounds)="?([\w-]+)', call)), often
