@@ -35,7 +35,9 @@ $(STAMP)-dev: $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/fedbac compare fedbac-plus ifca fed-bac hierfavg --task demo --out runs/demo --overwrite
+	mkdir -p runs
+	$(BIN)/fedbac show fed-bac --task demo --set method.clustering.period=5 > runs/fed-bac.yaml
+	$(BIN)/fedbac compare fedbac-plus ifca runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
 
 # Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
 # which are to find their modules compiled.
@@ -76,7 +78,7 @@ browser:
 	echo "There is no Chromium, and it could not be installed: tests of the page in a browser are skipped."
 
 screenshots: $(STAMP)-dev browser
-	$(BIN)/fedbac compare fedbac-plus fed-bac ifca hierfavg --task planted --rounds 20 --seed 0 --seed 1 --out runs/screenshots
+	$(BIN)/fedbac compare fedbac-plus ifca fedper hierfavg --task planted --rounds 25 --seed 0 --seed 1 --out runs/screenshots
 	$(BIN)/python tools/make_screenshots.py runs/screenshots
 
 # Strict: a warning is an error. The variable silences an advertisement for another program.

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedbac
-from fedbac import ConfigError, Random, Thompson
+from fedbac import METHODS, ConfigError, Random, Thompson
+from fedbac.core.policies import Opening
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -148,6 +150,39 @@ def test_the_wheel_holds_everything_and_runs_elsewhere(tmp_path: Path) -> None:
         text=True,
     )
     assert found.stdout.startswith(str(site)), "the unpacked wheel was meant to be imported"
+
+
+def examples() -> Iterator[tuple[str, list[str], dict[str, str], list[str]]]:
+    """Go through the commands and calls of the documentation that run methods: methods, task, and their clustering."""
+    for page in (ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        for line in re.findall(r"^\s*(?:\$\(BIN\)/)?fedbac (?:run|compare|sweep|tune) (.*)$", text, re.MULTILINE):
+            names = re.split(r" -|#", line)[0].split()
+            yield (
+                line,
+                names,
+                dict(re.findall(r"--(task|rounds) (\S+)", line)),
+                re.findall(r"(method\.cl\S+=\d+)", line),
+            )
+        for call in re.findall(r"fedbac\.(?:run|compare|sweep|play|tune)\((.*?)\)", text, re.DOTALL):
+            names = re.findall(r'"([\w-]+)"', call.split("=")[0])
+            often = ["method.clustering.period=4"] * ("settings=often" in call)
+            yield call, names, dict(re.findall(r'(task|rounds)="?([\w-]+)', call)), often
+
+
+def test_all_methods_of_an_example_act() -> None:
+    """Twice at least in time for a round to use it."""
+    seen = 0
+    for text, names, given, settings in examples():
+        for name in (name for name in names if name in METHODS):
+            rounds = int(given["rounds"]) if "rounds" in given else None
+            experiment = fedbac.configure(name, given.get("task"), rounds=rounds, settings=settings)
+            clustering = experiment.method.clustering
+            if (period := getattr(clustering, "period", None)) is not None:
+                seen += 1
+                decisions = (experiment.task.rounds - 1) // period + isinstance(clustering, Opening)
+                assert decisions >= 2, text
+    assert seen > 20, "the patterns find them"
 
 
 def test_a_method_changed_in_python_is_checked_too() -> None:

@@ -9,14 +9,15 @@ import pytest
 
 import fedbac
 from fedbac.errors import ConfigError
-from fedbac.report import failures, final, outcome, table
+from fedbac.report import final, outcome, table, warnings
 from fedbac.report.figures import figures
 from fedbac.report.groups import groups, labels
-from fedbac.report.outcome import LEAK, caveats, leaks
+from fedbac.report.outcome import LEAK, caveats, failures, leaks
 from fedbac.report.sections import facts
 from fedbac.report.table import human_bytes, ledger_table
 from fedbac.runs.configure import configure
 from fedbac.runs.store import Run
+from fedbac.runs.summary import long_periods
 from tests.made_up_runs import TOP, fake, renamed, with_task
 
 FAKES = (("ifca", "fed-bac"), ("fedavg", "hierfavg"))
@@ -135,7 +136,7 @@ def test_outcome_does_not_compare_different_tasks(three: list[Run]) -> None:
 
 
 def test_what_limits_the_outcome_is_said(three: list[Run]) -> None:
-    (note,) = caveats(three)
+    *_, note = caveats(three)
     assert note.startswith("Each method ran once")
     short = with_task(fake("ifca", rounds=5), rounds=12)
     assert {"ifca stopped after 5 of 12 rounds.", "The runs are not equally long."} <= set(caveats([three[0], short]))
@@ -184,6 +185,80 @@ def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three:
     assert not any("moment" in note for note in caveats([at(one, 0.7, 0.9), at(other, 0.6, 0.8)]))
     mixed = [at(one, 0.7, 0.8), at(other, 0.6, 0.9, "edge_model")]
     assert any("judged at different moments" in note for note in caveats(mixed))
+
+
+# --------------------------------------------------------------------------------------------------- guard
+
+
+def deciding(name: str, *after: int, **changes: Any) -> Run:
+    """Return a made-up run of twelve rounds in which clusters are chosen after these."""
+    run = fake(name)
+    for record in run.records:
+        record["decided"] = [one for one in after if max(one, 1) == record["round"]]
+    config = {**run.config, "measured_on": {}, **changes}
+    return replace(run, config=config, summary=run.summary | {"decisions": sum(one < 12 for one in after)})
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ((), "fed-bac chose clusters in none of its 12 rounds."),
+        ((12,), "fed-bac chose clusters only after its last round, so no round used them."),
+        ((6, 12), "fed-bac chose clusters once, after round 6 of 12 rounds."),
+        ((0,), "fed-bac chose clusters once, before the first of 12 rounds."),
+        ((4, 8), None),
+    ],
+)
+def test_a_policy_that_does_not_act_is_named(after: tuple[int, ...], said: str | None) -> None:
+    run = deciding("fed-bac", *after)
+    assert warnings([run]) == ([said] if said else [])
+    assert (said or "") in " ".join(caveats([run]))
+    assert warnings([fake("fed-bac")]) == [], "of old runs nothing is known"
+    assert warnings([deciding("hierfavg")]) == [], "there is nothing to choose"
+
+
+@pytest.mark.parametrize(("rounds", "set_to"), [(20, 4), (99, 19), (100, None)])
+def test_a_period_longer_than_a_fifth_of_the_rounds_warns(rounds: int, set_to: int | None) -> None:
+    told = long_periods(configure("fed-bac", "demo", rounds=rounds).model_dump(mode="json"))
+    assert [f"method.clustering.period=20 is longer than a fifth of the {rounds} rounds" in one for one in told] == (
+        [] if set_to is None else [True]
+    )
+    assert all(f"set it to {set_to} or less" in one for one in told)
+    assert not long_periods(configure("ifca", "demo", rounds=2).model_dump(mode="json")), "every round is often enough"
+
+
+def test_a_run_says_so_before_its_first_round(caplog: pytest.LogCaptureFixture) -> None:
+    small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
+    run = fedbac.run("fed-bac", "demo", rounds=2, settings=small, workers=1, progress=False)
+    assert any("method.clustering.period=20" in message for message in caplog.messages)
+    assert "fed-bac chose clusters in none of its 2 rounds." in warnings([run])
+    assert run.config["weights"] > 0
+
+
+def test_a_selection_that_never_leaves_its_warm_up_is_named() -> None:
+    run = deciding("fed-bac", 2, 4)
+    assert warnings([run]) == []
+    run.config["experiment"]["method"]["selection"]["warmup"] = 12
+    assert warnings([run]) == ["fed-bac never selected clients by what it learned: all 12 rounds were warm-up."]
+
+
+def test_who_looks_sends_weighs_or_holds_out_more_is_named_in_a_line_each() -> None:
+    one, other, plain = (
+        deciding("fed-bac", 4, 8, weights=200),
+        deciding("ifca", *range(12), weights=100),
+        fake("hierfavg"),
+    )
+    one.config["measured_on"] = {"method.selection": ["validation"]}
+    one = replace(one, summary=one.summary | {"bytes_total": 3 * other.summary["bytes_total"]})
+    assert warnings([one, other]) == [
+        "They do not look for clusters equally often: ifca 12 times, fed-bac 2 times.",
+        "fed-bac sent 3.0 times the bytes of ifca.",
+        "fed-bac predicts with 2.0 times the weights of ifca.",
+        "Data held out for validation are used by fed-bac only; no other method trains on them.",
+    ]
+    assert warnings([other, plain]) == []
+    header, rows = table([one, other])
+    assert [row[header.index("decisions")] for row in rows] == ["2", "12"]
 
 
 # -------------------------------------------------------------------------------------------------- groups

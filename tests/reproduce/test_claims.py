@@ -184,7 +184,7 @@ def test_overtaking() -> None:
 
     results = changed(invented.results("figure-convergence"), crossing)
     assert words(results)["figure-convergence-overtakes-ifca-fed-bac"] == "holds"
-    assert evidence(results, "figure-convergence-overtakes-ifca-fed-bac").startswith("60.0 ± 0.58")
+    assert evidence(results, "figure-convergence-overtakes-ifca-fed-bac").startswith("60.0 ± 2.48")
     ahead = invented.results("figure-convergence")
     assert evidence(ahead, "figure-convergence-overtakes-ifca-fed-bac").startswith("1.00"), (
         "above from the first round on"

@@ -185,13 +185,13 @@ class Runs(Sequence[Run]):
         begun = [run for run in self if run.records]
         if not begun:
             return f"<p>{len(self)} runs, none with a complete round</p>"
-        from fedbac.report import failures, final, outcome
+        from fedbac.report import final, outcome, warnings
 
         (header, lines), _ = final(begun)
         head = "".join(f"<th>{escape(title)}</th>" for title in header)
         rows = ("".join(f"<td>{escape(visible(cell))}</td>" for cell in line) for line in lines)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
-        words = escape(visible(" ".join([outcome(begun), *failures(begun)])))
+        words = escape(visible(" ".join([outcome(begun), *warnings(begun)])))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{words}</p>"
 
     @property

@@ -38,8 +38,8 @@ PAGES = {".html", ".htm"}
 TALL = 4
 """Up to so many runs may stand side by side where lines are too long; more have a line each, with fewer columns."""
 DROPPED = (
-    "moves", "clusters", "seconds", "last round", "dropped or late", "simulated time", "rounds to", "training bytes",
-    "total bytes", "σ over edges", "before training", "after training", "worst edge",
+    "decisions", "moves", "clusters", "seconds", "last round", "dropped or late", "simulated time", "rounds to",
+    "training bytes", "total bytes", "σ over edges", "before training", "after training", "worst edge",
 )  # fmt: skip
 """Columns that a table may lack for want of room, the first to go first."""
 
@@ -127,7 +127,7 @@ def runs_in(folder: Path) -> list["RunFolder"]:
 
 
 def _show(runs: Sequence["Run"], page: Path) -> None:
-    from fedbac.report import failures, final, outcome, write_report
+    from fedbac.report import final, outcome, warnings, write_report
 
     (header, rows), leaders = final(runs)
     out.print()
@@ -137,7 +137,7 @@ def _show(runs: Sequence["Run"], page: Path) -> None:
         names = ", ".join(map(shown, missing))
         out.print(f"Left out, as the terminal is narrow: {names}. The report has them.", highlight=False)
     out.print(f"\n{shown(outcome(runs))}", highlight=False)
-    for note in failures(runs):
+    for note in warnings(runs):
         out.print(f"[yellow]{shown(note)}[/]", highlight=False)
     for run in runs:
         wanted = run.config["experiment"]["task"]["rounds"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fedbac.report.groups import begun
-from fedbac.report.outcome import failures, final, outcome
+from fedbac.report.outcome import final, outcome, warnings
 from fedbac.report.page import write_report
 from fedbac.report.table import table
 from fedbac.runs.store import Run
@@ -25,4 +25,4 @@ class _Report(ModuleType):
 
 sys.modules[__name__].__class__ = _Report
 
-__all__ = ["failures", "final", "outcome", "table", "write_report"]
+__all__ = ["final", "outcome", "table", "warnings", "write_report"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedbac.report.groups import Group, compared, data_of, groups, look_up, summarized
+from fedbac.report.guard import guarded
 from fedbac.report.table import Table, percent, seeds_table, table
 from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.provenance import DECIDES, in_words
@@ -76,6 +77,13 @@ def too_early(runs: Sequence[Run]) -> str | None:
     )
 
 
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Return what is to be said with every outcome: failed clients, idle policies, and unequal means."""
+    together = groups(summarized(runs))
+    splits = {group.label: [one for used in measured_on(group.runs[0]).values() for one in used] for group in together}
+    return failures(runs) + guarded(together, splits)
+
+
 def failures(runs: Sequence[Run]) -> list[str]:
     """Return of whose clients so many diverged that the outcome says little, and what to do."""
     together = groups(runs)
@@ -98,7 +106,7 @@ def failures(runs: Sequence[Run]) -> list[str]:
 def caveats(runs: Sequence[Run]) -> list[str]:
     """Return what limits the outcome, the worst first."""
     runs = summarized(runs)
-    together, notes = groups(runs), failures(runs)
+    together, notes = groups(runs), warnings(runs)
     if differ := different(runs):
         notes.append(f"The runs differ in {_join(differ)}.")
     notes += _other_order(together)

@@ -109,6 +109,7 @@ def _columns(runs: Sequence[Run]) -> list[Column]:
         *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in targets),
         Column("training bytes", _training_bytes, human_bytes),
         Column("total bytes", itemgetter("bytes_total"), human_bytes),
+        *([Column("decisions", itemgetter("decisions"), _plain)] * any(summary["decisions"] for summary in summaries)),
         Column("moves", itemgetter("moves"), _plain),
         Column("clusters", itemgetter("active_clusters"), _plain),
     ]

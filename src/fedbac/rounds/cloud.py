@@ -99,6 +99,8 @@ class Round:
         self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
         self.traffic = Ledger()
         """What passed between clients and their sites."""
+        self.opened = False
+        """Whether clusters were chosen before this round, which is the first."""
         self._held: dict[bytes, list[dict[str, SiteRows]]] = {}
 
     def _site_rows(self, label_N: IntArray) -> list[dict[str, SiteRows]]:
@@ -138,8 +140,10 @@ class Round:
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self.judged_after_moves else trained, reports)
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
+        decided = [0] * self.opened + [after.round] * (asked.by_clustering is not None)
         return after, lambda: {
-            **shown, "round": after.round, **scores(), **other(), **self._noted(labels, after, reported),
+            **shown, "round": after.round, **scores(), **other(), "decided": decided,
+            **self._noted(labels, after, reported),
         }  # fmt: skip
 
     def _noted(self, labels: IntArray, after: State, reported: Reported) -> dict[str, Any]:
@@ -183,7 +187,7 @@ class Round:
         ask = consult("clustering", BEFORE, policy.first) if isinstance(policy, Opening) else None
         if ask is None or state.num_clusters == 1:
             return state
-        asked = Asked((), checked_ask("clustering", policy, ask, after=AT_CLOUD))
+        asked, self.opened = Asked((), checked_ask("clustering", policy, ask, after=AT_CLOUD)), True
         after, _ = self._reassign(state, asked, self._measured(asked.queries, state, ()))
         return replace(after, moved_N=state.moved_N, used_K=np.isin(np.arange(state.num_clusters), after.label_N))
 

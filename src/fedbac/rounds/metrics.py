@@ -89,6 +89,7 @@ def summarize(
         "accuracy_weighted": mean("accuracy_weighted"),
         "accuracy_global": mean("accuracy_global"),
         "loss": mean("loss"),
+        "decisions": _decisions(records),
         "moves": int(sum(record["moves"] for record in records)),
         "active_clusters": int(records[-1]["active_clusters"]),
         "failed_clients": _count(records, "failed"),
@@ -101,6 +102,13 @@ def summarize(
         "seconds": float(sum(record["seconds"] for record in records)),
         "simulated_seconds": None if None in simulated else float(sum(simulated)),
     }
+
+
+def _decisions(records: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return how often clusters were chosen in time for a round; None if records do not say."""
+    if any("decided" not in record for record in records):
+        return None
+    return sum(int(after) < len(records) for record in records for after in record["decided"])
 
 
 MOMENTS = ("before_training", "after_training")

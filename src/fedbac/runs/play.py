@@ -1,12 +1,13 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
+import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Scope
+from fedbac.core.parts import Scope, judged_parts
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State
 from fedbac.engines import Prefetching, check_room, connect
@@ -23,9 +24,11 @@ from fedbac.runs.records import Segment
 from fedbac.runs.replay import first_state, frozen_of, replay_last, within
 from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, Run, RunFolder
-from fedbac.runs.summary import summarize, written
+from fedbac.runs.summary import long_periods, summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
 from fedbac.version import full_version
+
+log = logging.getLogger("fedbac")
 
 Record = dict[str, Any]
 
@@ -109,6 +112,8 @@ def conduct(
     try:
         with seal():
             state = first_state(experiment, federation, edges)
+        judged = (state.parts[part] for part in judged_parts(experiment.method.personalization))
+        config["weights"] = sum(value[0].numel() for stack in judged for value in stack.values())
         with folder.locked() if folder is not None else nullcontext():
             if folder is not None:
                 folder.keep = checkpoints.Keep(runtime.keep_last, runtime.keep_every)
@@ -119,6 +124,9 @@ def conduct(
                     before = folder.segments[-1].by if folder.segments else {"trainer": stated.get("trainer")}
                     admit(before, now, runtime.mixed, folder.path, replay)
                 folder.computed_by = now
+            if not records:
+                for warning in long_periods(config["experiment"]):
+                    log.warning(warning)
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)

@@ -189,6 +189,8 @@ def _record(line: bytes) -> Record:
     for key, fits in FIELDS.items():
         if key not in record or not fits(record[key]):
             raise ValueError(f"has {'a strange' if key in record else 'no'} {key!r}")
+    if "decided" in record and not _are_rounds(record["decided"]):
+        raise ValueError("has a strange 'decided'")
     for key in MOMENTS:
         if not _is_moment(record.get(key)):
             raise ValueError(f"has a strange {key!r}")
@@ -209,6 +211,10 @@ def _are_bytes(value: Any) -> bool:
 
 def _are_edges(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_number_or_none, value))
+
+
+def _are_rounds(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
 def _is_moment(value: Any) -> bool:

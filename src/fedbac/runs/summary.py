@@ -28,7 +28,8 @@ NEEDED: dict[str, type] = {
 
 
 NEWER = {
-    "accuracy_last", "edge_min_last", "edge_std_last", "edge_min", "edge_max", "edge_std", *metrics.MOMENTS,
+    "accuracy_last", "decisions", "edge_min_last", "edge_std_last", "edge_min", "edge_max", "edge_std",
+    *metrics.MOMENTS,
 }  # fmt: skip
 """Numbers that summaries without ``accuracy_last`` do not have, or define in another way."""
 
@@ -51,6 +52,17 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         here = f"{path}.{name}".lstrip(".")
         found |= leaves(value, here) if isinstance(value, Mapping) else {here: value}
     return found
+
+
+def long_periods(experiment: Mapping[str, Any]) -> list[str]:
+    """Return which policies would decide fewer than five times in a run, and what to set."""
+    rounds, method = experiment["task"]["rounds"], experiment["method"]
+    return [
+        f"{method['name']}: method.{path}={value} is longer than a fifth of the {rounds} rounds, so it acts seldom or "
+        f"never; set it to {max(1, rounds // 5)} or less, or play more rounds"
+        for path, value in leaves(method).items()
+        if path.endswith("period") and isinstance(value, int) and value > 1 and 5 * value > rounds
+    ]
 
 
 def summarize(experiment: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
