@@ -155,7 +155,9 @@ def models_of(
 ) -> Models:
     """Return the models of a run after its last complete round; ``elsewhere`` are owners that keep their parts."""
     scheme, members = experiment.method.personalization, Members(experiment.method.unit, federation.sites)
-    state = judged(experiment, members, as_judged(experiment, state, records))
+    state = as_judged(experiment, state, records)
+    if not experiment.judged_after_training:  # what clusters give each other then is where the next training begins
+        state = judged(experiment, members, state)
     parts = with_leaders(scheme, measured_parts(scheme))
     held = members.site_rows(scheme.parts, state.label_N)
     return Models(
