@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from fedbac.core.answers import check_savable, checked_notes
 from fedbac.core.policies import Noting, Topology, lacking
 from fedbac.core.settings import Settings
-from fedbac.core.state import flatten, unflatten
+from fedbac.core.state import arrays, flatten, unflatten
 from fedbac.errors import PolicyError
 
 
@@ -91,12 +92,16 @@ def difference(left: Any, right: Any) -> str | None:
     """Return the path of an array in which two trees differ, by type, shape or value; None if they are the same."""
     if type(left) is not type(right):
         return f"its type ({type(left).__name__}, {type(right).__name__})"
-    ours, theirs = flatten(left), flatten(right)
+    ours, theirs = dict(arrays(left)), dict(arrays(right))
     for path in sorted({*ours, *theirs}):
         if path not in ours or path not in theirs:
             return path
-        a, b = ours[path].numpy(), theirs[path].numpy()
-        if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+        a, b = (
+            np.asarray(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf) for leaf in (ours[path], theirs[path])
+        )
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return path
+        if a.tobytes() != b.tobytes() and not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
             return path
     return None
 

@@ -53,7 +53,7 @@ class State:
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
         for name in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M", "steps", "first"):
-            own, other = (_arrays(getattr(state, name), name) for state in (self, template))
+            own, other = (arrays(getattr(state, name), name) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):
                     return f"{path} is {found.dtype} {tuple(found.shape)}, not {wanted.dtype} {tuple(wanted.shape)}"
@@ -66,7 +66,7 @@ def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
     """Return the arrays and tensors of a tree by their paths; numbers and None stand in its template."""
     return {
         place: leaf.detach().cpu().contiguous() if isinstance(leaf, Tensor) else torch.from_numpy(_savable(place, leaf))
-        for place, leaf in _arrays(tree, path)
+        for place, leaf in arrays(tree, path)
     }
 
 
@@ -94,12 +94,13 @@ def unflatten(template: Any, flat: Mapping[str, Tensor], path: str = "") -> Any:
     return tuple(children.values())
 
 
-def _arrays(tree: Any, path: str) -> Iterator[tuple[str, Tensor | np.ndarray[Any, Any]]]:
+def arrays(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor | np.ndarray[Any, Any]]]:
+    """Yield the arrays and tensors of a tree with their paths."""
     if isinstance(tree, Tensor | np.ndarray):
         yield path, tree
         return
     for name, child in _children(tree):
-        yield from _arrays(child, f"{path}/{name}" if path else name)
+        yield from arrays(child, f"{path}/{name}" if path else name)
 
 
 def _children(tree: Any) -> Sequence[tuple[str, Any]]:
