@@ -131,6 +131,7 @@ def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
     assert "cannot be written" in fedbac("report", "a", "--out", "a/config.yaml/page.html", code=2)
 
 
+@pytest.mark.full
 def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
     fedbac: Shell, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

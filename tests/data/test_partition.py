@@ -134,6 +134,7 @@ def test_per_class_proportions_match_the_dirichlet_moments() -> None:
     assert abs(np.corrcoef(mine[:, 0, 0], mine[:, 0, 1])[0, 1]) < 0.06
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "server", "smallest_edge"),
     [("class_normalized", 0.5, 4013), ("class_normalized", 0.1, 2734), ("per_class", 0.5, 2297)],

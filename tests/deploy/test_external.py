@@ -230,6 +230,7 @@ def test_a_child_takes_no_parent_of_an_authority_that_does_not_prove_it(
         children.close()
 
 
+@pytest.mark.full
 def test_the_name_is_in_the_san_or_without_one_in_the_cn(clinic: FederationFolder, hospital: Organization) -> None:
     kit, known = clinic.kit(CLIENT), NAMES[CLIENT]
     for how in ({"san": ["a.org", known.upper()]}, {"san": None}, {"usages": None}, {"usages": BOTH[1:]}):

@@ -172,6 +172,7 @@ def dial(address: str, parent: str, name: str, proof: Any) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.full
 def test_the_log_of_an_edge_says_who_was_refused_and_why(tmp_path: Path) -> None:
     """A real one, with strangers of every kind; and its metrics count them."""
     ours, theirs = make(tmp_path / "ours", 2, 1), make(tmp_path / "theirs", 1)

@@ -28,6 +28,7 @@ def outcome(command: list[str], folder: Path, **streams: Any) -> tuple[int, str]
 @pytest.mark.covering
 @pytest.mark.parametrize("stdout", ["full", "closed", "without a reader"])
 @pytest.mark.parametrize("command", ["run", "methods"])
+@pytest.mark.covering
 def test_a_run_outlives_its_output(command: str, stdout: str, tmp_path: Path) -> None:
     words = RUN if command == "run" else [*COMMAND, command]
     if stdout == "full":
@@ -85,6 +86,7 @@ def _stop(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.full
 def test_a_frozen_worker_of_a_sweep_is_named_and_its_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,6 +70,7 @@ def convolutional() -> nn.Module:
 @pytest.mark.covering
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.full
 def test_a_body_of_convolutions_is_handed_on_with_its_momentum(path: str, in_turns: bool) -> None:
     """Kernels lay networks out as they like: what one takes over from the other must be the same layers."""
     federation, scheme = setting(user=convolutional, clip_norm=0.5), Branched(in_turns=in_turns)
