@@ -2,7 +2,7 @@
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
 marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
-docs/million.md, docs/plus.md, docs/methods/against-fluke.md and README.md.
+docs/million.md, docs/plus.md, docs/methods/against-fluke.md and docs/first-run.md.
 
 python tools/make_docs.py [--check]
 """
@@ -376,8 +376,10 @@ def texts() -> dict[Path, str]:
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),
         **{DOCS / f"{name}.md": api(name) for name in API},
-        DOCS / "reproduce.md": block(DOCS / "reproduce.md", f"\n{overview.index(RESULTS, 'reproduce')}\n\n"),
-        ROOT / "README.md": block(ROOT / "README.md", demo.block(ROOT / demo.KEPT), overview.main_result(RESULTS)),
+        DOCS / "reproduce.md": block(
+            DOCS / "reproduce.md", overview.main_result(RESULTS), f"\n{overview.index(RESULTS, 'reproduce')}\n\n"
+        ),
+        DOCS / "first-run.md": block(DOCS / "first-run.md", demo.block(ROOT / demo.KEPT)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
     }
 

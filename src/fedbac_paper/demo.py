@@ -1,4 +1,4 @@
-"""The demo as the README shows it: a table and a figure, both from the same runs, kept in results/demo.json.
+"""The demo as docs/first-run.md shows it: a table and a figure, both from the same runs, kept in results/demo.json.
 
 make demo
 python -m fedbac_paper.demo runs/demo
@@ -41,7 +41,7 @@ def kept(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def block(file: Path) -> str:
-    """Return the README's figure and table; refuse results of another task than the demo's."""
+    """Return the figure and the table for docs/first-run.md; refuse results of another task than the demo's."""
     found = json.loads(file.read_text(encoding="utf-8"))
     task = tasks.task(TASK)
     if type(task).model_validate(found["task"]) != task:
@@ -49,7 +49,7 @@ def block(file: Path) -> str:
     methods = list(found["rows"])
     head = f"{task.rounds} rounds, {task.num_edges} edges of {task.clients_per_edge} clients, seed 0"
     lines = [
-        f"![Distributed accuracy of {len(methods)} methods over the rounds of the demo]({FIGURE})",
+        f"![Distributed accuracy of {len(methods)} methods over the rounds of the demo](images/{FIGURE.name})",
         "",
         f"| {head} | {' | '.join(f'`{name}`' for name in methods)} |",
         "|---|" + "---:|" * len(methods),

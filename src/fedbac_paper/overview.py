@@ -1,12 +1,10 @@
-"""All pages in short: the list for docs/reproduce.md, the main claims for docs/claims.md, the table for README.md."""
+"""All pages in short: the list for docs/reproduce.md, the main claims for docs/claims.md, the main table."""
 
 from pathlib import Path
 
 from fedbac.statistics import FEWEST_SEEDS
-from fedbac_paper import confirmed
 from fedbac_paper.artefacts import ARTEFACTS, beyond
 from fedbac_paper.artefacts.ablation import IFCA_EACH, SINGLETONS
-from fedbac_paper.claims import by_id
 from fedbac_paper.pages import heading, in_short, progress, tally
 from fedbac_paper.paper import READINGS, look_up, printed_as
 from fedbac_paper.results import Results, read_results
@@ -84,27 +82,17 @@ def main_claims(results_folder: Path, pages: str) -> str:
 
 
 def main_result(results_folder: Path) -> str:
-    """Return the main table and figure with links as README.md needs them; nothing before there are results."""
+    """Return the main table for docs/reproduce.md; nothing before there are results."""
     results = read_results("table-2", results_folder)
     if results is None:
         return ""
     seeds = ", ".join(map(str, sorted({found.seed for found in results.findings})))
-    plus = read_results("beyond", results_folder)
-    parts = [
-        "",
-        f"The paper's main table: our accuracy in percent, ± its standard deviation over seeds {seeds}, and the "
-        "paper's number in brackets ([all results](docs/reproduce.md)). At α = 0.1 an edge has few classes, at 0.5 "
-        "most of them. The paper's text and figures disagree, so there are "
-        "[three readings](docs/reproduce.md#three-readings-of-fed-bac) of it: `paper-figures`, `paper-text` and "
-        "`fed-bac`. `hierfavg` has one cluster and `ifca-paper` five; in the other rows there may be as many as edges.",
-        "",
-        main_table(results, plus),
-        "",
-        *([] if plus is None else [_trust(plus, results_folder), ""]),
-    ]
-    if read_results("figure-convergence", results_folder) is not None:
-        parts += ["![Accuracy over the rounds](docs/reproduce/figure-convergence.svg)", ""]
-    return "\n".join(parts)
+    return (
+        f"\nAccuracy in percent ± its standard deviation over seeds {seeds}; in brackets the paper's number. At α = 0.1 an "
+        "edge has few classes, at 0.5 most of them. `hierfavg` has one cluster and `ifca-paper` five; in the other rows "
+        "there may be as many as edges.\n\n"
+        f"{main_table(results, read_results('beyond', results_folder))}\n\n"
+    )
 
 
 def main_table(results: Results, plus: Results | None = None) -> str:
@@ -129,27 +117,3 @@ def main_table(results: Results, plus: Results | None = None) -> str:
         rows.append(row)
     text = table(["ours (paper), %", *(task_name(task) for task in SIX)], rows)
     return f"{text}\n\n{FEW_SEEDS} fewer than {FEWEST_SEEDS} seeds so far" if FEW_SEEDS in text else text
-
-
-def _trust(plus: Results, results_folder: Path) -> str:
-    """Return how far the row of fedbac-plus is to be trusted: the verdicts by all seeds, and by those not tuned on."""
-    test = results_folder / confirmed.KEPT.relative_to("results")
-    claims = by_id(beyond.claims(plus))
-    every_seed = in_short(claims[beyond.MATCHES_THE_BEST].verdict)
-    held_out = in_short(claims[beyond.MATCHES_THE_BEST_HELD_OUT].verdict)
-    return (
-        "**How far to trust the last row.** We claim that `fedbac-plus` is at most one point below the best of six "
-        "clustered methods in each column ([evidence](docs/plus.md#verdicts)). The six are `ifca-paper`, "
-        "`paper-figures`, `paper-text`, `ifca-paper, K = M`, frozen singletons, and one that is not shown: additive "
-        "networks with assignment by the lowest loss, K = 5.\n\n"
-        f"- Verdict over all seeds: {every_seed}.\n"
-        f"- Seeds 0 to {beyond.HELD_OUT - 1} were used to tune it. Verdict over later seeds alone: {held_out}.\n"
-        "- The claim is about clustered methods. Personalized rivals such as `fedper`, `ditto-edges` and `fedavg-ft` "
-        "are above `fedbac-plus` on SVHN at α = 0.1, on seed 0 ([by how much](docs/rivals.md)).\n"
-        "\n**`fedbac-plus-2`** is our answer to them. By [a protocol](docs/decisions/0018-protocol.md), new seeds in "
-        "nine settings tested whether it is level with the best rival or ahead, in mean accuracy and at the worst "
-        "edge. "
-        f"{confirmed.in_short(test)} "
-        "([Details](docs/plus.md#confirmation).) On [Shakespeare](docs/natural.md), whose edges are plays, it is below "
-        "HierFAVG."
-    )
