@@ -88,9 +88,9 @@ def main_result(results_folder: Path) -> str:
         return ""
     seeds = ", ".join(map(str, sorted({found.seed for found in results.findings})))
     return (
-        f"\nAccuracy in percent ± its standard deviation over seeds {seeds}; in brackets the paper's number. At α = 0.1 an "
-        "edge has few classes, at 0.5 most of them. `hierfavg` has one cluster and `ifca-paper` five; in the other rows "
-        "there may be as many as edges.\n\n"
+        f"\nAccuracy in percent ± its standard deviation over seeds {seeds}; in brackets the paper's number. At α = "
+        "0.1 an edge has few classes, at 0.5 most of them. `hierfavg` has one cluster and `ifca-paper` five; in the "
+        "other rows there may be as many as edges.\n\n"
         f"{main_table(results, read_results('beyond', results_folder))}\n\n"
     )
 
