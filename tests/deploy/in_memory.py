@@ -144,11 +144,14 @@ class MemoryFederation:
     def _stopped(self) -> bool:
         return len(self.said) > self.most_said
 
-    def connect(self, enrolled: Enrolled, folder: Path | None = None) -> RemoteEdges | RemoteClients:
+    def connect(
+        self, enrolled: Enrolled, folder: Path | None = None, declined: set[str] | None = None
+    ) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them; those of a run in a folder know its records."""
         records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
         anyway, moved = self.accept_rollback, self.members.moved
-        rest = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped, records, anyway, moved)
+        who = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
+        rest = (*who, records, anyway, moved, declined)
         if self.experiment.method.topology.tiers == 2:
             self.remote = RemoteClients(self.folder / "state" / "cloud", *rest)
         else:
@@ -167,8 +170,8 @@ class MemoryFederation:
             rest = (self.sites["cloud"], self.cloud, refreshed, self._waiting, self._stopped)
             enrolled = continued(before, self.experiment, to, *rest)
 
-        def play(enrolled: Enrolled) -> Generator[dict[str, Any], None, Run]:
-            return play_soundly(enrolled, lambda: self.connect(enrolled, folder), ELSEWHERE, to)
+        def play(enrolled: Enrolled, declined: set[str]) -> Generator[dict[str, Any], None, Run]:
+            return play_soundly(enrolled, lambda: self.connect(enrolled, folder, declined), ELSEWHERE, to)
 
         return play_epochs(enrolled, self.sites["cloud"], self.cloud, play, lambda: self.remote, to)
 

@@ -193,3 +193,45 @@ def test_no_key_is_ever_said_or_written_anywhere_else(fedbac: Shell, tmp_path: P
     for text in (said, *(path.read_text() for path in others)):
         assert "PRIVATE" not in text
         assert not [secret for secret in secrets if secret in text]
+
+
+def members(folder: Path) -> dict[str, object]:
+    """Return who came, left and moved, as federation.yaml has it."""
+    found = yaml.safe_load((folder / "federation.yaml").read_text())["members"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_client_moves_again_and_from_an_edge_that_has_left(fedbac: Shell, tmp_path: Path) -> None:
+    fedbac("federation", "init", "h", *SIZES)
+    fedbac("federation", "move", "h", "edge-1-client-0", "--to", "0")
+    fedbac("federation", "move", "h", "edge-0-client-2", "--to", "1")
+    fedbac("federation", "leave", "h", "edge-0")
+    fedbac("federation", "move", "h", "edge-0-client-0", "--to", "1")
+    moved = {"edge-0-client-2": "edge-1-client-0", "edge-1-client-3": "edge-0-client-2"}
+    assert members(tmp_path / "h")["moved"] == moved | {"edge-1-client-4": "edge-0-client-0"}
+    assert FederationFolder.load(tmp_path / "h").config.sites()["edge-1-client-4"].number == 7
+
+
+def test_changes_of_members_that_cannot_be_are_refused(fedbac: Shell, tmp_path: Path) -> None:
+    fedbac("federation", "init", "h", *SIZES)
+    before = (tmp_path / "h" / "federation.yaml").read_text()
+    assert "unknown site 'edge-0'" in refused(fedbac, "move", "h", "edge-0", "--to", "1")
+    assert "unknown site 'cloud'" in refused(fedbac, "leave", "h", "cloud")
+    assert (tmp_path / "h" / "federation.yaml").read_text() == before
+    fedbac("federation", "leave", "h", "edge-0")
+    for words in (("add", "h", "--edge", "0"), ("move", "h", "edge-1-client-0", "--to", "0")):
+        assert ": 0 is no edge; give one of 1" in refused(fedbac, *words)
+    fedbac("federation", "leave", "h", "edge-1-client-0")
+    fedbac("federation", "leave", "h", "edge-1-client-1")
+    assert "every client has left" in refused(fedbac, "leave", "h", "edge-1-client-2")
+    assert "every client has left" in refused(fedbac, "leave", "h", "edge-1")
+
+
+def test_a_new_edge_gets_an_address_that_is_free(fedbac: Shell, tmp_path: Path) -> None:
+    fedbac("federation", "init", "h", *SIZES, "--host", "a.org,b.org,c.org", "--port", "8444")
+    for port in ("8443", "8443", "8443"):
+        fedbac("federation", "add", "h", "--host", "b.org", "--port", port)
+    config = FederationFolder.load(tmp_path / "h").config
+    found = [edge.address for edge in config.edges]
+    assert found == ["b.org:8444", "c.org:8444", "b.org:8443", "b.org:8445", "b.org:8446"]

@@ -13,10 +13,14 @@ import pytest
 import fedbac
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
+from fedbac.deploy.protocol.failures import Failure, SiteError
+from fedbac.deploy.protocol.heads import KINDS
+from fedbac.deploy.protocol.wire import decode, encode
 from fedbac.deploy.roles import epochs
-from fedbac.deploy.roles.enrolment import Enrolled, stored
-from fedbac.deploy.settings import Members
+from fedbac.deploy.roles.enrolment import Enrolled, Roll, next_charter, stored
+from fedbac.deploy.settings import DeploySettings, Members
 from fedbac.errors import DeployError
+from fedbac.rounds.start import start
 from fedbac.runs.play import finish
 from fedbac.runs.store import Run, RunFolder
 from tests.covering import first
@@ -314,3 +318,211 @@ def dying(patch: pytest.MonkeyPatch, step: int) -> None:
 def advance_once(tiny: Small, folder: Path, new: Members, name: str) -> None:
     playing = changed(tiny, folder, new, clients_per_edge=(3, 3)).play_on(folder / name)
     playing.close()
+
+
+def twice(tiny: Small) -> tuple[Small, Members]:
+    """Have client 2 move to edge 0 as client 5, and back as client 6, before the cloud hears of either."""
+    names = ("edge-0-client-2", "edge-1-client-3")
+    sites = {**tiny.sites, **dict.fromkeys(names, tiny.sites["edge-1-client-0"])}
+    moved = {names[1]: names[0], names[0]: "edge-1-client-0"}
+    return replace(tiny, sites=sites), Members(added=names, left=("edge-1-client-0", names[0]), moved=moved)
+
+
+def test_a_client_that_moves_twice_keeps_what_it_owns(tmp_path: Path) -> None:
+    tiny, moving = twice(small("ditto", rounds=5))
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
+    moved = changed(tiny, tmp_path, moving, clients_per_edge=(3, 4))
+    shutil.copytree(tmp_path / "state" / "edge-1-client-0", tmp_path / "state" / "edge-1-client-3")
+    records = finish(moved.play_on(tmp_path / "run")).records
+    assert [6 in record["selected"][1] for record in records] == [False] * 3 + [True] * 2
+
+    lost = changed(tiny, tmp_path / "b", moving, clients_per_edge=(3, 4))
+    take(tiny.federation(tmp_path / "b").play_on(tmp_path / "b" / "run"), 2)
+    with pytest.raises(DeployError, match=r"edge-1-client-3 cannot continue after round 3: its state is gone"):
+        finish(lost.play_on(tmp_path / "b" / "run"))
+
+
+def test_a_client_that_moves_twice_keeps_its_cluster(tmp_path: Path) -> None:
+    tiny, moving = twice(small("ifca-clients", rounds=3))
+    took = take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)[-1]["assignment_next"]
+    before = stored(tmp_path / "run")
+    assert before is not None
+    state = start(before.charter.experiment, before.build, before.sites)
+    state.label_N[:] = took
+    state.label_N[2] = 3
+    grown = changed(tiny, tmp_path, moving, clients_per_edge=(3, 4))
+    after = next_charter(before, grown.experiment, moving, Roll({}, {}, {}, {}), 2)
+    first, began = (start(it.charter.experiment, it.build, it.sites) for it in (after, before))
+    taken = epochs.grown(state, began, first, before, after, moving.moved)
+    assert taken.label_N[[2, 5, 6]].tolist() == [3, 3, 3]
+
+
+def test_an_edge_tells_nothing_of_clients_of_another_edge_or_of_those_who_left(tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=5)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    new = Members(added=("edge-0-client-2", "edge-1-client-3"), left=("edge-1-client-0",))
+    grown = changed(tiny, tmp_path, new, clients_per_edge=(3, 4))
+    grown.children("edge-1").lost = {"edge-1-client-3"}
+    honest = grown.cloud.answers["edge-0"]
+    others = ["edge-1-client-0", "edge-1-client-3"]
+
+    def lies(payload: bytes, gone: Any) -> bytes:
+        message = decode(honest(payload, gone), KINDS)
+        head = message.head
+        if message.kind == "roster":
+            (told, *_) = head["clients"].values()
+            head["clients"] |= {name: {**told, "train": 10**7} for name in others}
+        elif "present" in head:
+            head["present"] += others
+        return encode(message.kind, head, message.tensors)
+
+    grown.cloud.answers["edge-0"] = lies
+    playing = grown.play_on(tmp_path / "run")
+    assert [next(playing)["absent"], next(playing)["absent"]] == [[], []]
+    grown.children("edge-1").lost = set()
+    assert finish(playing).records[-1]["absent"] == []
+    last = stored(tmp_path / "run")
+    assert last is not None
+    assert "edge-1-client-0" not in last.charter.commitments
+    assert {"edge-0-client-2", "edge-1-client-3"} <= last.charter.commitments.keys()
+
+
+def test_a_newcomer_that_goes_again_ends_nothing(tmp_path: Path) -> None:
+    """A round cannot be played, somebody could join, and is gone before it is asked."""
+    tiny = small("hierfavg", rounds=3)
+    late = tiny.federation(tmp_path, start_after=1e-9)
+    late.cloud.lost = {"edge-1"}
+    playing = late.play_on(tmp_path / "run")
+    next(playing)
+    links = late.cloud
+    honest, present = links.answers["edge-0"], links.present
+
+    def dies(payload: bytes, gone: Any) -> bytes:
+        links.lost, links.answers["edge-0"] = set(), honest
+        links.present = goes  # type: ignore[method-assign]
+        raise OSError
+
+    def goes() -> frozenset[str]:
+        there, links.lost = present(), {"edge-1"}
+        return there
+
+    links.answers["edge-0"] = dies
+    assert len(finish(playing).records) == 3
+
+
+def test_who_is_declined_does_not_keep_the_cloud_from_going_back(tmp_path: Path) -> None:
+    """A round that breaks down is repeated as often as is said, though somebody waits who cannot join."""
+    tiny = small("hierfavg", rounds=4)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    odd = {"x_train": np.zeros((9, 3), dtype=np.float32), "y_train": np.zeros(9, dtype=np.int64)}
+    sites = replace(tiny, sites={**tiny.sites, "edge-0-client-2": odd})
+    grown = changed(sites, tmp_path, Members(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
+    grown.deploy = grown.deploy.model_copy(update={"max_repeats": 1})
+    grown.most_said = 50
+    playing = grown.play_on(tmp_path / "run")
+    next(playing)
+
+    def breaks(payload: bytes, gone: Any) -> bytes:
+        raise SiteError(Failure.NOT_SOUND, 1, 1)
+
+    grown.cloud.answers |= dict.fromkeys(grown.cloud.answers, breaks)
+    with pytest.raises(DeployError, match="No older checkpoint is left to go back to"):
+        finish(playing)
+
+
+def test_a_step_that_cannot_be_done_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = small("hierfavg", rounds=3)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
+    new = Members(added=("edge-0-client-2",))
+    with monkeypatch.context() as patch:
+
+        def cannot(*_: object) -> Any:
+            raise DeployError("the method's memory cannot take new members")
+
+        patch.setattr(epochs, "grown", cannot)
+        with pytest.raises(DeployError, match="cannot take new members"):
+            finish(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
+        run = finish(changed(tiny, tmp_path).play_on(tmp_path / "run"))
+    assert same(run.records, tiny.simulated().records)
+
+
+def test_a_step_is_finished_though_kits_have_changed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = small("hierfavg", rounds=4)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    first = Members(added=("edge-0-client-2",))
+    with monkeypatch.context() as patch:
+
+        def dies(*_: object) -> None:
+            raise Killed
+
+        patch.setattr(RunFolder, "clear", dies)
+        with pytest.raises(Killed):
+            finish(changed(tiny, tmp_path, first, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
+    moved, old = "edge-0-client-3", "edge-1-client-0"
+    then = Members(added=(*first.added, moved), left=(old,), moved={moved: old})
+    run = finish(changed(tiny, tmp_path, then, clients_per_edge=(4, 3)).play_on(tmp_path / "run"))
+    assert {5, 6} <= set(run.records[-1]["selected"][0])
+
+
+def test_test_data_of_an_edge_are_refreshed_too(tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=3)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    fewer = {key: value[:7] for key, value in tiny.sites["edge-0"].items()}
+    renewed = replace(tiny, sites={**tiny.sites, "edge-0": fewer})
+    run = finish(renewed.federation(tmp_path).play_on(tmp_path / "run", ["edge-0"]))
+    assert all(record["absent"] == [] for record in run.records)
+    last = stored(tmp_path / "run")
+    assert last is not None
+    assert (last.charter.epoch, last.charter.edge_tests(0)) == (2, 7)
+    finish(renewed.federation(tmp_path).play_on(tmp_path / "run", ["edge-0"]))
+    again = stored(tmp_path / "run")
+    assert again is not None
+    assert again.charter.epoch == 2, "data that are the same make no epoch"
+
+
+def test_a_new_edge_whose_test_data_look_otherwise_does_not_join(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny = small("hierfavg", rounds=3)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    odd = {**tiny.sites["edge-0"], "x_test": tiny.sites["edge-0"]["x_test"][..., :4]}
+    sites = replace(tiny, sites={**tiny.sites, "edge-2": odd})
+    new = Members(added=("edge-2-client-0",))
+    finish(changed(sites, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 1)).play_on(tmp_path / "run"))
+    assert "edge-2 cannot join: its examples" in caplog.text
+    last = stored(tmp_path / "run")
+    assert last is not None
+    assert not any(name.startswith("edge-2") for name in last.charter.commitments)
+
+
+def test_a_run_begins_without_an_edge_s_missing_clients_if_they_left(tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=1)
+    deploy = DeploySettings(min_clients=2, start_after=1e-9)
+    gone = Members(left=("edge-0-client-1",))
+    data = {name: arrays for name, arrays in tiny.sites.items() if not gone.gone(name)}
+    run = finish(MemoryFederation(tiny.experiment, tmp_path, data, deploy, members=gone).play_on(tmp_path / "run"))
+    assert run.records[0]["selected"][0] == [0]
+
+
+def test_the_cloud_does_not_see_the_totals_of_edges_grow_client_by_client(tmp_path: Path) -> None:
+    federation = small("hierfavg").federation(tmp_path)
+    links, told, away = federation.children("edge-1"), list[Any](), ["edge-1-client-0", "edge-1-client-2"]
+    honest = federation.cloud.answers["edge-1"]
+
+    def heard(payload: bytes, gone: Any) -> bytes:
+        answer = honest(payload, gone)
+        told.append(decode(answer, KINDS).head["together"])
+        return answer
+
+    federation.cloud.answers["edge-1"] = heard
+    links.lost = set(away)
+    federation.waited = lambda _: links.lost.remove(away.pop())
+    federation.enrol()
+    assert [bool(one) for one in told] == [False, False, True]
+
+
+def test_fewer_edges_are_no_change_of_members(tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=3)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    with pytest.raises(DeployError, match="would get other numbers"):
+        finish(changed(tiny, tmp_path, num_edges=1, clients_per_edge=(2,)).play_on(tmp_path / "run"))

@@ -234,13 +234,13 @@ def add(
     tree = federation.config.model_dump(mode="json")
     edges = tree["edges"]
     if edge is None:
-        used = [place["address"].rpartition(":")[0] for place in (tree["cloud"], *edges)]
-        (wanted,) = _hosts(host, 0)
-        address = _addresses([*(one for one in used if one == wanted), wanted], port)[-1]
+        used, (wanted,) = {place["address"] for place in (tree["cloud"], *edges)}, _hosts(host, 0)
+        free = _addresses([wanted] * (len(used) + 1), port)
+        address = next(one for one in free if one not in used)
         edges.append({"address": address, "listen": _listening(address), "clients": 0})
         edge = len(edges) - 1
-    elif not 0 <= edge < len(edges):
-        raise ConfigError(f"--edge: {edge} is no edge; give a number from 0 to {len(edges) - 1}")
+    else:
+        _check_edge(federation, "--edge", edge)
     first = edges[edge]["clients"]
     new = [client_name(edge, first + number) for number in range(clients)]
     edges[edge]["clients"] += clients
@@ -258,7 +258,7 @@ def leave(
     """Have a site leave the federation: runs go on without it. It may still connect; to forbid that, revoke it."""
     federation = _federation_folder().load(folder)
     tree = federation.config.model_dump(mode="json")
-    _leave(federation, tree, name)
+    _leave(federation, tree, name, "edge", "client")
     _change(federation, tree)
 
 
@@ -271,9 +271,8 @@ def move(
     """Move a client to another edge. There it has another name, and a kit of its own; its state goes with it."""
     federation = _federation_folder().load(folder)
     tree = federation.config.model_dump(mode="json")
-    if not 0 <= edge < len(tree["edges"]):
-        raise ConfigError(f"--to: {edge} is no edge; give a number from 0 to {len(tree['edges']) - 1}")
-    _leave(federation, tree, name)
+    _check_edge(federation, "--to", edge)
+    _leave(federation, tree, name, "client")
     new = client_name(edge, tree["edges"][edge]["clients"])
     tree["edges"][edge]["clients"] += 1
     tree["members"]["added"].append(new)
@@ -283,10 +282,17 @@ def move(
     say(f"  fedbac client {federation.kit(new)} --data DATA --state {federation.kit(name) / 'state'}")
 
 
-def _leave(federation: "FederationFolder", tree: dict[str, Any], name: str) -> None:
-    sites = federation.config.sites()
-    if name not in sites or name == CLOUD:
-        raise ConfigError(unknown("site", name, [site for site in sites if site != CLOUD]))
+def _check_edge(federation: "FederationFolder", option: str, edge: int) -> None:
+    here = [site.number for site in federation.config.sites().values() if site.role == "edge"]
+    if edge not in here:
+        raise ConfigError(f"{option}: {edge} is no edge; give one of {', '.join(map(str, here))}")
+
+
+def _leave(federation: "FederationFolder", tree: dict[str, Any], name: str, *roles: str) -> None:
+    config = federation.config  # a client may still move whose edge has left
+    sites = [n for n, site in config.places().items() if site.role in roles and n not in config.members.left]
+    if name not in sites:
+        raise ConfigError(unknown("site", name, sites))
     tree["members"]["left"].append(name)
 
 

@@ -26,8 +26,8 @@ C = TypeVar("C", bound="Configuration")
 
 
 def quorum(minimum: int | None, count: int) -> int:
-    """Return how many of so many must be there: what is set, else a majority."""
-    return count // 2 + 1 if minimum is None else minimum
+    """Return how many of so many must be there: what is set, or all if some have left; else a majority."""
+    return min(count // 2 + 1 if minimum is None else minimum, count)
 
 
 def edge_name(edge: int) -> str:
@@ -245,10 +245,10 @@ class FederationConfig(Configuration):
     def _problems(self) -> Iterator[str]:
         counts, task, members = [edge.clients for edge in self.edges], self.experiment.get("task"), self.members
         fewest, sites = min(counts), 1 + len(counts) + sum(counts)
-        if quorum(self.deploy.min_clients, fewest) > fewest:
+        if (self.deploy.min_clients or 0) > fewest:
             only = f"an edge has only {fewest} clients and would wait for ever"
             yield f"deploy.min_clients: {only}; give at most {fewest}"
-        if quorum(self.deploy.min_edges, len(counts)) > len(counts):
+        if (self.deploy.min_edges or 0) > len(counts):
             yield f"deploy.min_edges: there are only {len(counts)} edges; give at most as many"
         if sites > MOST_SITES:
             yield f"edges: they make {sites:,} sites; there may be {MOST_SITES:,}"
@@ -261,23 +261,27 @@ class FederationConfig(Configuration):
         for given, what in ((dict(proven), "site"), ({name: site for site, name in proven}, "name")):
             if len(given) < len(proven):
                 yield f"external_ca: a {what} is given twice; leave one out"
-        known, moved = self._places(), [*members.moved, *members.moved.values()]
-        listed = {"members.added": members.added, "members.left": members.left, "members.moved": moved}
-        for field, names in {"external_ca": dict(proven), **listed}.items():
+        known, moved = self.places(), members.moved
+        clients = {name: site for name, site in known.items() if site.role == "client"}
+        for field, names, places in (
+            ("external_ca", list(dict(proven)), known), ("members.added", members.added, clients),
+            ("members.left", members.left, known), ("members.moved", list(moved), clients),
+            ("members.moved", list(moved.values()), clients),
+        ):  # fmt: skip
             for site in names:
-                if site not in known or (field == "members.added" and "client" not in site):
-                    yield f"{field}: {unknown('site', site, known)}"
+                if site not in places:
+                    yield f"{field}: {unknown('site', site, places)}"
             if len(set(names)) < len(names):
                 yield f"{field}: a site is given twice; leave one out"
-        for new, old in members.moved.items():
-            if new not in members.added or old not in members.left:
-                yield f"members.moved: {new} must be in members.added, and {old} in members.left"
-        if all(members.gone(edge_name(m)) for m in range(len(counts))):
-            yield "members.left: every edge has left; make another federation instead"
+        for new, old in moved.items():
+            if new not in members.added or old not in members.left or clients[new].number <= clients[old].number:
+                yield f"members.moved: {new} must be in members.added, and {old} in members.left and added before it"
+        if all(map(members.gone, clients)):
+            yield "members.left: every client has left; make another federation instead"
 
     def sites(self) -> dict[str, SiteConfig]:
         """Return what every site is told, by its name: the cloud, then each edge followed by its clients."""
-        found = {name: site for name, site in self._places().items() if not self.members.gone(name)}
+        found = {name: site for name, site in self.places().items() if not self.members.gone(name)}
         return {name: site.model_copy(update={"external_ca": self._proving(site)}) for name, site in found.items()}
 
     def _proving(self, site: SiteConfig) -> tuple[ExternalAuthority, ...]:
@@ -286,7 +290,7 @@ class FederationConfig(Configuration):
         kept = (({s: n for s, n in one.sites.items() if s in others}, one) for one in self.external_ca)
         return tuple(one.model_copy(update={"sites": sites}) for sites, one in kept if sites)
 
-    def _places(self) -> dict[str, SiteConfig]:
+    def places(self) -> dict[str, SiteConfig]:
         """Return all places, also of those who left; but nobody's children are those."""
         numbers = self.members.numbers([edge.clients for edge in self.edges])
 

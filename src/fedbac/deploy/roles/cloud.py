@@ -94,10 +94,10 @@ class Cloud:
                 board.say(doing="stopped", why=str(error))
                 raise
 
-    def _play(self, enrolled: Enrolled, children: Children) -> Generator[dict[str, Any], None, Run]:
+    def _play(self, enrolled: Enrolled, declined: set[str], children: Children) -> Generator[dict[str, Any], None, Run]:
         overwrite, self.overwrite = self.overwrite, False  # only what was there before
         self._board.say(epoch=enrolled.charter.epoch)
-        connect = partial(self._connect, enrolled, children)
+        connect = partial(self._connect, enrolled, declined, children)
         return play_soundly(enrolled, connect, self.runtime, self.folder, overwrite, self.stop)
 
     def _followed(
@@ -131,11 +131,11 @@ class Cloud:
         METRICS.watch_children(len(site.children), children.present, left_out)
         METRICS.ready = lambda: len(children.present()) >= quorum(site.deploy.min_edges, len(site.children))
 
-    def _connect(self, enrolled: Enrolled, children: Children) -> RemoteEdges | RemoteClients:
+    def _connect(self, enrolled: Enrolled, declined: set[str], children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
         who = (enrolled.charter, children, self.kit.site.deploy)
         anyway, moved = self.accept_rollback, self.kit.site.members.moved
-        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved)
+        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved, declined)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
         return self.remote

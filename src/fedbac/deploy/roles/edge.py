@@ -110,7 +110,7 @@ class OrderHandler:
         report = cast(TrainReport, self._drive(order, gone, present_N))
         chosen = len(report.selected)
         came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
-        if came < min(least, chosen):
+        if came < least:
             if self.clients.broken:
                 raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), chosen)
             raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
@@ -144,7 +144,7 @@ class OrderHandler:
         present_N = np.array([client in here and names[client] not in resting for client in self.site.clients])
         holds_N = self.site.size_N > 0
         count, most = int((present_N & holds_N).sum()), int(holds_N.sum())
-        if count < (least := min(quorum(self.min_clients, most), most)):
+        if count < (least := quorum(self.min_clients, most)):
             if resting:
                 raise TooFewClientsError(Failure.RESTING, len(resting), len(self.site.clients), least)
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
@@ -287,7 +287,10 @@ class Edge:
         # An error quotes one client; the cloud hears of all together.
         reasons |= dict.fromkeys(unusable, Failure.UNUSABLE.value)
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
-        together = {} if only else _together(list(facts_of.values()))
+        # Of fewer than the run can begin with, the cloud would learn by difference what those hold who come later.
+        count, deploy = len(self.site.children), self.site.deploy
+        least = count if deploy.start_after is None else quorum(deploy.min_clients, count)
+        together = {} if only or len(facts_of) < least else _together(list(facts_of.values()))
         return sent("roster", clients=plain, edge=own, together=together, reasons=reasons)
 
     def _begin(self, message: Message, payload: bytes) -> bytes:

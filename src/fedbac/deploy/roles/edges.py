@@ -52,6 +52,10 @@ class Interruption(Exception):  # noqa: N818 (no error)
 class Newcomers(Exception):  # noqa: N818 (no error)
     """A round cannot be played, and sites are there that could join the run."""
 
+    def __init__(self, what: str, names: list[str]) -> None:
+        super().__init__(what)
+        self.names = names
+
 
 class BrokenRoundError(DeployError):
     """A round could not be played from the networks that there are, however often it was tried."""
@@ -73,14 +77,19 @@ class Remote:
         records: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
         accept_rollback: bool = False,
         moved: Mapping[str, str] = {},
+        declined: set[str] | None = None,
     ) -> None:
-        """``records`` are those of the rounds before, once the first order is given."""
+        """``records`` are those of the rounds before, once the first order is given.
+
+        ``declined`` are clients that could not join; who goes away is taken out.
+        """
+        self.declined = set() if declined is None else declined
         self.history = History(charter, records, accept_rollback, moved)
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()
         self.members = {edge_name(m): m for m in charter.members}
-        self.min_edges = min(quorum(deploy.min_edges, len(self.members)), len(self.members))
+        self.min_edges = quorum(deploy.min_edges, len(self.members))
         self.standing = Standing(deploy.outlier_factor)
         """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
         self.left_out: dict[str, str] = {}
@@ -131,22 +140,27 @@ class Remote:
             raise Interruption(what)
         time.sleep(self.pause)
         self.pause = min(2 * self.pause, LONGEST)
-        if self.newcomers():
-            raise Newcomers(what)
+        if new := self.newcomers():
+            raise Newcomers(what, new)
         return TooFewSitesError(reason)
 
     def newcomers(self) -> list[str]:
-        """Return the clients that are there, or at an edge that is, and have no part in the run yet."""
+        """Return the clients that are there, or at an edge that is, and have no part in the run yet.
+
+        Who was declined counts only after it was away, since it may then have other data.
+        """
         names, edges = self.charter.names, self.children.present() - self.members.keys()
         there = {name for each in self.present.values() for name in each}
         there |= {names[c] for m, own in enumerate(self.charter.clients) if edge_name(m) in edges for c in own}
-        return [name for name in names if name in there and name not in self.charter.commitments]
+        self.declined &= (there := there - self.charter.commitments.keys())
+        return [name for name in names if name in there - self.declined]
 
     def answered(self, name: str, message: Message) -> None:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            self.present[name], self.spoke[name] = found, time.time()
+            self.present[name] = [one for one in found if one.startswith(f"{name}-")]
+            self.spoke[name] = time.time()
 
     def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
         """Note who has trained, note and log who is left out, as the sites report it; return the reports."""

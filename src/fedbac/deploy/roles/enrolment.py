@@ -136,7 +136,7 @@ def enrol(
     check_deployable(experiment)
     deploy, members, expected = site.deploy, site.members, expected_sites(experiment, site.members)
     roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
-    min_edges = min(quorum(deploy.min_edges, len(expected)), len(expected))
+    min_edges = quorum(deploy.min_edges, len(expected))
     payload = sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
     while True:
         if stopped():
@@ -175,38 +175,43 @@ def newcomers(
 ) -> Roll:
     """Ask those of the sites ``only`` that are there what they hold."""
     roll = Roll({}, {}, {}, {})
-    asked = {
-        edge: sent("enroll", experiment=experiment.model_dump(mode="json"), only=tuple(mine))
+    mine = {
+        edge: [name for name in (edge, *clients) if name in only]
         for edge, clients in expected_sites(experiment, site.members).items()
-        if edge in children.present() and (mine := [name for name in clients if name in only])
+        if edge in children.present()
     }
+    plain = experiment.model_dump(mode="json")
+    asked = {edge: sent("enroll", experiment=plain, only=tuple(names)) for edge, names in mine.items() if names}
     answers, reasons = children.call(asked, site.deploy.deadline)
     for edge, answer in answers.items():
-        _note(roll, edge, list(only), answer, None, reasons)
+        _note(roll, edge, mine[edge], answer, None, reasons)  # of nobody else's clients
     for name, reason in reasons.items():
         log.warning("%s cannot join: %s", name, visible(reason))
     charter = before.charter
-    for name, facts in list(roll.clients.items()):
+    roll.edges = {name: it for name, it in roll.edges.items() if name in only or name not in charter.holdings}
+    for name, facts in {**roll.clients, **roll.edges}.items():
         ours, theirs = ((tuple(it.shape), it.dtype, tuple(it.label_shape)) for it in (charter, facts))
         if ours != theirs or (facts.largest_token or 0) > (charter.largest_token or 0):
             log.warning(
                 "%s cannot join: its examples, labels and largest token are %s, those of the run %s",
                 name, (*theirs, facts.largest_token), (*ours, charter.largest_token),
             )  # fmt: skip
-            del roll.clients[name]
+            (roll.clients if name in roll.clients else roll.edges).pop(name)
     return roll
 
 
 def next_charter(before: Enrolled, experiment: Experiment, members: Members, roll: Roll, round_: int) -> Enrolled:
     """Return the charter under which a run goes on after a round: with newcomers, and without those who left."""
     old, clients = before.charter, members.numbers(experiment.task.clients())
-    if any(numbers[: len(was)] != was for was, numbers in zip(old.clients, clients, strict=False)):
+    if old.clients != tuple(numbers[: len(was)] for was, numbers in zip(old.clients, clients, strict=False)):
         raise DeployError(
             "the clients of this run would get other numbers; add sites with: fedbac federation add, or list new ones "
             "in members.added of federation.yaml"
         )
-    facts = roll.clients | {name: one for name, one in roll.edges.items() if name not in old.holdings}
-    holdings = {name: held for name, held in old.holdings.items() if not members.gone(name)} | _holdings(facts)
+    holdings = {name: held for name, held in old.holdings.items() if not members.gone(name)}
+    for name, held in _holdings(roll.clients | roll.edges).items():
+        if name not in holdings or held.model_copy(update={"salt": holdings[name].salt}) != holdings[name]:
+            holdings[name] = held
     charter = replace(
         old,
         experiment=experiment,
@@ -233,7 +238,7 @@ def _note(
     try:
         roster = received(decode(answer, ("roster",)))
         facts_of = {name: read_facts(said) for name, said in roster["clients"].items() if name in clients}
-        if len(facts_of) >= (least or 1):  # sums and classes are those of all clients that are named, or of no use
+        if len(facts_of) >= (least or 0):  # sums and classes are those of all clients that are named, or of no use
             own = {} if roster["edge"] is None else {edge: read_facts(roster["edge"])}
             for it in own.values():
                 if it.test == 0 or sum(it.classes) != it.test or it.train or it.validation:

@@ -48,7 +48,6 @@ def advance(folder: RunFolder, after: Enrolled, moved: Mapping[str, str]) -> Non
             with suppress(FileNotFoundError), opened(file) as content:
                 write_copy(partial / file.relative_to(folder.path), content)
         partial.rename(kept)
-        after.save(epochs, NEXT)
         _put(folder, kept, after, moved)
 
 
@@ -82,6 +81,7 @@ def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str
     clients = [list(numbers) for numbers in after.charter.clients]
     mix = [" ".join(map(str, counts)) for counts in after.classes_per_edge().tolist()]
     more = {"trainer": after.charter.path, **({"classes_per_edge": mix} if "classes_per_edge" in config else {})}
+    after.save(kept.parent, NEXT)  # what cannot be was said by now, and leaves the run as it is
     folder.clear()
     folder.write_config(config | frozen | more | {"clients": clients, "epochs": [*config.get("epochs", ()), told]})
     folder.restore(first, frozen)
@@ -91,7 +91,7 @@ def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str
         folder.append(_padded(record, after, state), state, frozen, math.inf)
     folder.save()
     after.save(folder.path)
-    remove(folder.path / EPOCHS / NEXT)
+    remove(kept.parent / NEXT)
 
 
 def grown(
@@ -108,10 +108,8 @@ def grown(
     taken = replace(taken, round=state.round)
     number = {name: client for client, name in enumerate(after.charter.names)}
     method = after.charter.experiment.method
-    for one, other in moved.items():
-        if other not in before.charter.commitments:  # it moved in an epoch before, or never took part there
-            continue
-        new, place = number[one], number[other]
+    new_places = {number[new]: number[old] for new, old in moved.items() if new in number.keys() - before.charter.names}
+    for new, place in sorted(new_places.items()):  # who moved twice has moved to the lower one first
         if method.unit == "client":
             taken.label_N[new] = taken.label_N[place]
         for part, trained in taken.trained.items():
@@ -177,9 +175,6 @@ def continued(
     for name in refreshed:
         if name not in before.charter.holdings or members.gone(name):
             raise DeployError(f"--refresh: {unknown('site', name, before.charter.holdings)}")
-    left = [name for name in before.charter.commitments if members.gone(name)]
-    if experiment == before.charter.experiment and not left and not refreshed:
-        return before
     roll = Roll({}, {}, {}, {})
     while missing := [name for name in refreshed if name not in {**roll.clients, **roll.edges}]:
         if stopped():
@@ -195,50 +190,50 @@ def play_epochs(
     enrolled: Enrolled,
     site: SiteConfig,
     children: Children,
-    play: Callable[[Enrolled], Generator[Record, None, Run]],
+    play: Callable[[Enrolled, set[str]], Generator[Record, None, Run]],
     connected: Callable[[], Remote | None],
     folder: RunFolder,
 ) -> Generator[Record, None, Run]:
     """Play a run to its end; whoever comes that belongs to the federation joins it after the round.
 
-    ``connected`` returns the edges with which it is being played.
+    ``connected`` returns the edges with which it is being played; they name nobody who was declined and did not go.
     """
     declined: set[str] = set()
     while True:
-        playing = play(enrolled)
+        playing, over = play(enrolled, declined), False
         experiment, played = enrolled.charter.experiment, checkpoints.newest(folder.checkpoints)
-        new: set[str] = set()
-        while not new:
+        roll = Roll({}, {}, {}, {})
+        while not over and not roll.clients:
             try:
                 record = next(playing)
             except Newcomers as waiting:
                 log.info("%s", waiting)
-                declined = set()
+                new, over = waiting.names, True
             except StopIteration as done:
                 run: Run = done.value
                 return run
             else:
                 yield record
-                played = record["round"]
-            remote = connected()
-            assert remote is not None
-            there = set(remote.newcomers() if played < experiment.task.rounds else ())
-            declined &= there  # who was away meanwhile may have other data
-            new = there - declined
+                played, remote = record["round"], connected()
+                assert remote is not None
+                new = remote.newcomers() if played < experiment.task.rounds else []
+            if new:
+                roll = newcomers(enrolled, experiment, site, children, new)
+                declined |= set(new)
         playing.close()
-        roll = newcomers(enrolled, experiment, site, children, new)
         try:
             if roll.clients:
                 enrolled = _next(enrolled, experiment, folder, site.members, roll, played)
         except DeployError as error:
             log.warning("%s cannot join: %s", ", ".join(roll.clients), error)
-        declined |= new - enrolled.charter.commitments.keys()
 
 
 def _next(
     before: Enrolled, experiment: Experiment, folder: RunFolder, members: Members, roll: Roll, round_: int
 ) -> Enrolled:
     after = next_charter(before, experiment, members, roll, round_)
+    if (experiment, after.charter.holdings) == (before.charter.experiment, before.charter.holdings):
+        return before
     advance(folder, after, members.moved)
     was, now = before.charter.commitments, after.charter.commitments
     news = {

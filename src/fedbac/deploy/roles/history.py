@@ -52,8 +52,12 @@ class History:
     def expected(self, site: int) -> Expectations:
         """Return what a site and its clients must have kept."""
         names = {str(client): str(client) for client in self.charter.sites[site].clients} | {EDGE: f"{EDGE}-{site}"}
-        trained = {key: self.trained.get(key) or self.trained.get(self.moved.get(key, ""), 0) for key in names.values()}
-        return {name: Expected(trained[key], self.anyway) for name, key in names.items()}
+        return {name: Expected(self._trained(key), self.anyway) for name, key in names.items()}
+
+    def _trained(self, key: str) -> int:
+        while key not in self.trained and key in self.moved:
+            key = self.moved[key]
+        return self.trained.get(key, 0)
 
     def refuse(self, reason: str) -> None:
         """Stop the run if a site has not what it should have kept; the operator decides."""
