@@ -384,6 +384,10 @@ def test_a_site_signs_its_models_with_a_key_of_its_organization(
     assert verify(model, cloud).site == EDGE
     with pytest.raises(DeployError, match=r"of 'edge-0': .*no one site|did not sign"):
         verify(model, cloud / "ca.crt")  # our authority alone does not know the organization
+    write_card(Kit.load(kit), model, said | {"federation": "another"})
+    with pytest.raises(DeployError, match="it must not"):
+        verify(model, cloud)  # of another federation with the same organization in it
+    write_card(Kit.load(kit), model, said)
     card = card_of(model)
     card.write_text(card.read_text().replace('"round": 1', '"round": 2'))
     with pytest.raises(DeployError, match="the card was changed after 'edge-0' signed it"):

@@ -15,12 +15,16 @@ import yaml
 import fedbac
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.protocol.handshake import hello
+from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import decode, encode
+from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.settings import FederationConfig, SiteConfig, read_settings
+from fedbac.deploy.transports.base import Counted
 from fedbac.errors import DeployError, OutputError
 from tests.deploy.folders import make, small
-from tests.deploy.in_memory import MemoryChildren
+from tests.deploy.in_memory import ELSEWHERE, Answer, MemoryChildren
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +312,35 @@ def test_a_list_that_was_passed_on_holds_beside_that_of_the_file(tmp_path: Path)
     revoked.take(clinic.authority.list_file.read_bytes())
     assert first.identity in revoked
     assert second.identity not in revoked
+
+
+def test_every_edge_is_handed_the_list_whenever_it_comes(tmp_path: Path) -> None:
+    clinic, told = make(tmp_path / "clinic", 1, 1), list[str]()
+    kit = Kit.load(clinic.kit("cloud"))
+    cloud = Cloud(kit, run_folder(kit, None), ELSEWHERE)
+
+    def heard(name: str) -> Answer:
+        def answer(payload: bytes, gone: threading.Event) -> bytes:
+            told.append(name)
+            return sent("ready")
+
+        return answer
+
+    def after_a_round() -> list[str]:
+        told.clear()
+        cloud._pass_list_on()
+        return sorted(told)
+
+    links = MemoryChildren({name: heard(name) for name in ("edge-0", "edge-1")})
+    cloud._children = Counted(links)
+    links.lost = {"edge-1"}
+    assert after_a_round() == ["edge-0"]
+    links.lost = set()
+    assert after_a_round() == ["edge-1"]
+    assert after_a_round() == []
+    cloud._shake_hands("edge-0", hello("edge-0"))  # started again, maybe from an old copy of its kit
+    assert after_a_round() == ["edge-0"]
+    clinic.revoke("edge-0-client-0")
+    assert after_a_round() == ["edge-0", "edge-1"]
+    kit.list_file.write_bytes(b"\xff\x00")  # a wrong file; the edges, and the log, say so
+    assert after_a_round() == ["edge-0", "edge-1"]

@@ -266,6 +266,19 @@ def test_a_kit_without_a_finished_round_says_so(fedbac: Shell, tmp_path: Path) -
     assert not list(tmp_path.glob("model.*"))
 
 
+def test_cards_of_all_sites_of_a_run_name_the_same_data_and_those_of_another_run_others(
+    tmp_path: Path, played: Any
+) -> None:
+    other = small("hierfavg", rounds=1).federation(tmp_path)
+    other.run(tmp_path / "run")
+    runs = [
+        {given(it, *whose).said["data"] for whose in (("cloud", 0), ("edge-0",), ("edge-1-client-0",))}
+        for it in (played[1], other)
+    ]
+    assert [len(hashes) for hashes in runs] == [1, 1]
+    assert runs[0] != runs[1]
+
+
 def test_whose_model_a_site_has(tmp_path: Path) -> None:
     federation = small("ifca-clients", rounds=1).federation(tmp_path)
     federation.run(tmp_path / "run")

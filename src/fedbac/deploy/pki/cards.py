@@ -41,7 +41,7 @@ class Card(Configuration):
     charter: Hash
     """Hash of the run's charter: the experiment, who took part, and with how many examples."""
     data: Hash
-    """Hash of the hashes of everybody's data."""
+    """Hash of the charter's salted hashes of everybody's data, which all sites of a run have."""
     shape: Annotated[tuple[int, ...], Field(max_length=8)]
     """Of one example."""
     dtype: Text
@@ -90,8 +90,8 @@ def verify(model: Path, trusted: Path) -> Card:
     ``trusted`` is the certificate of the federation's authority, or a kit, which has it; that of the cloud or an edge
     also has the list of revoked certificates.
     """
-    path, is_kit = card_of(model), trusted.is_dir()
-    ours = credentials_of(trusted, read_site(trusted)) if is_kit else Credentials(trusted, trusted, trusted)
+    path, site = card_of(model), read_site(trusted) if trusted.is_dir() else None
+    ours = Credentials(trusted, trusted, trusted) if site is None else credentials_of(trusted, site)
     try:
         tree = read_json(path)
     except (OSError, ValueError) as error:
@@ -103,7 +103,8 @@ def verify(model: Path, trusted: Path) -> Card:
     if not _is_signature(card.signature, _signed(tree), pem):
         raise DeployError(f"{path}: the card was changed after {who} signed it; ask for both files again")
     may_give = card.site in (CLOUD, card.model) or card.model.startswith(f"{card.site}-")  # its own, or one below it
-    if not may_give or (card.site, card.federation) != (signer.name, signer.federation or card.federation):
+    federation = signer.federation or (site and site.federation)  # other authorities' certificates name none
+    if not may_give or (card.site, card.federation) != (signer.name, federation):
         raise DeployError(f"{path}: {who} signed for {quoted(card.site)} a model of {quoted(card.model)}; it must not")
     if not signer.begins <= card.written < signer.expires:
         raise DeployError(f"{path}: the certificate of {who} was not valid when the card was signed; ask for a new one")

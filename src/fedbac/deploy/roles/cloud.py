@@ -57,7 +57,8 @@ class Cloud:
     """Where the status is written, and what the cloud keeps of a run without tiers; in the kit unless given."""
     stop: Stop = field(default_factory=Stop)
     remote: RemoteEdges | RemoteClients | None = None
-    list_sent: bytes = b""
+    lists: dict[str, bytes] = field(default_factory=dict)
+    """By edge, the list of revoked certificates that it was handed since it last came."""
 
     def play(self) -> Generator[dict[str, Any], None, Run]:
         """Wait for everybody, then play all rounds; yield each once it is safe on the disk."""
@@ -69,7 +70,7 @@ class Cloud:
             closing(children_of(self.kit, self._shake_hands, self.listen)) as children,
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
-            self._board = board
+            self._board, self._children = board, children
             self._show_metrics(children)
             played = 0 if before is None else checkpoints.newest(self.folder.checkpoints)
             run = str(self.folder.path)
@@ -86,7 +87,7 @@ class Cloud:
                 board.say(doing="playing")
                 play = partial(self._play, children=children)
                 playing = play_epochs(enrolled, site, children, play, lambda: self.remote, self.folder)
-                return (yield from self._followed(playing, board, children))
+                return (yield from self._followed(playing, board))
             except Interruption as waited:
                 board.say(doing="stopped")
                 raise DeployError(f"stopped ({waited}); all complete rounds are saved") from waited
@@ -101,9 +102,9 @@ class Cloud:
         return play_soundly(enrolled, connect, self.runtime, self.folder, overwrite, self.stop)
 
     def _followed(
-        self, playing: Generator[dict[str, Any], None, Run], board: Board, children: Children
+        self, playing: Generator[dict[str, Any], None, Run], board: Board
     ) -> Generator[dict[str, Any], None, Run]:
-        self._pass_list_on(children)
+        self._pass_list_on()
         handed = time.monotonic()
         while True:
             try:
@@ -116,7 +117,7 @@ class Cloud:
                 return run
             METRICS.round(record["seconds"])
             board.say(doing="playing", round=record["round"], accuracy=record["accuracy"], absent=record["absent"])
-            self._pass_list_on(children)
+            self._pass_list_on()
             if self.remote is not None and time.monotonic() - handed >= SECONDS_APART:
                 self.remote.hand_out(cloud_models(self.folder.path))
                 handed = time.monotonic()
@@ -146,6 +147,7 @@ class Cloud:
 
     def _shake_hands(self, name: str, said: bytes) -> bytes:
         check_hello(name, said)
+        self.lists.pop(name, None)
         if self.remote is not None:
             self.remote.caller.rejoined(name)
         return hello(self.kit.site.name)
@@ -154,6 +156,7 @@ class Cloud:
         if self._board.said.get("doing") != what:
             log.log(level, "%s", what)
         self._board.say(doing=what)
+        self._pass_list_on()  # the site that keeps a round from being played may be the one that was revoked
 
     def _look(self, children: Counted) -> dict[str, Any]:
         now = time.time()
@@ -171,15 +174,14 @@ class Cloud:
             "traffic": children.traffic(),
         }
 
-    def _pass_list_on(self, children: Children) -> None:
-        """Hand a newer list of revoked certificates to the edges, which believe it for its signature."""
+    def _pass_list_on(self) -> None:
+        """Hand the list of revoked certificates to edges that were not handed it, who believe it for its signature."""
         pem = read_bytes(self.kit.list_file) if self.kit.list_file.exists() else b""
-        if pem == self.list_sent:
-            return
-        message = sent("revoked", list=pem.decode())
-        _, reasons = children.call(dict.fromkeys(children.present(), message), self.kit.site.deploy.deadline)
-        if not reasons:
-            self.list_sent = pem
+        due = [name for name in self._children.present() if self.lists.get(name, b"") != pem]
+        if due:
+            message = sent("revoked", list=pem.decode(errors="replace"))
+            answers, _ = self._children.call(dict.fromkeys(due, message), self.kit.site.deploy.deadline)
+            self.lists |= dict.fromkeys(answers, pem)
 
 
 def play_soundly(
