@@ -109,13 +109,14 @@ def fingerprint(package: str) -> str:
     except (ImportError, ValueError):
         spec = None
     origin = None if spec is None else spec.origin
-    roots = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    roots = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()][::-1]
+    # Of two files of the same name in parts of a package, Python imports the one in the first part, which comes last.
     files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*") if path.is_file()}
     if not roots and origin is not None and Path(origin).is_file():
         files = {Path(origin).name: Path(origin)}
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
-        hidden = any(part.startswith((".", "__pycache__")) for part in Path(name).parts)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in Path(name).parts)
         if not hidden and path.suffix not in COMPILED:
             with opened(path) as file:
                 digest.update(f"{name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())

@@ -19,7 +19,7 @@ from fedbac.deploy.models import give
 from fedbac.deploy.protocol.failures import SiteError
 from fedbac.errors import ConfigError, DeployError
 from fedbac.losses import IGNORED
-from fedbac.packages import PackageError, allow, fingerprint
+from fedbac.packages import PackageError, allow, fingerprint, imported
 from fedbac.rounds.record import by_clients
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
@@ -414,3 +414,19 @@ def test_python_takes_a_name_too_and_resumes_with_it(tmp_path: Path) -> None:
     run = fedbac.run("hierfavg", rounds=2, settings=settings, out=tmp_path / "run", **given)
     assert run.config["experiment"]["task"]["network"] == {"kind": "package", "name": f"{NAME}:Tables", "sha256": None}
     assert fedbac.resume(tmp_path / "run", **given).records == run.records
+
+
+def test_the_hash_is_of_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package in two places it is the first that counts; and no name of a folder hides code."""
+    parts = [tmp_path / name / "twoparts" for name in ("first", "second")]
+    for part in parts:
+        part.mkdir(parents=True)
+        (part / "net.py").write_text("def mine(): pass\n")
+        monkeypatch.syspath_prepend(part.parent)
+    seen = [fingerprint("twoparts")]
+    for part, file in ((parts[1], "net.py"), (parts[0], "__pycache__more/code.py")):
+        (part / file).parent.mkdir(exist_ok=True)
+        (part / file).write_text("def other(): pass\n")
+        seen.append(fingerprint("twoparts"))
+    assert len(set(seen)) == 3
+    assert imported("twoparts.net:other", "task.network").__name__ == "other"
