@@ -526,3 +526,15 @@ def test_fewer_edges_are_no_change_of_members(tmp_path: Path) -> None:
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
     with pytest.raises(DeployError, match="would get other numbers"):
         finish(changed(tiny, tmp_path, num_edges=1, clients_per_edge=(2,)).play_on(tmp_path / "run"))
+
+
+def test_a_new_edge_may_come_before_its_clients(tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=5)
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    new = Members(added=("edge-2-client-0",))
+    grown = changed(tiny, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 1))
+    grown.children("edge-2").lost = {"edge-2-client-0"}
+    playing = grown.play_on(tmp_path / "run")
+    assert [next(playing)["absent"] for _ in range(2)] == [[2], [2]]  # asked between them, and has no client yet
+    grown.children("edge-2").lost = set()
+    assert [record["absent"] for record in finish(playing).records[3:]] == [[], []]

@@ -140,7 +140,7 @@ class Remote:
             raise Interruption(what)
         time.sleep(self.pause)
         self.pause = min(2 * self.pause, LONGEST)
-        if new := self.newcomers():
+        if BROKE_DOWN not in reason and (new := self.newcomers()):  # whom networks that broke down would not help
             raise Newcomers(what, new)
         return TooFewSitesError(reason)
 

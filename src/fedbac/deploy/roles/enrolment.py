@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,8 @@ class Roll:
     classes: dict[str, list[int]]
     """Of all clients of an edge together; not of those who join later."""
     sums: dict[str, list[list[int]] | None]
+    declined: set[str] = field(default_factory=set)
+    """Who cannot join; not who was silent, as a client that is not there yet."""
 
 
 def enrol(
@@ -185,6 +187,7 @@ def newcomers(
     answers, reasons = children.call(asked, site.deploy.deadline)
     for edge, answer in answers.items():
         _note(roll, edge, mine[edge], answer, None, reasons)  # of nobody else's clients
+    roll.declined = {*reasons, *(name for edge in asked if edge not in answers for name in mine[edge])}
     for name, reason in reasons.items():
         log.warning("%s cannot join: %s", name, visible(reason))
     charter = before.charter
@@ -197,6 +200,7 @@ def newcomers(
                 name, (*theirs, facts.largest_token), (*ours, charter.largest_token),
             )  # fmt: skip
             (roll.clients if name in roll.clients else roll.edges).pop(name)
+            roll.declined.add(name)
     return roll
 
 
@@ -313,10 +317,10 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
-    for field, named in experiment.packages.items():
+    for place, named in experiment.packages.items():
         if named.sha256 is None:
             raise ConfigError(
-                f"{field}.sha256: it is missing; sites know a package by its hash. That of {named.package} is "
+                f"{place}.sha256: it is missing; sites know a package by its hash. That of {named.package} is "
                 f"{fingerprint(named.package)} here"
             )
     check_recipe(experiment.network, task.loss.labels, task.frozen)

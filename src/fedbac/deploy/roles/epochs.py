@@ -207,7 +207,6 @@ def play_epochs(
             try:
                 record = next(playing)
             except Newcomers as waiting:
-                log.info("%s", waiting)
                 new, over = waiting.names, True
             except StopIteration as done:
                 run: Run = done.value
@@ -219,13 +218,14 @@ def play_epochs(
                 new = remote.newcomers() if played < experiment.task.rounds else []
             if new:
                 roll = newcomers(enrolled, experiment, site, children, new)
-                declined |= set(new)
+                declined |= roll.declined
         playing.close()
         try:
             if roll.clients:
                 enrolled = _next(enrolled, experiment, folder, site.members, roll, played)
         except DeployError as error:
             log.warning("%s cannot join: %s", ", ".join(roll.clients), error)
+            declined |= roll.clients.keys()
 
 
 def _next(
