@@ -236,18 +236,29 @@ def test_a_client_whose_losses_are_beyond_all_measure_is_not_asked_in_vain(loss:
     assert without(records) == without(played(silent, enrolled))
 
 
+def more(message: Message) -> bytes:
+    """Say that there are a hundred times as many examples."""
+    facts = message.head["facts"]
+    sums = [[100 * number for number in row] for row in facts["sums"]]
+    told = {"train": 100 * facts["train"], "validation": 100 * facts["validation"], "sums": sums}
+    return encode("facts", {"facts": facts | told | {"classes": [100 * n for n in facts["classes"]]}}, {})
+
+
 def test_whoever_says_that_it_holds_most_examples_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = small("hierfavg").federation(tmp_path)
-
-    def more(message: Message) -> bytes:
-        facts = message.head["facts"]
-        sums = [[100 * number for number in row] for row in facts["sums"]]
-        told = {"train": 100 * facts["train"], "validation": 100 * facts["validation"], "sums": sums}
-        return encode("facts", {"facts": facts | told | {"classes": [100 * n for n in facts["classes"]]}}, {})
-
     lies(federation, LIAR, "facts", more)
     federation.enrol()
     assert f"{LIAR} says that it holds" in caplog.text
+
+
+def test_a_client_of_images_that_speaks_of_tokens_is_not_believed(tmp_path: Path) -> None:
+    federation = small("hierfavg", rounds=1).federation(tmp_path, start_after=1e-9)
+
+    def tokens(message: Message) -> bytes:
+        return encode("facts", {"facts": message.head["facts"] | {"largest_token": 10**7}}, {})
+
+    lies(federation, LIAR, "facts", tokens)
+    assert LIAR not in federation.enrol().charter.commitments
 
 
 @pytest.mark.parametrize("by", ["edge", "each", "client", "site"])

@@ -26,6 +26,8 @@ from fedbac.runs.store import Run, RunFolder
 from tests.covering import first
 from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import Small, compared, small
+from tests.deploy.test_liars import more
+from tests.deploy.test_lost_peers import lies
 from tests.support import Record
 
 METHODS = {
@@ -538,3 +540,14 @@ def test_a_new_edge_may_come_before_its_clients(tmp_path: Path) -> None:
     assert [next(playing)["absent"] for _ in range(2)] == [[2], [2]]  # asked between them, and has no client yet
     grown.children("edge-2").lost = set()
     assert [record["absent"] for record in finish(playing).records[3:]] == [[], []]
+
+
+def test_a_newcomer_that_says_that_it_holds_most_examples_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny, name = small("hierfavg", rounds=3), "edge-0-client-2"
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    grown = changed(tiny, tmp_path, Members(added=(name,)), clients_per_edge=(3, 3))
+    lies(grown, name, "facts", more)
+    finish(grown.play_on(tmp_path / "run"))
+    assert f"{name} says that it holds" in caplog.text

@@ -440,6 +440,7 @@ def read_facts(said: Any) -> Facts:
         raise WireError(f"facts: {quoted(said)} says not what the data are") from error
     good = facts.dtype in NUMBERS and are_sides(facts.shape) and (facts.sums is None or are_sums(facts.sums))
     good = good and (not facts.label_shape or are_sides(facts.label_shape))
+    good = good and (facts.largest_token is None or facts.dtype == "int64")
     if not good or any(not 0 <= count <= MOST_EXAMPLES for count in facts.classes):
         raise WireError(f"facts: {quoted(said)} cannot be")
     return facts

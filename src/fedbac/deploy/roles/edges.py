@@ -159,7 +159,7 @@ class Remote:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            self.present[name] = [one for one in found if one.startswith(f"{name}-")]
+            self.present[name] = [one for one in self.charter.names if one in found and one.startswith(f"{name}-")]
             self.spoke[name] = time.time()
 
     def noted(self, reports: list[TrainReport]) -> list[TrainReport]:

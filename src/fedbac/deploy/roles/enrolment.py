@@ -226,7 +226,7 @@ def next_charter(before: Enrolled, experiment: Experiment, members: Members, rol
         after=round_,
         before=old.id,
     )
-    _refuse_untested(charter)
+    _look_over(charter)
     more = len(clients) - len(before.classes_ME)
     return Enrolled(charter, before.classes_ME + ((),) * more)
 
@@ -271,10 +271,6 @@ def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled
     for name, one in looks.items():
         if one != (other := looks[names[0]]):
             raise DeployError(f"{name} has examples of {one}, and {names[0]} of {other}; all must be alike")
-    total = sum(facts.train for facts in roll.clients.values())
-    for name, facts in roll.clients.items():
-        if len(names) > 2 and 2 * facts.train > total:
-            log.warning("%s says that it holds %d of all %d examples, and counts as much", name, facts.train, total)
     counts = [*roll.classes.values(), *(facts.classes for facts in roll.edges.values())]
     tokens = [facts.largest_token for facts in everybody.values() if facts.largest_token is not None]
     sums = [rows for rows in roll.sums.values() if rows is not None]
@@ -295,11 +291,18 @@ def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled
         label_shape=tuple(first.label_shape),
     )
     _ = charter.build  # now, so that what does not fit is said before the first round
-    _refuse_untested(charter)
+    _look_over(charter)
     return Enrolled(charter, tuple(tuple(roll.classes.get(edge_name(m), ())) for m in range(len(charter.clients))))
 
 
-def _refuse_untested(charter: Charter) -> None:
+def _look_over(charter: Charter) -> None:
+    """Name who says that it holds most examples, and refuse who cannot be measured."""
+    held = {name: it.train for name, it in charter.holdings.items() if it.train}
+    for name, train in held.items():
+        if len(held) > 2 and 2 * train > sum(held.values()):
+            log.warning(
+                "%s says that it holds %d of all %d examples, and counts as much", name, train, sum(held.values())
+            )
     tests = charter.held("test")
     for m in charter.members:
         if not charter.edge_tests(m) and not any(tests[client] for client in charter.clients[m]):
