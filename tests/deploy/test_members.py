@@ -551,3 +551,30 @@ def test_a_newcomer_that_says_that_it_holds_most_examples_is_named(
     lies(grown, name, "facts", more)
     finish(grown.play_on(tmp_path / "run"))
     assert f"{name} says that it holds" in caplog.text
+
+
+def unfinished(run: Path) -> None:
+    """Have the last step be done again, without what it begins with."""
+    shutil.copy(run / "charter.json", run / "epochs" / "next.json")
+    shutil.rmtree(run / "epochs" / "2")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / "charter.json").unlink(), r"charter.json: it is missing, and the run is of epoch 3"),
+        (lambda run: shutil.copy(run / "epochs" / "1" / "charter.json", run), r"it is of epoch 1, and the run is of"),
+        (unfinished, r"2: it is missing, and with it the run as it was"),
+    ],
+)
+def test_a_run_folder_whose_parts_are_of_different_backups_is_kept_as_it_is(
+    spoil: Any, message: str, tmp_path: Path
+) -> None:
+    tiny, new = small("hierfavg", rounds=6), Members(added=("edge-0-client-2",))
+    take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
+    take(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / "run"), 2)
+    spoil(tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()}
+    with pytest.raises(DeployError, match=message):
+        changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*") if path.is_file()} == before

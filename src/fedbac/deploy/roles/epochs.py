@@ -51,19 +51,27 @@ def advance(folder: RunFolder, after: Enrolled, moved: Mapping[str, str]) -> Non
         _put(folder, kept, after, moved)
 
 
-def advanced(folder: RunFolder, moved: Mapping[str, str]) -> Enrolled | None:
-    """Return the charter of the run in a folder, if there is one; a step that was not finished is done again."""
+def advanced(folder: RunFolder, moved: Mapping[str, str]) -> Enrolled:
+    """Return the charter of the run in a folder; a step that was not finished is done again."""
     begun = stored(folder.path / EPOCHS, NEXT)
     if begun is not None:
         with folder.locked():
             _put(folder, folder.path / EPOCHS / str(begun.charter.epoch - 1), begun, moved)
-    return stored(folder.path)
+    found, epoch = stored(folder.path), 1 + len(folder.read_config().get("epochs", ()))
+    if found is None or found.charter.epoch != epoch:
+        what = "is missing" if found is None else f"is of epoch {found.charter.epoch}"
+        raise DeployError(
+            f"{folder.path / FILE}: it {what}, and the run is of epoch {epoch}; restore the file that belongs to the "
+            "run, or start anew with --overwrite"
+        )
+    return found
 
 
 def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str]) -> None:
     """Put the run that is kept into its folder, under the next charter."""
     before, source = stored(kept), RunFolder(kept)
-    assert before is not None
+    if before is None:
+        raise DeployError(f"{kept}: it is missing, and with it the run as it was; restore it from a backup")
     first = start(after.charter.experiment, after.build, after.sites)
     frozen, was = (frozen_of(one.charter.experiment, one) for one in (after, before))
     config, records = source.read_config(), list[Record]()
