@@ -523,6 +523,15 @@ def test_the_cloud_does_not_see_the_totals_of_edges_grow_client_by_client(tmp_pa
     assert [bool(one) for one in told] == [False, False, True]
 
 
+def test_an_edge_whose_kit_has_another_start_after_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation = small("hierfavg").federation(tmp_path, start_after=1e-9)
+    edge, federation.most_said = federation.edges["edge-1"], 1
+    edge.site = edge.site.model_copy(update={"deploy": DeploySettings()})
+    federation.children("edge-1").lost = {"edge-1-client-0"}
+    assert not any(name.startswith("edge-1") for name in federation.enrol().charter.commitments)
+    assert "edge-1: facts: classes and sums of all clients are missing; if its kit has" in caplog.text
+
+
 def test_fewer_edges_are_no_change_of_members(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=3)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)

@@ -467,7 +467,10 @@ def read_together(said: Mapping[str, Any], facts_of: Sequence[Facts]) -> Togethe
     try:
         found = Together.model_validate({name: said.get(name) for name in Together.model_fields})
     except ValidationError as error:
-        raise WireError("facts: classes and sums of all clients are missing") from error
+        raise WireError(
+            "facts: classes and sums of all clients are missing; if its kit has other clients or another "
+            "deploy.start_after than the cloud's, renew it"
+        ) from error
     examples = sum(facts.train + facts.validation for facts in facts_of)
     if found.sums is not None and not are_sums(found.sums):
         raise WireError("facts: the sums of images cannot be")
