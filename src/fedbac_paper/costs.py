@@ -50,7 +50,6 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "apfl-edges": (OWNERS,),
     "cfl": (EDGES,),
     "pfedgraph": (EDGES,),
-    "fedavg": (Difference("all clients train, not a tenth", ("method.selection.fraction=0.1",)),),
 }
 """Those that a setting can undo, by preset."""
 
