@@ -48,7 +48,6 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "fedrod": (OWNERS,),
     "fedala": (OWNERS,),
     "apfl-edges": (OWNERS,),
-    "cfl": (EDGES,),
     "pfedgraph": (EDGES,),
 }
 """Those that a setting can undo, by preset."""
