@@ -55,7 +55,7 @@ from fedbac_paper import (
 )
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import TITLES, family, methods
-from fedbac_paper.pages import page, write_pages
+from fedbac_paper.pages import HOW, how, page, write_pages
 from fedbac_paper.results import read_results
 from fedbac_paper.tables import details, table
 
@@ -381,6 +381,7 @@ def texts() -> dict[Path, str]:
         ),
         DOCS / "first-run.md": block(DOCS / "first-run.md", demo.block(ROOT / demo.KEPT)),
         **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
+        DOCS / "reproduce" / HOW: how(),
     }
 
 

@@ -18,6 +18,8 @@ from fedbac_paper.tables import NONE, code, details, literal, runs_in_words, tab
 from fedbac_paper.tasks import FORMAT_1, task_name
 from fedbac_paper.verdicts import RULES, Verdict
 
+HOW = "how.md"
+"""The page that says once what holds for all of them."""
 FROM_RESULTS = "--results results --pages docs/reproduce"
 READ_AS = "\n".join(
     [
@@ -50,7 +52,15 @@ def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> lis
         path = folder / f"{name}.md"
         write_whole(path, page(results))
         written.append(path)
+    if written:
+        write_whole(folder / HOW, how())
     return written
+
+
+def how() -> str:
+    """Return the page of rules: how verdicts are reached, how Fed-BAC is read, and where data differ."""
+    parts = ["# How verdicts are reached", RULES, "## Readings", READ_AS, "## SVHN", FORMAT_1]
+    return "\n\n".join(parts) + "\n"
 
 
 @contextmanager
@@ -77,13 +87,13 @@ def page(results: Results) -> str:
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
             f"{tally(claims).capitalize()}.",
             verdict_table(claims),
-            details("Verdicts: the evidence for each", evidence_table(claims)),
-            details("How verdicts are reached", RULES),
+            *([details("The evidence for each part", evidence_table(claims))] if any(map(_parted, claims)) else []),
+            f"[How verdicts are reached]({HOW}).",
         ]
     parts += ["## Numbers", *([f"![{artefact.title}]({artefact.name}.svg)"] if drawn else []), *body]
     parts += ["## How it was run", _origin(artefact, results)]
-    parts += [READ_AS] if set(READINGS) & set(artefact.variants) else []
-    parts += [FORMAT_1] if any(task.startswith("svhn") for task in artefact.tasks) else []
+    parts += [f"Fed-BAC is run in [three readings]({HOW}#readings)."] if set(READINGS) & set(artefact.variants) else []
+    parts += [f"[How SVHN was read]({HOW}#svhn)."] if any(task.startswith("svhn") for task in artefact.tasks) else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -145,10 +155,14 @@ def extent(verdict: Verdict) -> str:
     return verdict.detail.partition(";")[0]
 
 
+def _parted(claim: Claim) -> bool:
+    return claim.verdict.detail != extent(claim.verdict)
+
+
 def evidence_table(claims: Sequence[Claim]) -> str:
-    """Return claims with everything that their verdicts rest on, a line for each part."""
-    rows = [[claim.text, claim.verdict.detail.replace("; ", "<br>") or NONE] for claim in claims]
-    return table(["claim", "evidence"], rows)
+    """Return claims of several parts with the evidence for each part; of others the verdict says everything."""
+    parts = [(claim.text, claim.verdict.detail) for claim in filter(_parted, claims)]
+    return table(["claim", "evidence"], [[text, detail.replace("; ", "<br>")] for text, detail in parts])
 
 
 def _place(artefact: Artefact, results: Results) -> str:

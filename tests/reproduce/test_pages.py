@@ -25,6 +25,7 @@ DRAWN = {"figure-convergence", "figure-dynamics", "communication", "participatio
 def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
     write_results(invented.results(name), tmp_path)
     (path,) = pages.write_pages([name], tmp_path, tmp_path / "pages")
+    assert "cut out of the full images (Format 1)" in (tmp_path / "pages" / pages.HOW).read_text()
     text = path.read_text()
     artefact = ARTEFACTS[name]
     assert text.startswith(f"# {artefact.title}\n")
@@ -36,7 +37,7 @@ def test_every_row_is_on_the_page(name: str, tmp_path: Path) -> None:
     assert f"{3 * len(artefact.cells)} runs, seeds 0, 1, 2" in text
     assert ("Settings that the paper leaves open" in text) == (name not in {"planted", "noisy", "calibration"})
     assert "a machine" in text
-    assert ("cut out of the full images (Format 1)" in text) == any(task.startswith("svhn") for task in artefact.tasks)
+    assert ("how.md#svhn" in text) == any(task.startswith("svhn") for task in artefact.tasks)
     assert (tmp_path / "pages" / f"{name}.svg").exists() == (name in DRAWN)
     assert ("## Verdicts" in text) == bool(artefact.claims(invented.results(name)))
     assert "nan" not in text
@@ -50,7 +51,7 @@ def test_rendering_again_gives_the_same_bytes(tmp_path: Path) -> None:
         pages.write_pages(["figure-dynamics", "table-2"], tmp_path, tmp_path / folder)
         before[folder] = {path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()}
     assert before["a"] == before["b"]
-    assert len(before["a"]) == 3
+    assert len(before["a"]) == 4
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -104,7 +105,9 @@ def test_verdicts_come_first_and_long_tables_are_folded() -> None:
             column = f"`{claim.subject}`" if claim.subject in READINGS else "verdict"
             (shown,) = (dict(row)[column] for _, row in rows(text) if row[0][1] == told and column in dict(row))
             assert shown.startswith(f"**{claim.verdict.word}**")
-            assert f"| {claim.text} | {claim.verdict.detail.replace('; ', '<br>') or '–'} |" in text
+            extent, *parts = claim.verdict.detail.split("; ")
+            assert extent.removeprefix("holds ") in shown
+            assert not parts or f"| {claim.text} | {'<br>'.join([extent, *parts])} |" in text
 
 
 def test_nothing_run_yet_is_a_page_too() -> None:
