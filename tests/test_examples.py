@@ -63,7 +63,7 @@ def test_the_page_on_python_runs_as_it_stands(tmp_path: Path) -> None:
         [sys.executable, "-"], input="\n".join(snippets), cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Run(fed-bac on fashion-mnist-mini: 3 rounds, accuracy ")
+    assert done.stdout.startswith("Run(ifca on fashion-mnist-mini: 3 rounds, accuracy ")
     assert "['hierfavg [fraction=0.3]', 'hierfavg [fraction=0.8]']" in done.stdout
     assert "did you mean 'fraction'" in done.stdout
     assert {"mine.html", "edge3.safetensors", "edge3.pt2"} <= {path.name for path in (tmp_path / "runs").iterdir()}
