@@ -65,6 +65,8 @@ def test_a_federation_is_watched_and_does_not_go_back_unasked(tmp_path: Path) ->
         shutil.copytree(trial.run, tmp_path / "backup")
         trial.start("cloud")
         played(backup + 8)
+        both = "both edges"  # of which one may still be away after the restart, on a busy machine
+        until(both, lambda: trial.numbers("cloud")["fedbac_children present"] == 2, trial, PATIENCE)
 
         cloud, edge, client = map(trial.numbers, WATCHED)
         assert cloud["fedbac_rounds_total"] >= 7
