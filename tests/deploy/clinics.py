@@ -62,6 +62,7 @@ def make_clinic(
     transport: Literal["grpc", "nvflare"],
     method: str = "fed-bac",
     counts: tuple[int, int] = (2, 2),
+    min_edges: int = 1,
     **more: Any,
 ) -> Clinic:
     """Make a federation of two edges with so many clients, on free ports of this machine."""
@@ -75,7 +76,7 @@ def make_clinic(
         name="clinic",
         cloud=CloudPlace(**cloud),
         edges=tuple(EdgePlace(**edge, clients=count) for edge, count in zip(edges, counts, strict=True)),
-        deploy=DeploySettings(heartbeat=1, deadline=60, min_edges=1, min_clients=1, transport=transport),
+        deploy=DeploySettings(heartbeat=1, deadline=60, min_edges=min_edges, min_clients=1, transport=transport),
         experiment=experiment.model_dump(mode="json"),
     )
     return Clinic(FederationFolder.init(folder / "clinic", config), folder / "data", experiment)
